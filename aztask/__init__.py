@@ -1,0 +1,1 @@
+"""Python functions as background tasks on Azure queues, under leases."""

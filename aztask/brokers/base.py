@@ -1,0 +1,285 @@
+"""The broker protocol: what every queue service looks like to the rest of aztask.
+
+Rules
+1. Batch in, batch out: every call takes many and answers for each one, in order.
+2. A delivery's ``deadline`` is counted from the instant *before* the granting request was sent, on
+   the clock of `aztask.clock`; past it nobody may act on the delivery, whatever the service thinks.
+3. Renewal and settlement of one delivery never run at the same time; the adapter serialises them.
+   After a settlement no renewal is sent.
+4. Answers are values: `Settled`, `Lost` (the service's verdict: not ours any more) or `Unknown`
+   (no answer: it may or may not have happened). Only a service that cannot be reached at all, or a
+   queue that does not exist, raises.
+5. What a service cannot do is declared in `Capabilities`; asking for it raises CapabilityError.
+6. After a fork the child must not use its parent's handles; ``close`` in the child does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+from aztask.envelope import Envelope
+from aztask.settlement import Settlement
+
+Position: TypeAlias = int | str
+"""Where a message lies: the sequence number, or the message id where a service has no numbers."""
+
+
+class AnySession(Enum):
+    """Ask for whichever session has work and no receiver."""
+
+    ANY = "any"
+
+
+ANY_SESSION: Final = AnySession.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a service can do, and its limits.
+
+    max_lease_seconds: the longest lease it grants at once. fixed_lease: leases last as long as the
+    queue says, not the receiver. update: a message can be changed in place (checkpoints travel in
+    it). atomic_resubmit: clone and complete happen together. native_dead_letter: dead letters are
+    a sub-queue of the service. remote: calls wait for a network, so callers keep several under way.
+    """
+
+    name: str
+    sessions: bool = False
+    defer: bool = False
+    update: bool = False
+    release: bool = False
+    fixed_lease: bool = False
+    duplicate_detection: bool = False
+    atomic_resubmit: bool = False
+    native_dead_letter: bool = False
+    paged_peek: bool = False
+    cancel_scheduled: bool = False
+    remote: bool = True
+    max_lease_seconds: float = 7 * 86400.0
+    max_message_bytes: int = 256 * 1024
+    receive_limit: int = 100
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One receipt of an envelope, held under a lease.
+
+    delivery_count: how often it was delivered, this one included (1 at first), as far as the
+    service counts. enqueued_at: UTC epoch seconds. deadline: see rule 2; renewals move it.
+    lease_seconds: what was granted last. token: opaque to everybody but the adapter.
+    dead_letter_reason, dead_letter_description: set on deliveries out of the dead letters.
+    """
+
+    queue: str
+    envelope: Envelope
+    position: Position
+    token: str
+    delivery_count: int
+    enqueued_at: float
+    deadline: float
+    lease_seconds: float
+    session: str | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The lease lasts until `deadline` (clock of rule 2)."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The settlement took effect, now or in an earlier try whose reply was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease is not ours any more; nothing was changed."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No answer: it may or may not have happened."""
+
+    reason: str = ""
+
+
+class MessageState(Enum):
+    """Where a peeked message stands."""
+
+    ACTIVE = "active"
+    LEASED = "leased"
+    SCHEDULED = "scheduled"
+    DEFERRED = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A message looked at without taking it. enqueued_at, due: UTC epoch seconds."""
+
+    envelope: Envelope
+    position: Position
+    state: MessageState
+    delivery_count: int
+    enqueued_at: float
+    due: float | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Counts of one queue's messages; None where the service does not tell."""
+
+    queue: str
+    active: int | None
+    leased: int | None
+    scheduled: int | None
+    deferred: int | None
+    dead: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """What `Broker.declare` may ask for; None leaves the service's default.
+
+    lease: seconds (Service Bus: the lock duration). duplicate_window: seconds within which a
+    message id is stored once; 0 switches detection off. max_deliveries: the broker's own limit.
+    time_to_live: seconds.
+    """
+
+    lease: float | None = None
+    duplicate_window: float | None = None
+    max_deliveries: int | None = None
+    time_to_live: float | None = None
+    sessions: bool | None = None
+
+
+class Receiver(Protocol):
+    """Takes deliveries from one queue (or one of its sessions). Safe to call from any thread."""
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
+        ...
+
+    def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
+        """Lease deferred messages; those that are gone or leased are left out."""
+        ...
+
+    def renew(
+        self, deliveries: Sequence[Delivery], seconds: float | None = None
+    ) -> list[Renewed | Lost | Unknown]:
+        """Extend each lease to `seconds` from now (the receiver's lease by default).
+
+        A granted deadline is written into the delivery too.
+        """
+        ...
+
+    def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
+        """Replace the message's content in place and renew its lease (checkpoints)."""
+        ...
+
+    def settle(
+        self, pairs: Sequence[tuple[Delivery, Settlement]]
+    ) -> list[Settled | Lost | Unknown]:
+        """Carry out each settlement. A second one of the same delivery raises AlreadySettled."""
+        ...
+
+    def close(self) -> None:
+        """Stop receiving. What is leased stays leased until its lease ends."""
+        ...
+
+
+class Broker(Protocol):
+    """One queue service. Thread rules are the adapter's business: any thread may call."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this service can do."""
+        ...
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the queue if it is missing (needs the right to manage)."""
+        ...
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        ...
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        ...
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all; on return they are accepted and will not be lost.
+
+        Raises BrokerUnavailable (nothing stored), SendUnconfirmed (it may be: send those again
+        under the same ids), QueueNotFound, QueueFull, MessageTooLarge (nothing stored).
+        """
+        ...
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """Remove messages that are not due yet, by message id; how many were removed."""
+        ...
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+    ) -> Receiver:
+        """A receiver whose leases last `lease` seconds.
+
+        delete: receive-and-delete, at most once; such deliveries cannot be settled.
+        """
+        ...
+
+    def stats(self, queue: str) -> QueueStats:
+        """The queue's counts. Raises QueueNotFound."""
+        ...
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """Look at messages in order of position, those after `after`, without taking them."""
+        ...
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete what is in the queue, or in its dead letters; how many were deleted."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and files."""
+        ...
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """A broker whose sends and settlements can join one transaction with other stores' writes."""
+
+    @property
+    def transaction_key(self) -> str:
+        """Equal keys: the same file, hence one transaction is possible."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All or nothing for what this thread does inside; may be nested."""
+        ...

@@ -1,0 +1,35 @@
+"""Two clocks, injected wherever time matters, so that no unit test sleeps.
+
+Deadlines of leases are counted on a clock that never jumps and also runs while the machine is
+suspended. Times that leave the process (due, expiry, event stamps) are UTC epoch seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+if sys.platform == "linux":
+
+    def boot_seconds() -> float:
+        """Seconds since boot, suspend included (CLOCK_BOOTTIME, clock_gettime(2))."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+
+    def boot_seconds() -> float:
+        """Seconds on the monotonic clock; on macOS CLOCK_MONOTONIC runs during sleep."""
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """monotonic: seconds for durations and deadlines. wall: UTC epoch seconds."""
+
+    monotonic: Callable[[], float] = boot_seconds
+    wall: Callable[[], float] = time.time
+
+
+SYSTEM_CLOCK = Clock()

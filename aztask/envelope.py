@@ -1,0 +1,36 @@
+"""The envelope: what a broker carries. Bytes, headers and the few properties that services act on.
+
+An envelope knows nothing of tasks: the codec turns a message into one and back. Brokers map its
+fields natively where the service has a place for them (``docs/wire.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One message on the wire.
+
+    body: the serialized arguments, exactly as they travel. headers: str keys, values of None,
+    bool, int, float, str, bytes, or lists and maps of those. delay: seconds from the send to the
+    moment the message may be received. expires_at: UTC epoch seconds, after which it must not run.
+    session: messages of one session are received in order by one receiver at a time.
+    properties: what foreign producers set and we only pass on (priority, reply_to, ...).
+    """
+
+    body: bytes
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    message_id: str = ""
+    content_type: str = "application/x-msgpack"
+    content_encoding: str = "binary"
+    subject: str | None = None
+    correlation_id: str | None = None
+    session: str | None = None
+    partition_key: str | None = None
+    delay: float = 0.0
+    expires_at: float | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,204 @@
+"""Every error that aztask raises.
+
+::
+
+    AztaskError
+    ├ ConfigurationError            a setting, URL or option is wrong: nothing was attempted
+    │ └ CapabilityError             this broker cannot do what was asked
+    ├ TaskError
+    │ ├ UnknownTask                 no task is registered under that name
+    │ ├ DuplicateTask               two functions were registered under one name
+    │ └ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
+    ├ CodecError
+    │ ├ EncodeError                 the arguments or the result cannot be written
+    │ ├ DecodeError                 the bytes are not what they claim to be
+    │ ├ ContentRefused              the content type, the signature or a limit is refused
+    │ └ MessageTooLarge             more bytes than the service takes
+    ├ BrokerError
+    │ ├ BrokerUnavailable           not reachable now: try again
+    │ ├ QueueFull                   the broker has no room: nothing was stored
+    │ ├ QueueNotFound
+    │ ├ InvalidQueueName
+    │ └ SendUnconfirmed             may or may not be stored: send again under the same id
+    ├ LeaseError
+    │ ├ AlreadySettled              our fault: the lease was settled before
+    │ └ LeaseLost                   the broker's verdict, or our own deadline's
+    ├ ResultError
+    │ ├ ResultTimeout
+    │ ├ TaskFailed                  carries the remote type, message and traceback text
+    │ ├ TaskCancelled
+    │ └ TaskExpired
+    └ TaskControl                   raised by a task to say what shall happen next
+      ├ Retry
+      ├ Reject
+      └ Snooze
+
+Rules: an error's text says what happened, to what, and what to do next, on one line; where a class
+has an obvious sentence of its own, its docstring is that default. No error carries a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+
+class AztaskError(Exception):
+    """Something in aztask went wrong."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(args or (type(self).__doc__,)))
+
+
+class ConfigurationError(AztaskError):
+    """A setting is wrong; correct it and start again."""
+
+
+class CapabilityError(ConfigurationError):
+    """This broker cannot do that; see docs/brokers.md for what each one can."""
+
+
+class TaskError(AztaskError):
+    """A task could not be found, registered or finished."""
+
+
+class UnknownTask(TaskError):
+    """No task is registered under that name; import the module that defines it."""
+
+
+class DuplicateTask(TaskError):
+    """Two functions are registered under one task name; give one of them name=..."""
+
+
+class TimeLimitExceeded(TaskError):
+    """The task ran longer than its time limit."""
+
+
+class CodecError(AztaskError):
+    """A message could not be written or read."""
+
+
+class EncodeError(CodecError):
+    """A value cannot be written in this format; pass plain data or choose another serializer."""
+
+
+class DecodeError(CodecError):
+    """The bytes are not a message that aztask understands."""
+
+
+class ContentRefused(CodecError):
+    """The message's content type, signature or size is not accepted here."""
+
+
+class MessageTooLarge(CodecError):
+    """The message is larger than the service takes; pass a reference to the data instead."""
+
+
+class BrokerError(AztaskError):
+    """The broker refused or failed."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker cannot be reached now; try again."""
+
+
+class QueueFull(BrokerError):
+    """The broker has no room left; nothing was stored."""
+
+
+class QueueNotFound(BrokerError):
+    """The queue does not exist; create it with: aztask queues create NAME"""
+
+
+class InvalidQueueName(BrokerError):
+    """The queue name is not allowed by this service."""
+
+
+class SendUnconfirmed(BrokerError):
+    """The broker did not confirm the send: it may be stored or not; send again under the same id.
+
+    ``unconfirmed`` holds the envelopes concerned, ready to be given to ``Broker.send`` again: they
+    carry their message ids, so that duplicate detection and the result store see one message.
+    """
+
+    def __init__(self, message: str | None = None, unconfirmed: Sequence[Any] = ()) -> None:
+        super().__init__(*((message,) if message else ()))
+        self.unconfirmed = tuple(unconfirmed)
+
+
+class LeaseError(AztaskError):
+    """A lease could not be used."""
+
+
+class AlreadySettled(LeaseError):
+    """This delivery was settled before; settle each delivery once."""
+
+
+class LeaseLost(LeaseError):
+    """The lease is no longer ours: another worker may have the message; stop now."""
+
+
+class ResultError(AztaskError):
+    """A result is not there or is not a success."""
+
+
+class ResultTimeout(ResultError):
+    """The result did not arrive in time; the task goes on."""
+
+
+class TaskFailed(ResultError):
+    """A task ended without success.
+
+    ``error_type`` and ``error`` are the remote exception's class name and text, ``traceback`` its
+    formatted traceback ("" where none was recorded).
+    """
+
+    def __init__(self, error_type: str, error: str, traceback: str = "") -> None:
+        super().__init__(f"{error_type}: {error}" if error else error_type)
+        self.error_type = error_type
+        self.error = error
+        self.traceback = traceback
+
+
+class TaskCancelled(ResultError):
+    """The task was cancelled before it ran."""
+
+
+class TaskExpired(ResultError):
+    """The task was not run: its expiry time had passed."""
+
+
+class TaskControl(AztaskError):
+    """Raised by a task to say what shall happen to its message."""
+
+
+class Retry(TaskControl):
+    """Run again after `delay` seconds (the policy's own delay where None); counts as a failure."""
+
+    def __init__(self, delay: float | None = None, reason: str = "") -> None:
+        super().__init__(reason or "the task asked to be retried")
+        self.delay = delay
+
+
+class Reject(TaskControl):
+    """Move the message to the dead letters with this reason, at once."""
+
+    def __init__(self, reason: str = "rejected", description: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.description = description
+
+
+class Snooze(TaskControl):
+    """Run again after `delay` seconds without counting as a failure (limited by max_snoozes)."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__(f"the task asked to run again in {delay:g} s")
+        self.delay = delay
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """`` Did you mean 'x'?`` with a leading space, or "" when nothing known is near `name`."""
+    near = get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

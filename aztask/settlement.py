@@ -1,0 +1,105 @@
+"""How a delivery ends: values that can be printed, compared and recorded. No I/O happens here.
+
+A retry policy returns one, the executor records it, the broker carries it out. What is recorded is
+enough to repeat it exactly: a redelivery of a recorded attempt settles the same way again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from aztask.envelope import Envelope
+
+REASON_LIMIT = 1024
+"""Characters that a reason or a description may have: Service Bus allows 1024 each [measured]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The work is done: remove the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Make the message available again at once; the delivery counts toward the delivery limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the message back as if it had not been delivered: the delivery does not count.
+
+    Where the service has no such thing (``Capabilities.release``) the broker abandons instead.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Set the message aside; from now on it is received only by its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Move the message to the dead letters. Both texts are cut to what every service allows."""
+
+    reason: str
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", self.reason[:REASON_LIMIT])
+        object.__setattr__(self, "description", self.description[:REASON_LIMIT])
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """Send a clone that becomes available after `delay` seconds, then remove the original.
+
+    due: UTC epoch seconds at which the clone becomes available; set when the decision is recorded,
+    so that a repeated settlement keeps the time. counted: whether this was a failure (a retry) or
+    not (a snooze, an unknown task's grace). envelope: the clone; set before it goes to a broker.
+    """
+
+    delay: float = 0.0
+    due: float | None = None
+    counted: bool = True
+    envelope: Envelope | None = None
+
+
+Settlement: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter | Resubmit
+
+_NAMES: dict[str, type[Any]] = {
+    "complete": Complete,
+    "abandon": Abandon,
+    "release": Release,
+    "defer": Defer,
+    "dead-letter": DeadLetter,
+    "resubmit": Resubmit,
+}
+_KINDS = {kind: name for name, kind in _NAMES.items()}
+
+
+def name_of(settlement: Settlement) -> str:
+    """The settlement's word, as events and tables show it: ``"dead-letter"`` and so on."""
+    return _KINDS[type(settlement)]
+
+
+def to_record(settlement: Settlement) -> dict[str, Any]:
+    """Plain data that `from_record` turns back into an equal settlement (without the envelope)."""
+    record: dict[str, Any] = {"settle": name_of(settlement)}
+    if isinstance(settlement, DeadLetter):
+        record.update(reason=settlement.reason, description=settlement.description)
+    elif isinstance(settlement, Resubmit):
+        record.update(delay=settlement.delay, due=settlement.due, counted=settlement.counted)
+    return record
+
+
+def from_record(record: dict[str, Any]) -> Settlement:
+    """The settlement that `to_record` wrote. Raises KeyError or TypeError on anything else."""
+    fields = dict(record)
+    settlement: Settlement = _NAMES[fields.pop("settle")](**fields)
+    return settlement
+
+
+def with_envelope(settlement: Resubmit, envelope: Envelope, delay: float) -> Resubmit:
+    """The same decision, ready for a broker: with the clone and the delay that is left."""
+    return replace(settlement, envelope=envelope, delay=delay)
