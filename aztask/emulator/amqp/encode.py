@@ -8,9 +8,12 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
+from typing import Any
 from uuid import UUID
+
+from aztask.emulator.amqp.types import Symbol, Timestamp
 
 NULL = b"\x40"
 TRUE = b"\x41"
@@ -21,6 +24,7 @@ _OCTET_UINT = Struct(">BI")
 _OCTET_ULONG = Struct(">BQ")
 _OCTET_LONG = Struct(">Bq")
 _OCTET_INT = Struct(">Bi")
+_OCTET_DOUBLE = Struct(">Bd")
 _COMPOUND8 = Struct(">BBB")
 _COMPOUND32 = Struct(">BII")
 
@@ -156,3 +160,21 @@ def fields(code: int, items: Sequence[bytes]) -> bytes:
     while count and items[count - 1] == NULL:
         count -= 1
     return described(code, list_of(items[:count]))
+
+
+def double(value: float) -> bytes:
+    """double"""
+    return _OCTET_DOUBLE.pack(0x82, value)
+
+
+SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
+    (bool, boolean),
+    (Timestamp, timestamp),
+    (int, long),
+    (float, double),
+    (Symbol, symbol),
+    (str, string),
+    (bytes, binary),
+    (UUID, uuid),
+]
+"""How a decoded value of a simple type is written when its first encoding is not at hand."""

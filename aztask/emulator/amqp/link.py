@@ -3,7 +3,7 @@
 Rules
 1. The peer's handle is also ours: a handle is unique in its session for both directions.
 2. A link is PENDING from the peer's attach until it is accepted or refused, then ATTACHED; after
-   our detach it is DETACHING and whatever the peer still sends on it is dropped until its own detach.
+   our detach it is DETACHING, and what the peer still sends on it is dropped until its own detach.
 3. Credit is what the receiver granted minus what was sent since; it never goes below zero.
 """
 

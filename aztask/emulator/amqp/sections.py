@@ -56,6 +56,7 @@ class Sections:
     header: list[Any]
     annotations: dict[Any, Any]
     annotation_items: bytes
+    annotation_count: int
     properties: list[Any]
     application_properties: dict[Any, Any]
     bare: int
@@ -78,7 +79,7 @@ CONTENT_ENCODING, EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO
 
 def cut(raw: bytes) -> Sections:
     """The message's sections. Raises AmqpError (amqp:decode-error) when it is malformed."""
-    sections = Sections(raw, [], {}, b"", [], {}, len(raw), 0, 0, [], None, {})
+    sections = Sections(raw, [], {}, b"", 0, [], {}, len(raw), 0, 0, [], None, {})
     position, last = 0, 0
     size = len(raw)
     while position < size:
@@ -133,6 +134,7 @@ def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
     elif code == MESSAGE_ANNOTATIONS:
         sections.annotations = value
         sections.annotation_items = _items(raw, position, end)
+        sections.annotation_count = _count(raw, position)
     elif code == PROPERTIES:
         sections.properties = value
     elif code == APPLICATION_PROPERTIES:
@@ -150,18 +152,26 @@ def _items(raw: bytes, position: int, end: int) -> bytes:
     return raw[position + (3 if raw[position] == 0xC1 else 9) : end]
 
 
-def map_items(raw: bytes, position: int) -> list[tuple[Any, bytes]]:
-    """Keys and encoded pairs of the map at `position`, which was decoded before."""
-    wide = raw[position] != 0xC1
-    count = int.from_bytes(
-        raw[position + 5 : position + 9] if wide else raw[position + 2 : position + 3]
-    )
-    position += 9 if wide else 3
-    pairs = []
-    for _ in range(count // 2):
-        key, middle = decode(raw, position)
-        end = skip(raw, middle)
-        pairs.append((key, raw[position:end]))
+def _count(raw: bytes, position: int) -> int:
+    """How many keys and values the map at `position` has; its dict may have fewer."""
+    if raw[position] == 0xC1:
+        return raw[position + 2]
+    return int.from_bytes(raw[position + 5 : position + 9])
+
+
+def map_body(raw: bytes, section: int) -> bytes:
+    """The encoded keys and values of the map section that begins at `section`."""
+    position = skip(raw, section + 1)
+    return _items(raw, position, skip(raw, position))
+
+
+def pairs_of(items: bytes) -> list[tuple[Any, bytes]]:
+    """Keys with their encoded pairs, of a map's encoded items that were decoded before."""
+    pairs, position = [], 0
+    while position < len(items):
+        key, middle = decode(items, position)
+        end = skip(items, middle)
+        pairs.append((key, items[position:end]))
         position = end
     return pairs
 
