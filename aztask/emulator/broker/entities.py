@@ -123,9 +123,14 @@ def check(entity: Entity) -> Entity:
         raise ConfigurationError(f"{entity.path}: MaxDeliveryCount must be 1 to 2000")
     if entity.time_to_live is not None and entity.time_to_live <= 0:
         raise ConfigurationError(f"{entity.path}: the time to live must be positive")
-    if entity.kind is Kind.SUBSCRIPTION and not entity.rules:
-        return replace(entity, rules=(Rule(DEFAULT_RULE, TrueFilter(), entity.created),))
     return entity
+
+
+def with_default_rule(entity: Entity) -> Entity:
+    """A new subscription takes everything, unless it comes with rules of its own."""
+    if entity.kind is not Kind.SUBSCRIPTION or entity.rules:
+        return entity
+    return replace(entity, rules=(Rule(DEFAULT_RULE, TrueFilter(), entity.created),))
 
 
 def _check_name(entity: Entity) -> None:

@@ -32,6 +32,7 @@ PARTITION_KEY = "x-opt-partition-key"
 DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
 REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
+MAX_REASON = 4096  # characters that the service keeps of either
 _OURS = frozenset(
     (
         *("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until"),
@@ -114,6 +115,18 @@ def unpack(payload: bytes) -> Stored:
         raise ValueError(f"a stored message of version {version}; this program writes {VERSION}")
     body = _HEAD_SIZE + size
     return Stored(durable, priority, ttl, hops, count, payload[_HEAD_SIZE:body], payload[body:])
+
+
+def with_bare(message: Stored, bare: bytes) -> Stored:
+    """The same message with another bare message."""
+    return replace(message, bare=bare)
+
+
+def with_reasons(message: Stored, reason: str, description: str) -> Stored:
+    """A dead letter on its way elsewhere: it carries its reasons as application properties."""
+    texts = {REASON: reason, DESCRIPTION: description}
+    bare = with_properties(message.bare, {name: text for name, text in texts.items() if text})
+    return replace(message, ttl=NO_TTL, bare=bare)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,103 @@
+"""Group commit: everything that one turn of the event loop brings is one transaction.
+
+Rules
+1. A `Work` is executed inside the transaction and answered after its commit: what a peer was told is
+   on disk. If the process dies before the commit, nobody was told anything.
+2. When the transaction fails, each work is tried alone, so that one bad work (a full disk, a queue
+   deleted meanwhile) fails alone.
+3. Deliveries are collected last in the same transaction, so that what was just sent or given back
+   leaves at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from aztask.engine import Database
+from aztask.errors import AztaskError, BrokerUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class Work:
+    """One change of the store and its answer."""
+
+    def execute(self) -> None:
+        """Change the store. May be called again when the first transaction was taken back."""
+
+    def succeed(self) -> None:
+        """Answer: the change is committed."""
+
+    def fail(self, error: AztaskError) -> None:
+        """Answer: the change did not happen."""
+
+
+class Collector(Protocol):
+    """Takes messages out of the store for those who wait for them."""
+
+    def collect(self) -> list[Callable[[], None]]:
+        """Take them, inside the transaction; the calls deliver them after its commit."""
+
+    def taken_back(self) -> None:
+        """The transaction failed: nothing that was collected counts. Try again later."""
+
+
+class Committer:
+    """Gathers works until the loop's next turn, then commits them together."""
+
+    def __init__(self, database: Database, soon: Callable[[Callable[[], None]], object]) -> None:
+        self._database = database
+        self._soon = soon
+        self._works: list[Work] = []
+        self._planned = False
+        self.collector: Collector | None = None
+        self.after: Callable[[], None] = lambda: None
+
+    def submit(self, work: Work) -> None:
+        """Do this at the end of the turn."""
+        self._works.append(work)
+        self.plan()
+
+    def plan(self) -> None:
+        """See to it that the turn ends with a flush."""
+        if not self._planned:
+            self._planned = True
+            self._soon(self.flush)
+
+    def flush(self) -> None:
+        """Commit what has gathered, deliver, answer, then write to the sockets."""
+        self._planned = False
+        works, self._works = self._works, []
+        deliveries: list[Callable[[], None]] = []
+        try:
+            with self._database.transaction():
+                for work in works:
+                    work.execute()
+                if self.collector:
+                    deliveries = self.collector.collect()
+        except AztaskError as error:
+            if self.collector:
+                self.collector.taken_back()
+            self._one_by_one(works, error)
+        else:
+            for work in works:
+                work.succeed()
+            for deliver in deliveries:
+                deliver()
+        self.after()
+
+    def _one_by_one(self, works: list[Work], error: AztaskError) -> None:
+        if len(works) == 1 or isinstance(error, BrokerUnavailable):
+            for work in works:
+                work.fail(error)
+            return
+        for work in works:
+            try:
+                with self._database.transaction():
+                    work.execute()
+            except AztaskError as failure:
+                work.fail(failure)
+            else:
+                work.succeed()
