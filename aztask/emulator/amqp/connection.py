@@ -115,6 +115,7 @@ class Connection:
         self._tracer = tracer
         self._splitter = Splitter(MIN_MAX_FRAME_SIZE)
         self._output: list[bytes] = []
+        self.wake: Callable[[], None] = lambda: None
         self._partial_bytes = 0
         self._dispatch: dict[type, Callable[[int, Any, bytes], None]] = {
             Open: self._on_open,
@@ -142,9 +143,14 @@ class Connection:
             self.close(error)
 
     def output(self) -> bytes:
-        """What is to be written to the peer now."""
+        """What is to be written to the peer now; `wake` is called when there is something again."""
         parts, self._output = self._output, []
         return b"".join(parts)
+
+    def _put(self, data: bytes) -> None:
+        if not self._output:
+            self.wake()
+        self._output.append(data)
 
     @property
     def has_output(self) -> bool:
@@ -175,15 +181,15 @@ class Connection:
 
     def _on_header(self, header: bytes) -> None:
         if header == HEADER_AMQP:
-            self._output.append(HEADER_AMQP)
+            self._put(HEADER_AMQP)
             self._splitter.max_frame_size = self.limits.max_frame_size
             self.state = State.OPENING
         elif header == HEADER_SASL and self.state is State.START:
-            self._output.append(HEADER_SASL)
-            self._output.append(outgoing.sasl_mechanisms(sasl.MECHANISMS))
+            self._put(HEADER_SASL)
+            self._put(outgoing.sasl_mechanisms(sasl.MECHANISMS))
             self.state = State.SASL
         else:  # part 2.2: answer with the header that is supported, then close the socket
-            self._output.append(HEADER_SASL if self.state is State.START else HEADER_AMQP)
+            self._put(HEADER_SASL if self.state is State.START else HEADER_AMQP)
             self.state = State.CLOSED
 
     def _on_sasl(self, part: Frame) -> None:
@@ -193,7 +199,7 @@ class Connection:
             return
         verdict = sasl.judge(init.mechanism, init.initial_response, self.handler.authenticated)
         self.trusted = verdict.trusted
-        self._output.append(outgoing.sasl_outcome(verdict.code))
+        self._put(outgoing.sasl_outcome(verdict.code))
         self.state = State.HEADER if verdict.code == sasl.OK else State.CLOSED
 
     # -- performatives
@@ -290,7 +296,7 @@ class Connection:
     def keep_alive(self) -> None:
         """Write an empty frame, for peers that announced an idle timeout."""
         if self.state is State.OPEN:
-            self._output.append(EMPTY_FRAME)
+            self._put(EMPTY_FRAME)
 
     # -- for the sessions
 
@@ -298,13 +304,13 @@ class Connection:
         """Collect one frame."""
         if self._tracer:
             self._tracer("<-", channel, body)
-        self._output.append(frame(channel, body))
+        self._put(frame(channel, body))
 
     def write_raw(self, data: bytes) -> None:
         """Collect a frame that is complete."""
         if self._tracer:
             self._tracer("<-", data[6] << 8 | data[7], data[8:])
-        self._output.append(data)
+        self._put(data)
 
     def reserve(self, size: int) -> None:
         """Account for bytes of incomplete messages. Raises AmqpError over the limit."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
+from struct import error as struct_error
 from typing import Any
 from uuid import UUID
 
@@ -167,7 +168,7 @@ def double(value: float) -> bytes:
     return _OCTET_DOUBLE.pack(0x82, value)
 
 
-SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
+_SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
     (bool, boolean),
     (Timestamp, timestamp),
     (int, long),
@@ -177,4 +178,19 @@ SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
     (bytes, binary),
     (UUID, uuid),
 ]
-"""How a decoded value of a simple type is written when its first encoding is not at hand."""
+
+
+def simple(value: Any) -> bytes:
+    """A decoded value of a simple type when its first encoding is not at hand.
+
+    b"" for what is none: lists, maps, and numbers beyond a long.
+    """
+    if value is None:
+        return NULL
+    for kind, write in _SIMPLE_TYPES:
+        if isinstance(value, kind):
+            try:
+                return write(value)
+            except (OverflowError, struct_error):
+                return b""
+    return b""

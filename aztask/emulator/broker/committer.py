@@ -1,8 +1,8 @@
 """Group commit: everything that one turn of the event loop brings is one transaction.
 
 Rules
-1. A `Work` is executed inside the transaction and answered after its commit: what a peer was told is
-   on disk. If the process dies before the commit, nobody was told anything.
+1. A `Work` is executed inside the transaction and answered after its commit: what a peer was
+   told is on disk. If the process dies before the commit, nobody was told anything.
 2. When the transaction fails, each work is tried alone, so that one bad work (a full disk, a queue
    deleted meanwhile) fails alone.
 3. Deliveries are collected last in the same transaction, so that what was just sent or given back

@@ -16,6 +16,7 @@ from aztask.errors import (
     AztaskError,
     BrokerUnavailable,
     ConfigurationError,
+    LeaseLost,
     QueueFull,
     QueueNotFound,
 )
@@ -36,6 +37,7 @@ _CONDITIONS: tuple[tuple[type[AztaskError], str], ...] = (
     (QueueNotFound, NOT_FOUND),
     (BrokerUnavailable, SERVER_BUSY),
     (ConfigurationError, NOT_ALLOWED),
+    (LeaseLost, SESSION_LOCK_LOST),
 )
 _STATUS = {
     RESOURCE_LIMIT_EXCEEDED: 403,

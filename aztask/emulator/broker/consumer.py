@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import uuid4
 
 from aztask.emulator.amqp import encode
@@ -80,7 +81,8 @@ class Consumer:
 
     def deliver(self, messages: list[Leased], offset: float) -> None:
         """Send what was received."""
-        link, locks, (queue, dead, session) = self.link, self.broker.locks, self.source
+        link, locks = self.link, self.broker.locks
+        queue, dead, _ = self.source
         for message in messages:
             key = bytes.fromhex(message.token) if message.token else uuid4().bytes
             locked = not self.delete
@@ -190,8 +192,15 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
 class Accepting(Work):
     """A link that wants a session: this one, or whichever has messages and no receiver."""
 
-    def __init__(self, broker: Broker, link: SendingLink, entity: Entity) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        link: SendingLink,
+        entity: Entity,
+        accepted: Callable[[Consumer], None],
+    ) -> None:
         self._broker = broker
+        self._accepted = accepted
         self.link = link
         self.entity = entity
         wanted = link.source.filters.get(SESSION_FILTER) if link.source else None
@@ -199,13 +208,18 @@ class Accepting(Work):
         timeout = link.properties.get(TIMEOUT_PROPERTY)
         milliseconds = timeout if isinstance(timeout, int) else DEFAULT_TIMEOUT_MS
         self.deadline = broker.clock.monotonic() + milliseconds / 1000
-        self.consumer: Consumer | None = None
         self._lease: SessionLease | None = None
 
     @property
     def waiting(self) -> bool:
         """Whether to try again later."""
         return self.link.state.value == "pending"
+
+    def worthwhile(self) -> bool:
+        """Whether trying again may bring something: a message is there, or time is up."""
+        if self._broker.clock.monotonic() >= self.deadline:
+            return True
+        return self._broker.engine.pending(self.entity.path) <= 0
 
     def execute(self) -> None:
         """Try to accept a session."""
@@ -248,7 +262,8 @@ class Accepting(Work):
         consumer = Consumer(
             self._broker, self.link, Source(self.entity.path, False, lease.session), lease
         )
-        self.consumer = self.link.context = consumer
+        self.link.context = consumer
+        self._accepted(consumer)
         self._broker.dispatcher.join(consumer)
         consumer.credited()
 

@@ -20,6 +20,7 @@ from aztask.errors import QueueNotFound
 
 BATCH_MESSAGES = 200
 BATCH_BYTES = 2 * 1024 * 1024
+DEAD_LETTERS_EVERY = 0.1  # seconds between two looks at what may have expired
 
 
 class Source(NamedTuple):
@@ -67,6 +68,7 @@ class Dispatcher:
         self._by_queue: dict[tuple[str, bool], set[Source]] = {}
         self._woken: set[Source] = set()
         self._sizes: dict[Source, int] = {}
+        self._quiet_until: dict[Source, float] = {}
         self.plan: Callable[[], None] = lambda: None
 
     def join(self, consumer: Consumer) -> None:
@@ -84,6 +86,7 @@ class Dispatcher:
         if not consumers and source in self._waiting:
             del self._waiting[source]
             self._sizes.pop(source, None)
+            self._quiet_until.pop(source, None)
             self._by_queue[source.queue, source.dead].discard(source)
 
     def consumers(self, queue: str) -> list[Consumer]:
@@ -98,21 +101,45 @@ class Dispatcher:
     def wake(self, source: Source) -> None:
         """Look at this source at the end of the turn."""
         if source in self._waiting:
-            self._woken.add(source)
+            self._stir(source)
             self.plan()
+
+    def _stir(self, source: Source) -> None:
+        self._woken.add(source)
+        self._quiet_until.pop(source, None)
 
     def stirred(self, queue: str, dead: bool = False) -> None:
         """Something may have become available in a queue, or in its dead letters."""
         for source in self._by_queue.get((queue, dead), ()):
-            self._woken.add(source)
+            self._stir(source)
 
     def tick(self) -> None:
-        """Look again at every source that somebody waits for."""
+        """Look again at every source that somebody waits for, where time may bring something."""
+        now = self._clock.monotonic()
         for source, consumers in self._waiting.items():
-            if source not in self._woken and any(consumer.wanted() for consumer in consumers):
-                self._woken.add(source)
+            if self._quiet_until.get(source, 0.0) > now or source in self._woken:
+                continue
+            if any(consumer.wanted() for consumer in consumers):
+                self._look_ahead(source, now)
         if self._woken:
             self.plan()
+
+    def _look_ahead(self, source: Source, now: float) -> None:
+        """Wake the source when it is due; else remember until when it can be left alone.
+
+        Dead letters also come from messages that expire or lapse in the queue itself, which
+        happens when somebody looks at it: looking at no message is enough.
+        """
+        try:
+            if source.dead:
+                self._engine.peek(source.queue, 0, 0)
+            wait = self._engine.pending(source.queue, dead_letter=source.dead)
+        except QueueNotFound:
+            return
+        if wait <= 0:
+            self._woken.add(source)
+        else:
+            self._quiet_until[source] = now + min(wait, DEAD_LETTERS_EVERY if source.dead else wait)
 
     def collect(self) -> list[Callable[[], None]]:
         """Take messages for all woken sources; the calls deliver them."""
@@ -140,6 +167,7 @@ class Dispatcher:
             wanted = 0 if dry else min(consumer.wanted(), self._batch(source))
             messages = self._take(consumer, wanted) if wanted else []
             if messages:
+                self._quiet_until.pop(source, None)
                 self._sizes[source] = max(len(message.payload) for message in messages)
                 deliveries.append(_Delivery(consumer, messages, offset))
             dry = dry or len(messages) < wanted

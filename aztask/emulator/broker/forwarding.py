@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from aztask.clock import Clock
 from aztask.emulator.amqp import sections
@@ -21,11 +21,13 @@ from aztask.engine import Engine, Leased, NewMessage
 MAX_HOPS = 4
 BATCH = 100
 BATCHES_PER_RUN = 10
+LOOK_EVERY = 0.1  # seconds between two looks at what may have become a dead letter
 _LEASE_SECONDS = 60.0
 HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
 
 
-class _Route(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Route:
     """source: an entity whose messages, or dead letters, move on."""
 
     source: Entity
@@ -42,10 +44,33 @@ class Forwarder:
         self._revision = -1
         self._routes: list[_Route] = []
         self._pending = False
+        self._quiet_until: dict[_Route, float] = {}
 
     def stirred(self) -> None:
-        """Something was sent, or time has passed: look at all routes at the end of the turn."""
-        self._pending = True
+        """Something was sent or given back: look at all routes at the end of the turn."""
+        if self.routes:
+            self._pending = True
+            self._quiet_until.clear()
+
+    def due(self) -> bool:
+        """Whether time has brought something to move."""
+        now = self._clock.monotonic()
+        for route in self.routes:
+            if self._pending:
+                break
+            if self._quiet_until.get(route, 0.0) <= now:
+                self._look_ahead(route, now)
+        return self._pending
+
+    def _look_ahead(self, route: _Route, now: float) -> None:
+        path, dead = route.source.path, route.dead
+        if dead:
+            self._engine.peek(path, 0, 0)  # what expired or lapsed becomes a dead letter now
+        wait = self._engine.pending(path, dead_letter=dead)
+        if wait <= 0 and self._targets(route) is not None:
+            self._pending = True
+        else:
+            self._quiet_until[route] = now + (LOOK_EVERY if dead else max(wait, LOOK_EVERY))
 
     @property
     def routes(self) -> list[_Route]:

@@ -18,7 +18,7 @@ TRANSFER = "/$transfer"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """entity: its path. dead: its dead letters. management: its request node. cbs: the token node."""
+    """entity: its path. dead: its dead letters. management: its requests. cbs: the token node."""
 
     entity: str
     dead: bool = False

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from struct import Struct
-from struct import error as struct_error
 
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import decode
@@ -191,7 +190,7 @@ def with_properties(bare: bytes, changed: Mapping[str, object]) -> bytes:
 
     A value that cannot travel as an application property (part 3.2.5: simple types) is left out.
     """
-    encoded = {name: _simple(value) for name, value in changed.items()}
+    encoded = {name: encode.simple(value) for name, value in changed.items()}
     added = [encode.string(name) + value for name, value in encoded.items() if value]
     if not added:
         return bare
@@ -215,15 +214,3 @@ def _after_properties(bare: bytes) -> int:
     if bare[:3] == b"\x00\x53\x73":
         return decode(bare, 0)[1]
     return 0
-
-
-def _simple(value: object) -> bytes:
-    if value is None:
-        return encode.NULL
-    for kind, write in encode.SIMPLE_TYPES:
-        if isinstance(value, kind):
-            try:
-                return write(value)
-            except (OverflowError, struct_error):  # an unsigned long beyond the signed ones
-                return b""
-    return b""
