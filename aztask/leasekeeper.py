@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from aztask.brokers.base import Broker, Receiver
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Lost, Renewed, Unknown
+from aztask.envelope import Envelope
 from aztask.errors import AztaskError
 from aztask.lease import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 
@@ -92,6 +93,31 @@ class LeaseKeeper:
         """Renew up to `limit_at`, no further."""
         with self._condition:
             lease.limit_at = limit_at
+
+    def update(
+        self, lease: Lease, receiver: Receiver, envelope: Envelope
+    ) -> Renewed | Lost | Unknown:
+        """Replace the message's content, which renews the lease as well; on the caller's thread.
+
+        Waits for a renewal that is under way. Raises LeaseLost or AlreadySettled.
+        """
+        with self._condition:
+            self._condition.wait_for(
+                lambda: lease.state is not LeaseState.RENEWING,
+                timeout=max(0.0, lease.deadline - self._clock.monotonic()),
+            )
+            lease.change(LeaseEvent.RENEW)
+            asked_at = self._clock.monotonic()
+        answer: Renewed | Lost | Unknown = Unknown()
+        try:
+            answer = receiver.update(lease.delivery, envelope)
+        finally:
+            with self._condition:
+                self._book_answer(lease, answer, asked_at)
+                self._condition.notify_all()
+        if isinstance(answer, Renewed):
+            self._on_renewed(lease, 0.0)
+        return answer
 
     def begin_settlement(self, leases: Iterable[Lease]) -> list[bool]:
         """For each lease: True, it may be settled now; False, not now or not ever (its state)."""
@@ -185,6 +211,7 @@ class LeaseKeeper:
                 if lease.state is LeaseState.LOST:
                     self._receivers.pop(lease, None)
             tell_settlers, self._settlers_wait = self._settlers_wait, False
+            self._condition.notify_all()
         for lease, age, answer in zip(leases, ages, answers, strict=True):
             if isinstance(answer, Renewed):
                 self._on_renewed(lease, age)

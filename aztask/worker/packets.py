@@ -60,9 +60,13 @@ class Packets:
             return False
         return True
 
-    def receive(self) -> Any:
-        """The next value; None at the end (nothing sends None). Raises BlockingIOError."""
-        size = self.socket.recv_into(self._buffer)
+    def receive(self, flags: int = 0) -> Any:
+        """The next value; None at the end (nothing sends None). Raises BlockingIOError.
+
+        flags: of recv(2); ``socket.MSG_DONTWAIT`` does not wait, whatever the socket's mode, which
+        duplicates of a descriptor share.
+        """
+        size = self.socket.recv_into(self._buffer, 0, flags)
         if size == 0:
             return None
         packed: bytes | memoryview = self._view[:size]
