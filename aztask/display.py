@@ -20,6 +20,15 @@ def short_repr(value: object, size: int = _SMALL_BYTES + 1) -> str:
     return one_line(text)
 
 
+def safe_str(value: object, limit: int = LINE_LIMIT) -> str:
+    """The text of `value` (an error, mostly) on one line; never raises."""
+    try:
+        text = str(value)
+    except Exception as error:  # noqa: BLE001 - it is the user's __str__, which may do anything
+        text = f"<{type(value).__name__}: its text raised {type(error).__name__}>"
+    return one_line(text, limit)
+
+
 def one_line(text: str, limit: int = LINE_LIMIT) -> str:
     """`text` without line breaks and control characters, cut to `limit` characters."""
     if len(text) > limit:

@@ -19,7 +19,7 @@ from aztask.errors import ConfigurationError, ContentRefused, DecodeError
 @dataclass(frozen=True, slots=True)
 class Limits:
     """body_bytes: of one body, decompressed. depth: of lists and maps in one another, the body's
-    own list included. items: values and keys in one body. header_bytes: of one header's text.
+    own list included (an empty innermost one is not counted in msgpack). items: values and keys in one body. header_bytes: of one header's text.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -82,7 +82,7 @@ def check_msgpack(data: bytes, limits: Limits) -> None:
                 raise DecodeError(f"a list or map claims {children} items; the body is too short")
             if items > limits.items:
                 raise _too_many(limits)
-            if len(open_items) + 1 >= limits.depth:
+            if len(open_items) >= limits.depth:
                 raise _too_deep(limits)
             open_items.append(left)
             left = children
@@ -125,7 +125,7 @@ def check_json(data: bytes, limits: Limits) -> None:
     """Count the marks of `data` outside of strings. Raises ContentRefused (too much)."""
     opened = data.count(b"[") + data.count(b"{")
     marks = opened + data.count(b",") + data.count(b":")
-    if opened < limits.depth and marks <= limits.items:
+    if opened <= limits.depth and marks <= limits.items:
         return  # even if every mark counted: neither limit can be passed
     depth = items = 0
     for match in _JSON_MARKS.finditer(data):

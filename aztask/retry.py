@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from aztask.display import one_line
+from aztask.display import one_line, safe_str
 from aztask.durations import LONGEST_SECONDS, to_seconds
 from aztask.errors import (
     CodecError,
@@ -26,7 +26,7 @@ from aztask.errors import (
     TimeLimitExceeded,
 )
 from aztask.message import COUNTER_LIMIT, TaskMessage
-from aztask.settlement import DeadLetter, Resubmit, Settlement
+from aztask.settlement import REASON_LIMIT, DeadLetter, Resubmit, Settlement
 
 RETRIES_EXHAUSTED = "retries-exhausted"
 SNOOZES_EXHAUSTED = "snoozes-exhausted"
@@ -73,9 +73,12 @@ class RetryPolicy:
 
         now: UTC epoch seconds; given, a delay past the message's expiry dead-letters at once.
         """
-        description = describe(type(error).__name__, str(error))
+        description = describe(type(error).__name__, safe_str(error, REASON_LIMIT))
         if isinstance(error, Reject):
-            return DeadLetter(error.reason, error.description)
+            return DeadLetter(
+                safe_str(error.reason, REASON_LIMIT) or "rejected",
+                safe_str(error.description, REASON_LIMIT),
+            )
         if isinstance(error, Snooze):
             return self._snooze(error, message, now)
         if isinstance(error, Retry):

@@ -101,7 +101,7 @@ def _write_decimal(value: Decimal) -> bytes:
 
 
 def _write_integer(value: int) -> bytes:
-    size = value.bit_length() // 8 + 1
+    size = (value if value >= 0 else ~value).bit_length() // 8 + 1
     if size > INTEGER_BYTES:
         raise OverflowError(f"an integer of {size} bytes is too long; at most {INTEGER_BYTES}")
     return value.to_bytes(size, "big", signed=True)
