@@ -102,10 +102,7 @@ class LeaseKeeper:
         Waits for a renewal that is under way. Raises LeaseLost or AlreadySettled.
         """
         with self._condition:
-            self._condition.wait_for(
-                lambda: lease.state is not LeaseState.RENEWING,
-                timeout=max(0.0, lease.deadline - self._clock.monotonic()),
-            )
+            self._wait_for_renewal(lease)
             lease.change(LeaseEvent.RENEW)
             asked_at = self._clock.monotonic()
         answer: Renewed | Lost | Unknown = Unknown()
@@ -118,6 +115,15 @@ class LeaseKeeper:
         if isinstance(answer, Renewed):
             self._on_renewed(lease, 0.0)
         return answer
+
+    def begin(self, lease: Lease) -> None:
+        """Begin the settlement of one lease, after waiting for a renewal that is under way.
+
+        Raises AlreadySettled or LeaseLost.
+        """
+        with self._condition:
+            self._wait_for_renewal(lease)
+            lease.change(LeaseEvent.SETTLE)
 
     def begin_settlement(self, leases: Iterable[Lease]) -> list[bool]:
         """For each lease: True, it may be settled now; False, not now or not ever (its state)."""
@@ -160,6 +166,12 @@ class LeaseKeeper:
     def __len__(self) -> int:
         with self._condition:
             return len(self._book)
+
+    def _wait_for_renewal(self, lease: Lease) -> None:
+        self._condition.wait_for(
+            lambda: lease.state is not LeaseState.RENEWING,
+            timeout=max(0.0, lease.deadline - self._clock.monotonic()),
+        )
 
     def _forget(self, lease: Lease) -> None:
         self._book.drop(lease)

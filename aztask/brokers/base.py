@@ -167,6 +167,7 @@ class Receiver(Protocol):
         ...
 
 
+@runtime_checkable
 class Broker(Protocol):
     """One queue service. Thread rules are the adapter's business: any thread may call."""
 

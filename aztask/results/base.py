@@ -14,10 +14,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from aztask.delivery import Position
 from aztask.settlement import Settlement
@@ -145,8 +145,14 @@ class WorkerRecord:
     stopped: bool = False
 
 
+@runtime_checkable
 class ResultStore(Protocol):
     """Where runs are owned and outcomes recorded. Any thread may call."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether calls wait for a network."""
+        ...
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
         """Try to own each run, in order."""
@@ -160,7 +166,7 @@ class ResultStore(Protocol):
         """Give runs back that did not count: (key, owner); their start is not counted either."""
         ...
 
-    def expect(self, runs: Sequence[RunRecord]) -> None:
+    def expect(self, runs: Iterable[RunRecord]) -> None:
         """Note runs that are sent and not started, unless they are known already."""
         ...
 

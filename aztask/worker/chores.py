@@ -41,7 +41,7 @@ class Chores:
             self.tell(record())
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
-            before = self._clock.wall() - self._app.settings.result_retention
+            before = self._clock.wall() - self._app.settings.result_retention_seconds
             self._lane.submit([lambda: results.purge(before)])
         self._lane.turn()
 

@@ -171,7 +171,7 @@ class Executor:
     def _unknown_task(self, job: Job, now: float) -> None:
         """Put it off while a rolling deploy may still bring the task, then give up."""
         message = _message(job)
-        grace = self._app.settings.unknown_task_grace
+        grace = self._app.settings.unknown_task_grace_seconds
         since = message.unknown_since if message.unknown_since is not None else now
         if now - since < grace:
             delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)

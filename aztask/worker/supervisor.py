@@ -66,7 +66,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
         mailbox = self._mailbox = Mailbox(self._wake)
-        self.journal = Journal(app.open_events(self.name), self.name, clock)
+        self.journal = Journal(app.open_events(self.name), clock)
         self.keeper = LeaseKeeper(
             app.broker,
             clock=clock,
@@ -76,8 +76,7 @@ class Supervisor:
             on_settleable=self._wake,
         )
         self.executor = Executor(app, self.keeper, name=self.name, clock=clock)
-        remote = app.broker.capabilities.remote or app.results_are_remote
-        threads = LANE_THREADS if remote else 0
+        threads = LANE_THREADS if app.remote else 0
         self._claims: Lane[Job] = Lane(
             "claim", self.executor.claim, self._claimed, mailbox, threads=threads
         )
