@@ -18,8 +18,11 @@ from aztask.errors import ConfigurationError, ContentRefused, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """body_bytes: of one body, decompressed. depth: of lists and maps in one another, the body's
-    own list included (an empty innermost one is not counted in msgpack). items: values and keys in one body. header_bytes: of one header's text.
+    """What one message may hold.
+
+    body_bytes: of one body, decompressed. depth: of lists and maps in one another, the body's own
+    list included (in msgpack, an empty innermost one is not counted). items: values and keys in
+    one body. header_bytes: of the text of one header that is carried on.
     """
 
     body_bytes: int = 16 * 1024 * 1024

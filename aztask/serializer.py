@@ -17,6 +17,8 @@ Decimal                   ext 6: its text
 anything else             refused, with the type's name
 ========================  =======================================================================
 
+msgpack's own timestamp (ext -1), which other producers may send, is read as a datetime in UTC.
+
 Rules
 1. Plain values are plain msgpack: any other msgpack library reads and writes them.
 2. Reading builds only the types above; no name in the data ever leads to an import or a call.
@@ -60,8 +62,11 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value that `pack` wrote. Raises ValueError or TypeError; see `aztask.limits` first."""
-    return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False)
+    """The value that `pack` wrote. The bytes should have passed `aztask.limits.check_msgpack`.
+
+    Raises ValueError, TypeError or OverflowError.
+    """
+    return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False, timestamp=3)
 
 
 def register() -> None:

@@ -83,6 +83,11 @@ def test_what_becomes_what():
     assert unpack(pack(Decimal("NaN"))).is_nan()
 
 
+def test_a_timestamp_of_other_producers_is_a_moment_in_utc():
+    moment = dt.datetime(2024, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    assert unpack(msgpack.packb(msgpack.Timestamp.from_datetime(moment))) == moment
+
+
 def test_plain_values_are_plain_msgpack():
     value = {"a": [1, 2.5, "x", b"y", None, True]}
     assert pack(value) == msgpack.packb(value)
