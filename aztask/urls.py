@@ -121,7 +121,9 @@ def _scheme_of(text: str) -> tuple[str | None, str]:
 
 def _parts_of(text: str, what: str, forms: str) -> Mapping[str, str]:
     if "=" not in text:
-        raise wrong(f"the {what} is {quoted(text)}, neither a URL nor a connection string", f"use {forms}")
+        raise wrong(
+            f"the {what} is {quoted(text)}, neither a URL nor a connection string", f"use {forms}"
+        )
     return connection_strings.split(text)
 
 
@@ -129,7 +131,9 @@ def _unknown_scheme(
     scheme: str, what: str, known: tuple[str, ...], forms: str
 ) -> ConfigurationError:
     hint = f" Did you mean {_HINTS[scheme]}?" if scheme in _HINTS else did_you_mean(scheme, known)
-    return ConfigurationError(f"there is no {what} of the kind {quoted(scheme)}.{hint} Use {forms}.")
+    return ConfigurationError(
+        f"there is no {what} of the kind {quoted(scheme)}.{hint} Use {forms}."
+    )
 
 
 def _local(rest: str) -> LocalAddress:
