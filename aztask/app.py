@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from aztask.asyncresult import AsyncResult
 from aztask.brokers.base import Broker, QueueOptions
@@ -113,20 +113,16 @@ class App:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
-    def task(
-        self, **options: Unpack[TaskOptions]
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(self, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
-    def task(
-        self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]
-    ) -> Any:
+    def task(self, function: Any = None, /, **options: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue=..., ...)``.
 
         Raises DuplicateTask, ConfigurationError.
         """
         if function is not None:
-            return self._register(function, options, with_context=False)
-        return lambda inner: self._register(inner, options, with_context=False)
+            return self._register(function, cast("TaskOptions", options), with_context=False)
+        return lambda inner: self._register(inner, cast("TaskOptions", options), with_context=False)
 
     @overload
     def task_with_context(
@@ -138,13 +134,11 @@ class App:
         self, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
 
-    def task_with_context(
-        self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]
-    ) -> Any:
+    def task_with_context(self, function: Any = None, /, **options: Any) -> Any:
         """Like `task`, for a function whose first argument is the `Context` of its run."""
         if function is not None:
-            return self._register(function, options, with_context=True)
-        return lambda inner: self._register(inner, options, with_context=True)
+            return self._register(function, cast("TaskOptions", options), with_context=True)
+        return lambda inner: self._register(inner, cast("TaskOptions", options), with_context=True)
 
     def _register(
         self, function: Callable[..., Any], options: TaskOptions, *, with_context: bool
@@ -366,9 +360,7 @@ class App:
             sink = self._sink[1]
             now = time.time()
             for message in messages:
-                sink.emit(
-                    Event("enqueued", message.id, message.task, message.queue, ts=now)
-                )
+                sink.emit(Event("enqueued", message.id, message.task, message.queue, ts=now))
             sink.flush()
 
 

@@ -24,7 +24,10 @@ class Connections:
         self._results_wish = parse_results(results) if isinstance(results, str) else results
         self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
         self._lock = threading.RLock()
-        self._forget()
+        self._pid = os.getpid()
+        self._broker: Broker | None = None
+        self._results: ResultStore | None = None
+        self._databases: dict[str, Database] = {}
 
     def shown(self) -> str:
         """The broker's address, secrets masked."""
@@ -61,9 +64,9 @@ class Connections:
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._broker: Broker | None = None
-        self._results: ResultStore | None = None
-        self._databases: dict[str, Database] = {}
+        self._broker = None
+        self._results = None
+        self._databases = {}
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

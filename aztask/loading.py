@@ -47,9 +47,14 @@ def load_app(spec: str) -> App:
 
 
 def _import_failure(module: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name in (module, module.split(".")[0]):
+    if isinstance(error, ModuleNotFoundError) and error.name in (
+        module,
+        module.split(".", maxsplit=1)[0],
+    ):
         return f"there is no module {module!r}; run aztask where it can be imported"
     if isinstance(error, SystemExit):
         return f"module {module!r} exits while it is imported (status {error.code}); guard main()"
     text = str(error).splitlines()
-    return f"module {module!r} cannot be imported: {type(error).__name__}: {text[0] if text else ''}"
+    return (
+        f"module {module!r} cannot be imported: {type(error).__name__}: {text[0] if text else ''}"
+    )

@@ -210,7 +210,7 @@ class BoundTask(Generic[P, R]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """`Task.delay` with these options."""
-        return self._task._send(self._options, args, kwargs)  # noqa: SLF001  # one class in two
+        return self._task._send(self._options, args, kwargs)  # one class in two
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """`Task.adelay` with these options."""

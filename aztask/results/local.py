@@ -107,7 +107,15 @@ class LocalResults:
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
         """Try to own each run. New runs, the usual case, cost one statement for all."""
         rows = [
-            (*_key(each.key), each.task, each.queue, each.position, each.owner, each.worker, each.at)
+            (
+                *_key(each.key),
+                each.task,
+                each.queue,
+                each.position,
+                each.owner,
+                each.worker,
+                each.at,
+            )
             for each in starts
         ]
         with self._database.transaction() as connection:
@@ -140,7 +148,7 @@ class LocalResults:
         """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
         with self._database.read() as connection:
             row = connection.execute(
-                f"SELECT {_COLUMNS} FROM runs WHERE task_id = ? "  # noqa: S608  # constants
+                f"SELECT {_COLUMNS} FROM runs WHERE task_id = ? "  # constants
                 "ORDER BY generation DESC, hop DESC LIMIT 1",
                 (task_id,),
             ).fetchone()
@@ -209,9 +217,7 @@ class LocalResults:
         for name, seen_at, blob in rows:
             started_at, queues, running, finished, stopped = msgpack.unpackb(blob)
             records.append(
-                WorkerRecord(
-                    name, started_at, seen_at, tuple(queues), running, finished, stopped
-                )
+                WorkerRecord(name, started_at, seen_at, tuple(queues), running, finished, stopped)
             )
         return records
 
@@ -232,7 +238,7 @@ class LocalResults:
     def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
         """What stands in the row decides; our own start may just have made it."""
         row = connection.execute(
-            f"SELECT owner, position, starts, {_COLUMNS} FROM runs WHERE {_KEY}",  # noqa: S608
+            f"SELECT owner, position, starts, {_COLUMNS} FROM runs WHERE {_KEY}",
             _key(start.key),
         ).fetchone()
         owner, position, starts = row[:3]
@@ -246,8 +252,14 @@ class LocalResults:
             starts += 1
             connection.execute(
                 _TAKE_OVER,
-                (start.owner, start.worker, start.at, start.position, start.queue)
-                + _key(start.key),
+                (
+                    start.owner,
+                    start.worker,
+                    start.at,
+                    start.position,
+                    start.queue,
+                    *_key(start.key),
+                ),
             )
         mark = connection.execute(
             "SELECT 1 FROM cancellations WHERE task_id = ?", (start.key.task_id,)
@@ -256,13 +268,13 @@ class LocalResults:
 
     @staticmethod
     def _is_owner(connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:
-        row = connection.execute(f"SELECT owner FROM runs WHERE {_KEY}", _key(key)).fetchone()  # noqa: S608
+        row = connection.execute(f"SELECT owner FROM runs WHERE {_KEY}", _key(key)).fetchone()
         return row is not None and row[0] == owner
 
     def _select(self, where: str, *values: Any) -> list[RunRecord]:
         with self._database.read() as connection:
             rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM runs {where}",  # noqa: S608  # constants
+                f"SELECT {_COLUMNS} FROM runs {where}",  # constants
                 values,
             ).fetchall()
         return [_record(row) for row in rows]
@@ -273,6 +285,11 @@ _WAITING = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
 
 def _key(key: RunKey) -> tuple[str, int, int]:
     return key.task_id, key.generation, key.hop
+
+
+def _start_row(start: Start) -> tuple[Any, ...]:
+    key = _key(start.key)
+    return *key, start.task, start.queue, start.position, start.owner, start.worker, start.at
 
 
 def _outcome_row(outcome: Outcome) -> tuple[Any, ...]:

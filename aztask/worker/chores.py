@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aztask.app import App
 from aztask.clock import Clock
@@ -42,13 +43,14 @@ class Chores:
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds
-            self._lane.submit([lambda: results.purge(before)])
+            self._lane.submit([partial(results.purge, before)])
         self._lane.turn()
 
     def tell(self, record: WorkerRecord) -> None:
         """Give a sign of life."""
-        if self._app.results is not None:
-            self._lane.submit([lambda: self._app.results and self._app.results.heartbeat(record)])
+        results = self._app.results
+        if results is not None:
+            self._lane.submit([partial(results.heartbeat, record)])
 
     def drained(self, queues: Sequence[str]) -> bool:
         """Whether the queues hold nothing more, delayed messages included."""

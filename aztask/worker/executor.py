@@ -202,7 +202,7 @@ class Executor:
     def succeeded(self, job: Job, value: bytes) -> None:
         """The task returned."""
         self._conclude(job, State.SUCCEEDED, Complete())
-        assert job.outcome is not None  # noqa: S101  # _conclude sets it
+        assert job.outcome is not None  # _conclude sets it
         job.outcome = replace(job.outcome, value=value)
 
     def failed(
@@ -358,7 +358,7 @@ class Executor:
         settlement sends the same clone under the same id.
         """
         settlement = job.settlement
-        assert settlement is not None  # noqa: S101  # every job that finishes has one
+        assert settlement is not None  # every job that finishes has one
         if not isinstance(settlement, Resubmit):
             return settlement
         clone = job.clone

@@ -15,7 +15,6 @@ from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Settlement
 from aztask.task import Task
 
-
 _fields_of = attrgetter(*(each.name for each in fields(TaskMessage)))
 
 
@@ -33,8 +32,8 @@ class Stage(Enum):
 class Job:
     """A delivery under its lease, and all that was decided about it so far.
 
-    number: unique in this worker. owner: what the start row is owned by. started_at, told_at, kill_at:
-    on the clock of the deadlines. outcome: to be recorded, or found recorded. settlement: to be
+    number: unique in this worker. owner: what the start row is owned by. started_at, kill_at: on
+    the clock of the deadlines. outcome: to be recorded, or found recorded. settlement: to be
     carried out. clone: what a resubmission sends. settled: nothing is left to settle.
     """
 

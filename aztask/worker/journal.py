@@ -1,4 +1,4 @@
-"""What a worker tells of its deliveries: lifecycle events, and the counts of its closing summary."""
+"""What a worker tells of its deliveries: lifecycle events, and its closing summary."""
 
 from __future__ import annotations
 

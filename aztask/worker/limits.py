@@ -1,4 +1,4 @@
-"""Time limits and lost leases: telling tasks to stop, and ending the processes of those that do not.
+"""Time limits and lost leases: telling tasks to stop, and ending the processes that do not.
 
 Rules
 1. At the soft limit TimeLimitExceeded is raised in the task; at the hard limit its process is

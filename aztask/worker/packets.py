@@ -83,8 +83,8 @@ class Packets:
         self.socket.close()
 
     def _spill(self, packed: bytes) -> bytes:
-        """Write to a file; a process that dies before sending leaves it to the worker's clean-up."""
+        """Write to a file; a process that dies before sending leaves it to the clean-up."""
         descriptor, name = tempfile.mkstemp(dir=self._folder)
-        with open(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(packed)
         return _SPILLED + os.fsencode(name)

@@ -7,6 +7,7 @@ No task code runs in this process, so nothing a task does delays a renewal.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -117,7 +118,7 @@ class Supervisor:
     # -- life --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until told to stop (a signal, `stop`), or until `burst` or `max_tasks` is reached."""
+        """Work until told to stop (a signal, `stop`), or until `burst` or `max_tasks` says so."""
         self._pool.fill()
         self.keeper.start()
         for intake in self._intakes:
@@ -235,7 +236,7 @@ class Supervisor:
             self._tick(now)
 
     def _patience(self) -> float:
-        if len(self._claims) or len(self._finishes) or self._ready and self._pool.room():
+        if len(self._claims) or len(self._finishes) or (self._ready and self._pool.room()):
             return 0.0
         return max(0.0, self._next_tick - self._clock.monotonic())
 
@@ -253,10 +254,8 @@ class Supervisor:
         self._chores.tick(now, self._record)
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it is awake already (full), or gone
             self._wake_out.send(b"\0")
-        except (BlockingIOError, OSError):
-            pass  # it is awake already, or gone
 
     def _woken(self) -> None:
         try:
@@ -345,7 +344,7 @@ class Supervisor:
         if not room or not self._ready:
             return
         now = self._clock.monotonic()
-        batch = []
+        batch: list[Job] = []
         while self._ready and len(batch) < room:
             job = self._ready.popleft()
             if job.settled or job.lease.alive(now):
@@ -368,9 +367,7 @@ class Supervisor:
         return [job.number, job.message_fields(), job.delivery.delivery_count, deadline]
 
     def _watch(self, process: PoolProcess) -> None:
-        self._selector.register(
-            process.outbox, selectors.EVENT_READ, lambda: self._read(process)
-        )
+        self._selector.register(process.outbox, selectors.EVENT_READ, lambda: self._read(process))
         self._selector.register(
             process.pidfd, selectors.EVENT_READ, lambda: self._process_ended(process)
         )

@@ -5,8 +5,9 @@ Packets from the worker
     control: ["renewed", number, deadline] | ["lost", number, reason] | ["saved", number, error]
              | ["interrupt", number, kind, text]
 Packets to the worker
-    ["done", number, seconds, value] | ["failed", number, seconds, settlement, type, text, traceback]
-    | ["lost", number, seconds] | ["save", number, state] | ["extend", number, seconds]
+    ["done", number, started, seconds, value] | ["lost", number, started, seconds]
+    | ["failed", number, started, seconds, settlement, type, text, traceback]
+    | ["save", number, state] | ["extend", number, seconds]
 
 Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt: the
 decision of the task's retry policy travels back, and the slot goes on with the next delivery.
@@ -90,9 +91,7 @@ class Runner:
         """Run the delivery in `packet` and send the answer."""
         number, fields, delivery_count, deadline = packet
         message = TaskMessage(*fields)
-        lease = TaskLease(
-            deadline, ask=lambda seconds: self._send(["extend", number, seconds])
-        )
+        lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
         self._leases[number] = lease
         started = boot_seconds()
         self._board.note(slot.index, number, started)
@@ -183,9 +182,7 @@ class Runner:
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl):
-            logger.warning(
-                "task %s %s failed: %s", message.task, message.id, error, exc_info=error
-            )
+            logger.warning("task %s %s failed: %s", message.task, message.id, error, exc_info=error)
         return ["failed", to_record(verdict), *_described(error)]
 
     def _save(self, number: int, state: Any, lease: TaskLease) -> None:
