@@ -56,8 +56,10 @@ def test_durations_are_read_from_text(text, seconds):
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "s", "-1", "-5s", "1m1h", "5s5s", "1h 30m", "1e9", "nan", "inf", "5x", "1,5s", "٣s"]
-    + ["9" * 5000, "5s\x1b[31m", "\x00", "5\ud800"],
+    [
+        *("", " ", "s", "-1", "-5s", "1m1h", "5s5s", "1h 30m", "1e9", "nan", "inf", "5x", "1,5s"),
+        *("٣s", "9" * 5000, "5s\x1b[31m", "\x00", "5\ud800"),
+    ],
 )
 def test_other_text_is_refused_in_one_line_with_an_example(text):
     with pytest.raises(ConfigurationError, match="write 30s, 5m") as caught:
