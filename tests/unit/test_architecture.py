@@ -22,9 +22,9 @@ LAYERS = {
         event events config urls connection_strings""",
     "engine": "engine",
     "adapters": "brokers results emulator",
-    "transport": "claimcheck leasekeeper publisher transport",
+    "transport": "claimcheck leasekeeper unacked translation publisher transport connections",
     "app": """asyncresult context task queues app loading middleware deadletters canvas schedule
-        receive receiving __init__""",
+        heldlease __init__""",
     "worker": "worker",
     "edges": "testing cli spark __main__",
 }
