@@ -113,7 +113,7 @@ class App:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
-    def task(self, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(self, /, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue=..., ...)``.
@@ -131,7 +131,7 @@ class App:
 
     @overload
     def task_with_context(
-        self, **options: Unpack[TaskOptions]
+        self, /, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
 
     def task_with_context(self, function: Any = None, /, **options: Any) -> Any:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def figure(value: float) -> str:
 
 def machine(packages: Iterable[str] = ("kombu", "msgpack", "click")) -> str:
     """Machine and versions, two lines."""
-    with open("/proc/meminfo") as file:
+    with Path("/proc/meminfo").open() as file:
         memory = int(file.readline().split()[1]) / 2**20
     names = []
     for package in packages:

@@ -109,9 +109,7 @@ class Site:
 class Worker:
     """A worker process."""
 
-    def __init__(
-        self, site: Site, arguments: tuple[str, ...], environment: dict[str, str]
-    ) -> None:
+    def __init__(self, site: Site, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
         self.log_path = site.folder / f"worker-{len(site.workers)}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -160,9 +158,10 @@ def living_pool_processes(folder: Path) -> list[int]:
         if not entry.name.isdigit():
             continue
         try:
-            if mark in (entry / "environ").read_bytes() and b"pool.child" in (
-                entry / "cmdline"
-            ).read_bytes():
+            if (
+                mark in (entry / "environ").read_bytes()
+                and b"pool.child" in (entry / "cmdline").read_bytes()
+            ):
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -86,9 +86,8 @@ def chunks(context: Context, key: str, total: int, die_at: int | None = None) ->
     done = list(context.saved or [])
     for chunk in range(len(done), total):
         note(f"chunk{chunk}", key)
-        if chunk == die_at and len(done) == die_at and context.delivery_count == 1:
-            if context.resubmit_count == 0:
-                os._exit(9)
+        if chunk == die_at and context.resubmit_count == 0:
+            os._exit(9)
         done.append(chunk)
         context.checkpoint(done)
     return done
