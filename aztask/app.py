@@ -29,7 +29,7 @@ from aztask.message import TaskMessage
 from aztask.results.base import ResultStore, RunKey, RunRecord, State
 from aztask.retry import RetryPolicy
 from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
-from aztask.transport import Publisher
+from aztask.publisher import Publisher
 
 P = ParamSpec("P")
 R = TypeVar("R")
