@@ -4,7 +4,7 @@ import pytest
 
 from aztask.errors import ConfigurationError
 from aztask.limits import Limits
-from aztask.transport_options import TransportOptions
+from aztask.transport.options import TransportOptions
 
 
 def test_defaults():

@@ -1,74 +1,64 @@
-"""A Kombu transport over every aztask broker, so that Celery and plain Kombu run on it.
+"""The Kombu channel: publishing, consuming and settling over a broker.
 
-::
-
-    from aztask import transport
-    transport.register()
-    connection = kombu.Connection("aztask://", transport_options={"broker": broker})
-
-Transport options: ``broker``, a Broker, a function that returns one, or (after ``register`` was
-given a function that opens them) a URL or connection string; ``lease``, seconds, default 60;
-``declare``, False for credentials that may not create queues; ``accept``, content types that are
-handed to consumers besides msgpack, json, text and bytes; ``limits``, `aztask.limits.Limits`.
-
-Rules
-1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Everything handed out
-   is renewed until then; closing the channel gives the rest back.
-2. A body that cannot be decoded is dead-lettered here, once, and never reaches a consumer.
-3. A message that comes before its ``eta`` is hidden again, not held.
-4. After a fork the child opens its own broker and does no I/O for what its parent holds.
-5. No fanout is advertised, because there is none.
+Rules: publishing and settling are safe from any thread; receiving belongs to one thread, as Kombu
+has it. The rest is in `aztask.transport`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
-from time import monotonic, time
-from typing import Any, Final
+from time import time
+from typing import Any, Final, Protocol
 
 from amqp.protocol import queue_declare_ok_t
-from kombu.transport import TRANSPORT_ALIASES, base, virtual
+from kombu.transport import base, virtual
 
 from aztask.brokers.base import Broker
-from aztask.codec import CONTENT_TYPES, Codec
 from aztask.display import one_line
-from aztask.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    CodecError,
-    ContentRefused,
-    QueueNotFound,
-    SendUnconfirmed,
-)
+from aztask.envelope import Envelope
+from aztask.errors import CodecError, QueueNotFound
 from aztask.leasekeeper import LeaseKeeper
-from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit
-from aztask.translation import next_link, seconds_early, to_envelope, to_message
-from aztask.transport_options import TransportOptions
-from aztask.unacked import Holding, Source, Unacked, log_lost
+from aztask.retry import EXPIRED
+from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
+from aztask.transport.options import TransportOptions
+from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
+from aztask.transport.unacked import Holding, Source, Unacked
 
-ALIAS: Final = "aztask"
+logger = logging.getLogger(__name__)
+
 UNDECODABLE: Final = "undecodable"
 REJECTED: Final = "rejected"
 
 BATCH: Final = 32
 """Messages that one request may bring where no prefetch count says less."""
 
-_LONGEST_WAIT = 1.0
-_LOCAL_WAIT = 0.1
-
-_open_broker: Callable[[str], Broker] | None = None
+_REMOTE_WAIT = 1.0
 
 
-def register(open_broker: Callable[[str], Broker] | None = None) -> None:
-    """Make ``aztask://`` known to Kombu; open_broker: what turns a URL option into a broker."""
-    global _open_broker
-    TRANSPORT_ALIASES[ALIAS] = "aztask.transport:Transport"
-    if open_broker is not None:
-        _open_broker = open_broker
+class Link(Protocol):
+    """What a channel needs of its connection."""
+
+    client: Any
+    options: TransportOptions
+
+    @property
+    def broker(self) -> Broker:
+        """The broker of this process."""
+        ...
+
+    @property
+    def keeper(self) -> LeaseKeeper:
+        """What renews the leases of this connection."""
+        ...
+
+    def check_body(self, body: bytes, content_type: str) -> None:
+        """Raises CodecError unless a consumer can decode `body` safely."""
+        ...
 
 
 class Channel(virtual.Channel):
@@ -77,9 +67,9 @@ class Channel(virtual.Channel):
     do_restore = False
     supports_fanout = False
 
-    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+    def __init__(self, connection: Link, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self.transport = connection
+        self.link = connection
         self.no_ack_consumers: set[str] = set()
         self._sources: dict[str, Source] = {}
         self._ready: deque[Holding] = deque()
@@ -120,7 +110,7 @@ class Channel(virtual.Channel):
         QueueNotFound: a message is never dropped silently.
         """
         envelopes = [to_envelope(message, time())]
-        broker = self.transport.broker
+        broker = self.link.broker
         for queue in self._routes(exchange, routing_key) if exchange else (routing_key,):
             broker.send(queue, envelopes)
 
@@ -137,18 +127,18 @@ class Channel(virtual.Channel):
 
     def queue_declare(self, queue: str, passive: bool = False, **_: Any) -> Any:
         """Create the queue if it is missing, unless the option ``declare`` is False."""
-        if not passive and self.transport.options.declare:
-            self.transport.broker.declare(queue)
+        if not passive and self.link.options.declare:
+            self.link.broker.declare(queue)
         return queue_declare_ok_t(queue, self._size(queue) if passive else 0, 0)
 
     def _size(self, queue: str) -> int:
-        return self.transport.broker.stats(queue).active or 0
+        return self.link.broker.stats(queue).active or 0
 
     def _purge(self, queue: str) -> int:
-        return self.transport.broker.purge(queue)
+        return self.link.broker.purge(queue)
 
     def _delete(self, queue: str, *_: Any, **__: Any) -> None:
-        self.transport.broker.delete(queue)
+        self.link.broker.delete(queue)
 
     # -- consumers ---------------------------------------------------------------------------
 
@@ -186,8 +176,8 @@ class Channel(virtual.Channel):
         """One message, or None."""
         found: list[Any] = []
         source = self._source(queue, no_ack, "", found.append)
-        remote = self.transport.broker.capabilities.remote
-        while not found and self.fetch(source, _LONGEST_WAIT if remote else 0.0, limit=1):
+        remote = self.link.broker.capabilities.remote
+        while not found and self.fetch(source, _REMOTE_WAIT if remote else 0.0, limit=1):
             self._hand_out(source, self._ready.pop())
         return found[0] if found else None
 
@@ -214,8 +204,9 @@ class Channel(virtual.Channel):
     @property
     def unacked(self) -> Unacked:
         """What was handed out and not settled."""
+        self._notice_fork()
         if self._unacked is None:
-            self._unacked = Unacked(self.transport.keeper)
+            self._unacked = Unacked(self.link.keeper)
         return self._unacked
 
     def open_sources(self) -> Iterator[Source]:
@@ -225,8 +216,12 @@ class Channel(virtual.Channel):
 
     def deliver_one(self) -> bool:
         """Hand out one message that was received before; whether there was one."""
+        self._notice_fork()
         while self._ready:
             holding = self._ready.popleft()
+            if holding.lapsed():
+                self.unacked.drop(holding)
+                continue
             source = self._sources.get(holding.consumer_tag)
             if source is None:
                 self.unacked.settle(holding.tag, Release())
@@ -246,16 +241,16 @@ class Channel(virtual.Channel):
             for delivery in deliveries
         ]
         if not source.no_ack:
-            self.unacked.hold(source.receiver, holdings, self.transport.options.lease)
+            self.unacked.hold(source.receiver, holdings, self.link.options.lease)
         self._ready.extend(holdings)
         return bool(deliveries)
 
     def _source(
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
     ) -> Source:
-        lease = self.transport.options.lease
+        lease = self.link.options.lease
         return Source(
-            self.transport.broker,
+            self.link.broker,
             queue,
             lease=lease,
             no_ack=bool(no_ack),
@@ -264,20 +259,11 @@ class Channel(virtual.Channel):
         )
 
     def _hand_out(self, source: Source, holding: Holding) -> bool:
-        """Give one message to its consumer, unless it is early or cannot be decoded."""
+        """Give one message to its consumer, unless no consumer may see it now."""
         delivery = holding.delivery
-        envelope = delivery.envelope
-        early = seconds_early(envelope, time())
-        if early and holding.lease is not None:
-            clone = replace(envelope, message_id=next_link(envelope), delay=early)
-            self.unacked.settle(holding.tag, Resubmit(early, counted=False, envelope=clone))
-            return False
-        try:
-            fields = to_message(envelope, self.transport.options.limits)
-            self.transport.check_body(fields["body"], envelope.content_type)
-        except CodecError as error:
-            description = one_line(f"{type(error).__name__}: {error}", 1000)
-            self.unacked.settle(holding.tag, DeadLetter(UNDECODABLE, description))
+        verdict = self._judge(delivery.envelope, time())
+        if not isinstance(verdict, dict):
+            self._keep_back(holding, verdict)
             return False
         info = {
             "exchange": "",
@@ -286,108 +272,59 @@ class Channel(virtual.Channel):
             "redelivered": delivery.delivery_count > 1,
             "delivery_count": delivery.delivery_count,
         }
-        fields["properties"].update(delivery_tag=holding.tag, delivery_info=info)
+        verdict["properties"].update(delivery_tag=holding.tag, delivery_info=info)
         source.callback(
-            base.Message(delivery_tag=holding.tag, delivery_info=info, channel=self, **fields)
+            base.Message(delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict)
         )
         return True
+
+    def _judge(self, envelope: Envelope, now: float) -> dict[str, Any] | Settlement:
+        """The arguments of Kombu's Message, or what happens instead of handing it out."""
+        early = seconds_early(envelope, now)
+        if early:
+            clone = replace(envelope, message_id=next_link(envelope), delay=early)
+            return Resubmit(early, counted=False, envelope=clone)
+        # Celery's messages carry the expiry as a header too: Celery itself records it as revoked.
+        expires_at = envelope.expires_at
+        if expires_at is not None and expires_at <= now and not envelope.headers.get("expires"):
+            return DeadLetter(EXPIRED, "its expiry had passed when a consumer received it")
+        try:
+            fields = to_message(envelope, self.link.options.limits)
+            self.link.check_body(fields["body"], envelope.content_type)
+        except CodecError as error:
+            return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
+        return fields
+
+    def _keep_back(self, holding: Holding, settlement: Settlement) -> None:
+        """Settle a message that no consumer gets to see.
+
+        One that was deleted at receipt is gone: an early one is sent again, the others are told.
+        """
+        envelope = holding.delivery.envelope
+        if holding.lease is not None:
+            self.unacked.settle(holding.tag, settlement)
+        elif isinstance(settlement, Resubmit) and settlement.envelope is not None:
+            self.link.broker.send(holding.delivery.queue, [settlement.envelope])
+        else:
+            logger.warning(
+                "dropped message %s, received with no_ack: %s", envelope.message_id, settlement
+            )
 
     def close(self) -> None:
         """Cancel the consumers and give back what they have not acknowledged."""
         if not self.closed:
-            if self._pid == os.getpid():
-                for tag in list(self._sources):
-                    self.basic_cancel(tag)
-                if self._unacked is not None:
-                    self.basic_recover(requeue=True)
-            elif self._unacked is not None:
-                self._unacked.forget()
-            self._sources.clear()
-            self._ready.clear()
+            self._notice_fork()
+            for tag in list(self._sources):
+                self.basic_cancel(tag)
+            if self._unacked is not None:
+                self.basic_recover(requeue=True)
         super().close()
 
-
-class Transport(virtual.Transport):
-    """One connection: its broker, its channels, and the keeper of what they handed out."""
-
-    Channel = Channel
-    driver_type = "aztask"
-    driver_name = "aztask"
-    connection_errors = (BrokerUnavailable, SendUnconfirmed, ConnectionError, OSError)
-    channel_errors = (BrokerError,)
-    implements = virtual.Transport.implements.extend(exchange_type=frozenset({"direct", "topic"}))
-
-    def __init__(self, client: Any, **kwargs: Any) -> None:
-        super().__init__(client, **kwargs)
-        self.options = TransportOptions.read(client.transport_options)
-        self._codec = Codec(limits=self.options.limits)
-        self._broker: Broker | None = None
-        self._keeper: LeaseKeeper | None = None
-        self._pid = 0
-        self._turn = 0
-
-    @property
-    def broker(self) -> Broker:
-        """The broker of this process; a child opens its own after a fork."""
-        if self._broker is None or self._pid != os.getpid():
-            self._broker, self._keeper, self._pid = (
-                self.options.open(_open_broker),
-                None,
-                os.getpid(),
-            )
-        return self._broker
-
-    @property
-    def keeper(self) -> LeaseKeeper:
-        """Renews what the channels of this connection handed out; started at the first use."""
-        broker = self.broker
-        if self._keeper is None:
-            self._keeper = LeaseKeeper(broker, on_lost=log_lost).start()
-        return self._keeper
-
-    def check_body(self, body: bytes, content_type: str) -> None:
-        """Raises CodecError unless a consumer can decode `body` safely."""
-        if content_type not in self.options.accept:
-            raise ContentRefused(
-                f"content type {one_line(repr(content_type), 60)} is not accepted here;"
-                " the transport option accept names further ones"
-            )
-        if content_type in CONTENT_TYPES.values():
-            self._codec.decode_body(body, content_type)
-
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Hand one message to its consumer. Raises socket.timeout after `timeout` seconds."""
-        ends_at = None if timeout is None else monotonic() + timeout
-        while not any(channel.deliver_one() for channel in list(self.channels)):
-            left = _LONGEST_WAIT if ends_at is None else ends_at - monotonic()
-            if not self._fetch(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
-                raise TimeoutError
-
-    def _fetch(self, wait: float) -> bool:
-        """Receive from one consumer's queue, in turns, waiting at most `wait` seconds in all."""
-        sources = [(ch, source) for ch in list(self.channels) for source in ch.open_sources()]
-        if not sources:
-            for channel in list(self.channels)[:1]:
-                channel.unacked.wait_for_change(min(wait, _LOCAL_WAIT))
-            return False
-        self._turn += 1
-        first = self._turn % len(sources)
-        turns = sources[first:] + sources[:first]
-        if len(turns) > 1:
-            if any(channel.fetch(source, 0.0) for channel, source in turns):
-                return True
-            share = _LOCAL_WAIT if not self.broker.capabilities.remote else wait / len(turns)
-            wait = min(wait, share)
-        channel, source = turns[0]
-        return bool(channel.fetch(source, wait))
-
-    def close_connection(self, connection: Any) -> None:
-        """Close the channels, stop renewing, and close the broker if it was opened here."""
-        super().close_connection(connection)
+    def _notice_fork(self) -> None:
+        """In a child, forget what the parent received, and receive through an own broker."""
         if self._pid != os.getpid():
-            return
-        if self._keeper is not None:
-            self._keeper.stop()
-        if self._broker is not None and self._broker is not self.options.broker:
-            self._broker.close()
-        self._keeper = self._broker = None
+            self._pid = os.getpid()
+            self._ready.clear()
+            self._unacked = None
+            for source in self._sources.values():
+                source.reopen(self.link.broker)
