@@ -16,7 +16,8 @@ Rules
    is renewed until then; closing the channel gives the rest back.
 2. A body that cannot be decoded is dead-lettered here, once, and never reaches a consumer.
 3. A message that comes before its ``eta`` is hidden again, not held.
-4. After a fork the child opens its own broker and does no I/O for what its parent holds.
+4. After a fork the child opens its own broker, where the option is a function or a text, and does
+   no I/O for what its parent holds. A broker object that was opened before belongs to the parent.
 5. No fanout is advertised, because there is none.
 """
 
