@@ -64,6 +64,7 @@ class Link(Protocol):
 class Channel(virtual.Channel):
     """What producers and consumers talk to. Publishing and settling are safe from any thread."""
 
+    Message = base.Message
     do_restore = False
     supports_fanout = False
 
@@ -137,8 +138,15 @@ class Channel(virtual.Channel):
     def _purge(self, queue: str) -> int:
         return self.link.broker.purge(queue)
 
-    def _delete(self, queue: str, *_: Any, **__: Any) -> None:
-        self.link.broker.delete(queue)
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
+    ) -> None:
+        """Delete the queue with all that is in it; with `if_empty` only if nothing is."""
+        if not (if_empty and self._size(queue)):
+            for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
+                self.queue_unbind(queue, exchange, routing_key)
+            self.state.queue_bindings_delete(queue)
+            self.link.broker.delete(queue)
 
     # -- consumers ---------------------------------------------------------------------------
 
@@ -274,7 +282,7 @@ class Channel(virtual.Channel):
         }
         verdict["properties"].update(delivery_tag=holding.tag, delivery_info=info)
         source.callback(
-            base.Message(delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict)
+            self.Message(delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict)
         )
         return True
 
