@@ -6,8 +6,8 @@
     transport.register()
     connection = kombu.Connection("aztask://", transport_options={"broker": broker})
 
-Transport options: ``broker``, a Broker, a function that returns one, or (after ``register`` was
-given a function that opens them) a URL or connection string; ``lease``, seconds, default 60;
+Transport options: ``broker``, a URL, a connection string, a function that returns a Broker, or a
+Broker; ``lease``, seconds, default 60;
 ``declare``, False for credentials that may not create queues; ``accept``, content types that are
 handed to consumers besides msgpack, json, text and bytes; ``limits``, `aztask.limits.Limits`.
 
@@ -23,22 +23,18 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from kombu.transport import TRANSPORT_ALIASES
 
-from aztask.brokers.base import Broker
 from aztask.transport.channel import Channel
-from aztask.transport.connection import Transport, open_texts_with
+from aztask.transport.connection import Transport
 
 __all__ = ["ALIAS", "Channel", "Transport", "register"]
 
 ALIAS: Final = "aztask"
 
 
-def register(open_broker: Callable[[str], Broker] | None = None) -> None:
-    """Make ``aztask://`` known to Kombu; open_broker: what turns a text option into a broker."""
+def register() -> None:
+    """Make ``aztask://`` known to Kombu; doing so again changes nothing."""
     TRANSPORT_ALIASES[ALIAS] = "aztask.transport:Transport"
-    if open_broker is not None:
-        open_texts_with(open_broker)

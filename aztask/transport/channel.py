@@ -81,7 +81,7 @@ class Channel(virtual.Channel):
 
     # -- producers ---------------------------------------------------------------------------
 
-    def prepare_message(  # noqa: PLR0917 - Kombu calls it with these, by position
+    def prepare_message(
         self,
         body: Any,
         priority: int | None = None,

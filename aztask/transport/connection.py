@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -20,19 +19,11 @@ from aztask.errors import (
 )
 from aztask.leasekeeper import LeaseKeeper
 from aztask.transport.channel import Channel
-from aztask.transport.options import TransportOptions
+from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.unacked import log_lost
 
 _LONGEST_WAIT = 1.0
 _LOCAL_WAIT = 0.1
-
-_open_broker: Callable[[str], Broker] | None = None
-
-
-def open_texts_with(open_broker: Callable[[str], Broker]) -> None:
-    """From now on the option ``broker`` may be a text, which `open_broker` turns into a broker."""
-    global _open_broker
-    _open_broker = open_broker
 
 
 class Transport(virtual.Transport):
@@ -50,6 +41,7 @@ class Transport(virtual.Transport):
         self.options = TransportOptions.read(client.transport_options)
         self._codec = Codec(limits=self.options.limits)
         self._broker: Broker | None = None
+        self._close_broker: Callable[[], None] = nothing
         self._keeper: LeaseKeeper | None = None
         self._pid = 0
         self._turn = 0
@@ -58,11 +50,8 @@ class Transport(virtual.Transport):
     def broker(self) -> Broker:
         """The broker of this process; a child opens its own after a fork."""
         if self._broker is None or self._pid != os.getpid():
-            self._broker, self._keeper, self._pid = (
-                self.options.open(_open_broker),
-                None,
-                os.getpid(),
-            )
+            self._broker, self._close_broker = self.options.open()
+            self._keeper, self._pid = None, os.getpid()
         return self._broker
 
     @property
@@ -116,6 +105,5 @@ class Transport(virtual.Transport):
             return
         if self._keeper is not None:
             self._keeper.stop()
-        if self._broker is not None and self._broker is not self.options.broker:
-            self._broker.close()
+        self._close_broker()
         self._keeper = self._broker = None
