@@ -7,7 +7,7 @@ import pytest
 from aztask.envelope import Envelope
 from aztask.errors import ContentRefused, DecodeError, EncodeError
 from aztask.limits import Limits
-from aztask.translation import (
+from aztask.transport.translation import (
     LONGEST_DELAY,
     next_link,
     seconds_early,
