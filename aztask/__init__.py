@@ -1,1 +1,128 @@
-"""Python functions as background tasks on Azure queues, under leases."""
+"""aztask: Python functions as background tasks on Azure queues, under auto-renewing leases.
+
+Names are imported when they are first used (PEP 562): ``aztask --help`` and the emulator need
+neither Kombu nor an Azure SDK, and do not wait for them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from aztask.version import __version__
+
+if TYPE_CHECKING:
+    from aztask.app import App
+    from aztask.asyncresult import AsyncResult
+    from aztask.config import QueueSettings, Settings
+    from aztask.context import Context, TaskLease, current_context
+    from aztask.errors import (
+        AlreadySettled,
+        AztaskError,
+        BrokerError,
+        BrokerUnavailable,
+        CapabilityError,
+        CodecError,
+        ConfigurationError,
+        ContentRefused,
+        DecodeError,
+        DuplicateTask,
+        EncodeError,
+        InvalidQueueName,
+        LeaseError,
+        LeaseLost,
+        MessageTooLarge,
+        QueueFull,
+        QueueNotFound,
+        Reject,
+        ResultError,
+        ResultTimeout,
+        Retry,
+        SendUnconfirmed,
+        Snooze,
+        TaskCancelled,
+        TaskControl,
+        TaskError,
+        TaskExpired,
+        TaskFailed,
+        TimeLimitExceeded,
+        UnknownTask,
+    )
+    from aztask.heldlease import HeldLease
+    from aztask.message import TaskMessage
+    from aztask.retry import RetryPolicy
+    from aztask.task import Task
+
+__all__ = [
+    # Apps and tasks
+    "App",
+    "Task",
+    "AsyncResult",
+    "RetryPolicy",
+    # In a running task
+    "Context",
+    "TaskLease",
+    "current_context",
+    "Retry",
+    "Reject",
+    "Snooze",
+    # A message without a task
+    "HeldLease",
+    # Values
+    "TaskMessage",
+    "Settings",
+    "QueueSettings",
+    # Errors
+    "AztaskError",
+    "ConfigurationError",
+    "CapabilityError",
+    "TaskError",
+    "UnknownTask",
+    "DuplicateTask",
+    "TimeLimitExceeded",
+    "CodecError",
+    "EncodeError",
+    "DecodeError",
+    "ContentRefused",
+    "MessageTooLarge",
+    "BrokerError",
+    "BrokerUnavailable",
+    "QueueFull",
+    "QueueNotFound",
+    "InvalidQueueName",
+    "SendUnconfirmed",
+    "LeaseError",
+    "AlreadySettled",
+    "LeaseLost",
+    "ResultError",
+    "ResultTimeout",
+    "TaskFailed",
+    "TaskCancelled",
+    "TaskExpired",
+    "TaskControl",
+    "__version__",
+]
+
+_HOMES = {
+    "App": "aztask.app",
+    "AsyncResult": "aztask.asyncresult",
+    "QueueSettings": "aztask.config",
+    "Settings": "aztask.config",
+    "Context": "aztask.context",
+    "TaskLease": "aztask.context",
+    "current_context": "aztask.context",
+    "HeldLease": "aztask.heldlease",
+    "TaskMessage": "aztask.message",
+    "RetryPolicy": "aztask.retry",
+    "Task": "aztask.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'aztask' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "aztask.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -19,13 +19,30 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
+from aztask.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.envelope import Envelope
 from aztask.settlement import Settlement
 
-Position: TypeAlias = int | str
-"""Where a message lies: the sequence number, or the message id where a service has no numbers."""
+__all__ = [
+    "ANY_SESSION",
+    "AnySession",
+    "Broker",
+    "Capabilities",
+    "Delivery",
+    "Lost",
+    "MessageState",
+    "Peeked",
+    "Position",
+    "QueueOptions",
+    "QueueStats",
+    "Receiver",
+    "Renewed",
+    "Settled",
+    "Transactional",
+    "Unknown",
+]
 
 
 class AnySession(Enum):
@@ -62,55 +79,6 @@ class Capabilities:
     max_lease_seconds: float = 7 * 86400.0
     max_message_bytes: int = 256 * 1024
     receive_limit: int = 100
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """One receipt of an envelope, held under a lease.
-
-    delivery_count: how often it was delivered, this one included (1 at first), as far as the
-    service counts. enqueued_at: UTC epoch seconds. deadline: see rule 2; renewals move it.
-    lease_seconds: what was granted last. token: opaque to everybody but the adapter.
-    dead_letter_reason, dead_letter_description: set on deliveries out of the dead letters.
-    """
-
-    queue: str
-    envelope: Envelope
-    position: Position
-    token: str
-    delivery_count: int
-    enqueued_at: float
-    deadline: float
-    lease_seconds: float
-    session: str | None = None
-    dead_letter_reason: str | None = None
-    dead_letter_description: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """The lease lasts until `deadline` (clock of rule 2)."""
-
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The settlement took effect, now or in an earlier try whose reply was lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The lease is not ours any more; nothing was changed."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """No answer: it may or may not have happened."""
-
-    reason: str = ""
 
 
 class MessageState(Enum):
@@ -199,6 +167,7 @@ class Receiver(Protocol):
         ...
 
 
+@runtime_checkable
 class Broker(Protocol):
     """One queue service. Thread rules are the adapter's business: any thread may call."""
 

@@ -1,0 +1,121 @@
+"""Where brokers and result stores are, as values: parsed, compared and shown, never the secrets.
+
+`aztask.urls` makes them from text. An adapter takes its service's address and nothing else, so what
+it needs to connect is all here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aztask.masking import Secret
+
+MEMORY = ":memory:"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAddress:
+    """The embedded engine. path: an absolute file name, or ``:memory:`` (this process alone).
+
+    full_durability: every commit reaches the disk before it is confirmed.
+    """
+
+    path: str
+    full_durability: bool = False
+
+    @property
+    def in_memory(self) -> bool:
+        """True when nothing is written to disk."""
+        return self.path == MEMORY
+
+    def __str__(self) -> str:
+        return f"local://{self.path}{'?durable=full' if self.full_durability else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceBusAddress:
+    """A Service Bus namespace. host: fully qualified. port: only where one was given.
+
+    Without a key and a signature, Entra ID is used. emulator: plain AMQP, no TLS. entity: the one
+    queue that the connection string is for, if it names one.
+    """
+
+    host: str
+    port: int | None = None
+    key_name: str | None = None
+    key: Secret | None = None
+    signature: Secret | None = None
+    emulator: bool = False
+    entity: str | None = None
+
+    @property
+    def uses_entra(self) -> bool:
+        """True when the credential comes from azure-identity."""
+        return self.key is None and self.signature is None
+
+    def connection_string(self) -> Secret:
+        """What ``ServiceBusClient.from_connection_string`` takes. Not for Entra ID."""
+        netloc = self.host if self.port is None else f"{self.host}:{self.port}"
+        parts = {"Endpoint": f"sb://{netloc}/"}
+        if self.key is not None:
+            parts["SharedAccessKeyName"] = self.key_name or ""
+            parts["SharedAccessKey"] = self.key.reveal()
+        if self.signature is not None:
+            parts["SharedAccessSignature"] = self.signature.reveal()
+        if self.entity:
+            parts["EntityPath"] = self.entity
+        if self.emulator:
+            # The SDK wants exactly lower-case "true" and no path after the port.
+            parts |= {"Endpoint": f"sb://{netloc}", "UseDevelopmentEmulator": "true"}
+        return Secret(";".join(f"{name}={value}" for name, value in parts.items()))
+
+    def __str__(self) -> str:
+        return f"servicebus://{self.host}" + (f":{self.port}" if self.port else "")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageQueueAddress:
+    """The queues of a storage account. endpoint: their URL, without a signature in it.
+
+    Without a key and a signature, Entra ID is used.
+    """
+
+    account: str
+    endpoint: str
+    key: Secret | None = None
+    signature: Secret | None = None
+
+    @property
+    def uses_entra(self) -> bool:
+        """True when the credential comes from azure-identity."""
+        return self.key is None and self.signature is None
+
+    def __str__(self) -> str:
+        return f"storagequeue://{self.account}"
+
+
+@dataclass(frozen=True, slots=True)
+class TablesAddress:
+    """The tables of a storage account, and its blobs for what does not fit a row.
+
+    endpoint, blob_endpoint: their URLs, without a signature in them.
+    """
+
+    account: str
+    endpoint: str
+    blob_endpoint: str
+    key: Secret | None = None
+    signature: Secret | None = None
+
+    @property
+    def uses_entra(self) -> bool:
+        """True when the credential comes from azure-identity."""
+        return self.key is None and self.signature is None
+
+    def __str__(self) -> str:
+        return f"tables://{self.account}"
+
+
+BrokerAddress: TypeAlias = LocalAddress | ServiceBusAddress | StorageQueueAddress
+ResultsAddress: TypeAlias = LocalAddress | TablesAddress

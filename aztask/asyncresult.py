@@ -1,0 +1,127 @@
+"""The result of an invocation that runs, or ran, elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from aztask.errors import (
+    ConfigurationError,
+    ResultTimeout,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+)
+from aztask.results.base import ResultStore, RunRecord, State
+
+R = TypeVar("R")
+
+
+class AsyncResult(Generic[R]):
+    """A handle: it holds the task id and looks the rest up in the result store."""
+
+    __slots__ = ("_decode", "_store", "id")
+
+    def __init__(
+        self,
+        task_id: str,
+        store: Callable[[], ResultStore | None],
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        self.id = task_id
+        self._store = store
+        self._decode = decode
+
+    def __repr__(self) -> str:
+        return f"<AsyncResult {self.id}>"
+
+    @property
+    def state(self) -> str:
+        """pending, started, retrying, snoozed, succeeded, failed, cancelled or expired."""
+        record = self._record()
+        return (record.state if record else State.PENDING).value
+
+    def ready(self) -> bool:
+        """Whether it has ended."""
+        record = self._record()
+        return record is not None and record.state.final
+
+    def successful(self) -> bool:
+        """Whether it has ended well."""
+        return self.state == State.SUCCEEDED
+
+    def failed(self) -> bool:
+        """Whether it has ended for good without success."""
+        return self.state == State.FAILED
+
+    @property
+    def error(self) -> TaskFailed | None:
+        """The last failure, also while it is being retried; None where there is none."""
+        store = self._results()
+        for record in reversed(store.history(self.id)):
+            if record.state is State.SUCCEEDED:
+                return None
+            if record.outcome is not None and record.outcome.error_type:
+                return _failure(record)
+        return None
+
+    def get(self, timeout: float | None = None) -> R:
+        """The value, as soon as it is there.
+
+        timeout: seconds. Raises TaskFailed, TaskCancelled or TaskExpired when it ended that way,
+        ResultTimeout when it did not end in time.
+        """
+        store = self._results()
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        seen = 0
+        while True:
+            record = store.get(self.id)
+            if record is not None and record.state.final:
+                return self._value(record)
+            left = 1.0 if give_up_at is None else give_up_at - time.monotonic()
+            if left <= 0:
+                raise ResultTimeout(
+                    f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"
+                )
+            seen = store.wait_changed(seen, min(left, 1.0))
+
+    def cancel(self) -> bool:
+        """Have it not started any more; False when it has ended already.
+
+        A run that has started goes on to its end.
+        """
+        return self._results().cancel(self.id, time.time())
+
+    def forget(self) -> bool:
+        """Delete what the result store knows of it; False when that was nothing."""
+        return self._results().forget(self.id)
+
+    def _record(self) -> RunRecord | None:
+        return self._results().get(self.id)
+
+    def _results(self) -> ResultStore:
+        store = self._store()
+        if store is None:
+            raise ConfigurationError(
+                'no result store is configured; give the App results="local://" or another'
+            )
+        return store
+
+    def _value(self, record: RunRecord) -> R:
+        if record.state is State.CANCELLED:
+            raise TaskCancelled(f"task {self.id} was cancelled before it ran")
+        if record.state is State.EXPIRED:
+            raise TaskExpired(f"task {self.id} was not run: it had expired")
+        if record.state is State.FAILED:
+            raise _failure(record)
+        outcome = record.outcome
+        value: R = self._decode(outcome.value) if outcome and outcome.value else None  # type: ignore[assignment]
+        return value
+
+
+def _failure(record: RunRecord) -> TaskFailed:
+    outcome = record.outcome
+    if outcome is None:
+        return TaskFailed("Unknown", "the result store holds no outcome")
+    return TaskFailed(outcome.error_type, outcome.error, outcome.traceback)

@@ -1,0 +1,394 @@
+"""The codec: a message into an envelope and back, arguments into bytes and back.
+
+Rules
+1. Order of reading: signature, size, headers; the body stays bytes. Only `Codec.decode_arguments`
+   looks inside, after `aztask.limits` has walked the bytes.
+2. Two formats exist, msgpack and json, both through Kombu's registry. Pickle and yaml are never
+   read or written, whatever is configured: to decode them is to run what they say.
+3. Whatever bytes and headers come in, only a CodecError goes out, with one line that says what is
+   wrong; whatever an encoder writes, a decoder with the same limits reads.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from kombu import serialization
+from kombu.exceptions import KombuError
+
+from aztask import serializer as formats
+from aztask.compression import decompress
+from aztask.display import one_line
+from aztask.envelope import Envelope
+from aztask.errors import (
+    CodecError,
+    ConfigurationError,
+    ContentRefused,
+    DecodeError,
+    EncodeError,
+    did_you_mean,
+)
+from aztask.headers import (
+    COMPRESSION,
+    SIGNATURE,
+    check_extra,
+    read_headers,
+    read_text,
+    write_headers,
+)
+from aztask.limits import Limits, check_json, check_msgpack, check_size
+from aztask.message import MESSAGE_ID_LIMIT, TaskMessage
+from aztask.signing import Signer
+
+CONTENT_TYPES = {"msgpack": formats.MSGPACK, "json": formats.JSON}
+_ENCODINGS = frozenset({"binary", "utf-8", "utf8", "us-ascii", "ascii"})
+_NOT_ASCII = bytes(range(0x80))
+_CHECKS: dict[str, Callable[[bytes, Limits], None]] = {
+    formats.MSGPACK: check_msgpack,
+    formats.JSON: check_json,
+}
+
+
+class Codec:
+    """Encodes and decodes with one serializer, one accept list, one set of limits and keys.
+
+    Immutable after construction: any number of threads may share one.
+    """
+
+    def __init__(
+        self,
+        *,
+        serializer: str = "msgpack",
+        accept: Sequence[str] = ("msgpack", "json"),
+        limits: Limits = Limits(),
+        signing_keys: Sequence[bytes] = (),
+    ) -> None:
+        """serializer: what is written, "msgpack" or "json". accept: what is read.
+
+        signing_keys: see `aztask.signing`; with one or more, unsigned messages are refused.
+        Raises ConfigurationError.
+        """
+        self.serializer = serializer
+        self.content_type = _content_type(serializer)
+        self.accept = frozenset(_content_type(name) for name in accept)
+        self.limits = limits
+        self._signer = Signer(signing_keys)
+        register_msgpack()
+
+    # -- arguments ---------------------------------------------------------------------------
+
+    def encode_arguments(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[bytes, str, str]:
+        """``(body, content_type, content_encoding)`` of ``[args, kwargs, {}]``.
+
+        Raises EncodeError (a value without an encoding, a keyword that is not text or is
+        ``self``) and ContentRefused (more than the limits allow).
+        """
+        if not isinstance(args, list | tuple):
+            raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
+        if not isinstance(kwargs, dict):
+            raise EncodeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
+        if kwargs:
+            _check_keywords(kwargs, EncodeError)
+        content_type, encoding, body = self._dumps([args, kwargs, {}], "the arguments")
+        return body, content_type, encoding
+
+    def decode_arguments(self, message: TaskMessage) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` of the message's body.
+
+        Raises DecodeError (broken) and ContentRefused (a format, a size or an embedded workflow
+        that is not accepted). Memory stays within about 80 bytes per value plus the body.
+        """
+        content_type = self._check_content(message.content_type, message.content_encoding)
+        value = self.decode_body(message.body, content_type, "the arguments")
+        if not isinstance(value, list) or len(value) != 3:
+            raise DecodeError("the body is not a list [args, kwargs, embed] of message protocol 2")
+        args, kwargs, embed = value
+        if not isinstance(args, list):
+            raise DecodeError(f"args must be a list, not {type(args).__name__}")
+        if not isinstance(kwargs, dict):
+            raise DecodeError(f"kwargs must be a map, not {type(kwargs).__name__}")
+        _check_keywords(kwargs, DecodeError)
+        _check_embed(embed)
+        return tuple(args), kwargs
+
+    # -- values ------------------------------------------------------------------------------
+
+    def encode_value(self, value: Any) -> bytes:
+        """A result or a checkpoint as msgpack, whatever the serializer. Raises EncodeError."""
+        try:
+            data = formats.pack(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            _not_encodable("the value", "msgpack", error)
+        self._check_written(data, formats.MSGPACK)
+        return data
+
+    def decode_value(self, data: bytes) -> Any:
+        """What `encode_value` wrote. Raises DecodeError or ContentRefused."""
+        if not isinstance(data, bytes):
+            raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")
+        return self.decode_body(data, formats.MSGPACK, "the value")
+
+    def decode_body(self, data: bytes, content_type: str, what: str = "the body") -> Any:
+        """The value in `data`, which is msgpack or json, checked against the limits first.
+
+        what: how errors call it. Raises DecodeError or ContentRefused.
+        """
+        if content_type not in _CHECKS:
+            raise ContentRefused(
+                f"content type {one_line(repr(content_type), 60)} is not read here"
+            )
+        check_size(len(data), self.limits)
+        _CHECKS[content_type](data, self.limits)
+        if content_type == formats.JSON:
+            _check_json_values(data, DecodeError, what)
+        try:
+            return serialization.loads(data, content_type, "binary", accept={content_type})
+        except KombuError as error:
+            raise DecodeError(f"{what} cannot be read: {_reason(error)}") from None
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def to_envelope(self, message: TaskMessage, *, delay: float = 0.0) -> Envelope:
+        """`message` ready for a broker, to be received `delay` seconds after the send.
+
+        Raises EncodeError for an id, a name or a time that no reader would accept.
+        """
+        _check_outgoing(message, self.limits)
+        try:
+            headers = write_headers(message)
+        except ValueError as error:
+            raise EncodeError(f"the eta or expiry cannot be written: {error}") from None
+        if self._signer:
+            parts = _signed_parts(
+                message.body, message.content_type, message.content_encoding, message.queue, headers
+            )
+            headers[SIGNATURE] = self._signer.sign(parts)
+        return Envelope(
+            body=message.body,
+            headers=headers,
+            message_id=message.message_id,
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            subject=message.task,
+            correlation_id=message.correlation_id or message.id,
+            session=message.session,
+            delay=delay,
+            expires_at=message.expires,
+            properties={"reply_to": message.reply_to} if message.reply_to else {},
+        )
+
+    def from_envelope(self, envelope: Envelope, queue: str) -> TaskMessage:
+        """The message in `envelope`, received from `queue`; its body is not looked into.
+
+        Celery's protocol 2 is read too, with Kombu's base64 or compressed bodies. Raises
+        ContentRefused (signature, size, content type) and DecodeError (headers).
+        """
+        body, headers = envelope.body, envelope.headers
+        if not isinstance(body, bytes) or not isinstance(headers, Mapping):
+            raise DecodeError("an envelope is a body of bytes and a map of headers")
+        if self._signer:
+            parts = _signed_parts(
+                body, envelope.content_type, envelope.content_encoding, queue, headers
+            )
+            self._signer.verify(parts, headers.get(SIGNATURE))
+        check_size(len(body), self.limits)
+        content_type = self._check_content(envelope.content_type, envelope.content_encoding)
+        values = read_headers(headers, self.limits)
+        body = self._plain_body(envelope)
+        return TaskMessage(
+            queue=queue,
+            body=body,
+            content_type=content_type,
+            content_encoding=envelope.content_encoding,
+            **_properties(envelope, values["id"]),
+            **values,
+        )
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _dumps(self, value: Any, what: str) -> tuple[str, str, bytes]:
+        try:
+            content_type, encoding, body = serialization.dumps(value, self.serializer)
+        except KombuError as error:
+            _not_encodable(what, self.serializer, error.__cause__ or error)
+        if isinstance(body, str):
+            body = body.encode("ascii")  # json.dumps escapes everything else
+        if content_type == formats.JSON:
+            _check_json_values(body, EncodeError, what)
+        self._check_written(body, content_type)
+        return content_type, encoding, body
+
+    def _check_written(self, body: bytes, content_type: str) -> None:
+        """Refuse now what a reader with the same limits would refuse later (rule 3)."""
+        size, limits = len(body), self.limits
+        # A body of n bytes holds at most n values, and a list or map starts with a byte >= 0x80.
+        if (
+            size <= limits.items
+            and content_type == formats.MSGPACK
+            and (size < limits.depth or len(body.translate(None, _NOT_ASCII)) < limits.depth)
+        ):
+            return
+        check_size(size, limits)
+        _CHECKS[content_type](body, limits)
+
+    def _check_content(self, content_type: object, encoding: object) -> str:
+        """The content type without parameters. Raises ContentRefused."""
+        name = (
+            content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
+        )
+        if name not in self.accept:
+            accepted = ", ".join(sorted(self.accept))
+            raise ContentRefused(
+                f"content type {one_line(repr(content_type), 60)} is not accepted; send {accepted}"
+            )
+        if not isinstance(encoding, str) or encoding.lower() not in _ENCODINGS:
+            raise ContentRefused(
+                f"content encoding {one_line(repr(encoding), 60)} is not accepted;"
+                " send binary or utf-8"
+            )
+        return name
+
+    def _plain_body(self, envelope: Envelope) -> bytes:
+        """The body without what Kombu's producers put around it: base64, then compression."""
+        body = envelope.body
+        encoding = envelope.properties.get("body_encoding")
+        if isinstance(encoding, str) and encoding.lower() == "base64":
+            try:
+                body = a2b_base64(body, strict_mode=True)
+            except Base64Error as error:
+                raise DecodeError(f"the body is not base64, as it claims: {error}") from None
+        compression = envelope.headers.get(COMPRESSION)
+        return decompress(body, compression, self.limits) if compression else body
+
+
+def register_msgpack() -> None:
+    """Make `aztask.serializer` Kombu's ``msgpack``; doing so again changes nothing."""
+    serialization.register("msgpack", formats.pack, formats.unpack, formats.MSGPACK, "binary")
+
+
+def _content_type(name: object) -> str:
+    content_type = CONTENT_TYPES.get(name) if isinstance(name, str) else None
+    if content_type is None:
+        near = did_you_mean(str(name), list(CONTENT_TYPES))
+        raise ConfigurationError(
+            f"serializer {one_line(repr(name), 60)} is not available;"
+            f" there are {' and '.join(CONTENT_TYPES)}.{near}"
+        )
+    return content_type
+
+
+def _check_keywords(kwargs: Mapping[Any, Any], error: type[CodecError]) -> None:
+    for name in kwargs:
+        if not isinstance(name, str):
+            raise error(f"a keyword must be text, not {type(name).__name__}")
+    if "self" in kwargs:
+        raise error("a keyword argument cannot be called self; rename the task's parameter")
+
+
+def _check_embed(embed: object) -> None:
+    """Refuse what would have to run before or after the task: it is never dropped silently."""
+    if embed is None:
+        return
+    if not isinstance(embed, dict):
+        raise DecodeError(f"embed must be a map, not {type(embed).__name__}")
+    asked = [str(name) for name, value in embed.items() if value]
+    if asked:
+        raise ContentRefused(
+            f"the message embeds {one_line(', '.join(asked), 100)}, which aztask does not run;"
+            " send each task by itself"
+        )
+
+
+def _check_outgoing(message: TaskMessage, limits: Limits) -> None:
+    try:
+        read_text("the task id", message.id)
+        read_text("the task name", message.task, 512)
+        for name, value in (
+            ("session", message.session),
+            ("group", message.group),
+            ("correlation_id", message.correlation_id),
+        ):
+            if value is not None:
+                read_text(name, value, MESSAGE_ID_LIMIT if name == "session" else 1024)
+        if message.extra:
+            check_extra(message.extra, limits)
+    except DecodeError as error:
+        raise EncodeError(str(error)) from None
+
+
+def _signed_parts(
+    body: bytes, content_type: object, encoding: object, queue: str, headers: Mapping[str, Any]
+) -> list[bytes]:
+    """What a signature covers, out of the raw headers; an absent counter counts as 0."""
+    saved = headers.get("aztask-saved")
+    return [
+        body,
+        _part(headers.get("task")),
+        _part(headers.get("id")),
+        _part(queue),
+        _part(headers.get("aztask-generation", 0)),
+        _part(headers.get("aztask-hop", 0)),
+        _part(content_type),
+        _part(encoding),
+        bytes(saved) if isinstance(saved, bytes | bytearray | memoryview) else _part(saved),
+    ]
+
+
+def _part(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**64:
+        return b"%d" % value
+    if value is None:
+        return b""
+    raise DecodeError(f"a signed header holds {type(value).__name__}, not text or a number")
+
+
+def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:
+    """The fields of a message that travel as properties of the envelope."""
+    found: dict[str, Any] = {}
+    correlation_id = envelope.correlation_id
+    if correlation_id is not None and correlation_id != task_id:
+        found["correlation_id"] = read_text("correlation_id", correlation_id)
+    if envelope.session is not None:
+        found["session"] = read_text("session", envelope.session, MESSAGE_ID_LIMIT)
+    reply_to = envelope.properties.get("reply_to")
+    if reply_to:
+        found["reply_to"] = read_text("reply_to", reply_to)
+    return found
+
+
+def _check_json_values(body: bytes, error: type[CodecError], what: str) -> None:
+    """Refuse what Python's json lets through although JSON has no such thing.
+
+    NaN and the infinities (RFC 8259 section 6), and halves of surrogate pairs, which cannot be
+    written as UTF-8 again.
+    """
+    suspicious = b"NaN" in body or b"Infinity" in body or b"\\ud" in body or b"\\uD" in body
+    if not suspicious:
+        return
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise error(f"{what} hold half of a surrogate pair, which is not text") from None
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{what} are not JSON: {_reason(problem)}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number; use None, or the msgpack serializer")
+
+
+def _not_encodable(what: str, serializer: str, error: BaseException) -> NoReturn:
+    raise EncodeError(f"{what} cannot be written as {serializer}: {_reason(error)}") from None
+
+
+def _reason(error: BaseException) -> str:
+    return one_line(str(error) or type(error).__name__, 200)

@@ -1,0 +1,44 @@
+"""Kombu's ``compression`` header: bodies that other producers compressed, read within bounds.
+
+Rules: aztask never compresses. It reads zlib, bzip2 and xz streams of Kombu and Celery producers,
+never more than ``Limits.body_bytes`` of output; every other method is refused.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bz2 import BZ2Decompressor
+from collections.abc import Callable
+from lzma import FORMAT_AUTO, LZMADecompressor, LZMAError
+from typing import Any
+
+from aztask.errors import ContentRefused, DecodeError
+from aztask.limits import Limits, check_size
+
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    "application/x-gzip": zlib.decompressobj,  # what Kombu calls gzip is a zlib stream
+    "application/x-bz2": BZ2Decompressor,
+    "application/x-lzma": lambda: LZMADecompressor(FORMAT_AUTO, memlimit=64 * 1024 * 1024),
+}
+
+
+def decompress(data: bytes, kind: object, limits: Limits) -> bytes:
+    """The body behind Kombu's ``compression`` header, never more than ``limits.body_bytes``.
+
+    Raises ContentRefused (an unknown method, or a decompression bomb) and DecodeError.
+    """
+    make = _DECOMPRESSORS.get(kind) if isinstance(kind, str) else None
+    if make is None:
+        raise ContentRefused(
+            f"the body is compressed as {str(kind)[:40]!r}, which is not accepted;"
+            f" send it plain or as one of {', '.join(_DECOMPRESSORS)}"
+        )
+    stream = make()
+    try:
+        plain: bytes = stream.decompress(data, limits.body_bytes + 1)
+    except (zlib.error, OSError, EOFError, ValueError, LZMAError) as error:
+        raise DecodeError(f"the compressed body is broken: {error}") from None
+    check_size(len(plain), limits)
+    if not stream.eof:
+        raise DecodeError("the compressed body breaks off before its end")
+    return plain

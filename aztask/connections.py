@@ -1,0 +1,101 @@
+"""The connections of an App: one broker and one result store per process, opened when needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from aztask.addresses import LocalAddress
+from aztask.brokers.base import Broker
+from aztask.brokers.local import LocalBroker
+from aztask.config import mask, parse_broker, parse_results
+from aztask.engine import Database
+from aztask.errors import ConfigurationError
+from aztask.results.base import ResultStore
+from aztask.results.local import LocalResults
+
+
+class Connections:
+    """Opens what was asked for. After a fork the child opens its own and leaves its parent's be."""
+
+    def __init__(self, broker: str | Broker, results: str | ResultStore | None) -> None:
+        """Texts are parsed here, so that a wrong one is found at once."""
+        self._broker_wish = parse_broker(broker) if isinstance(broker, str) else broker
+        self._results_wish = parse_results(results) if isinstance(results, str) else results
+        self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._broker: Broker | None = None
+        self._results: ResultStore | None = None
+        self._databases: dict[str, Database] = {}
+
+    def shown(self) -> str:
+        """The broker's address, secrets masked."""
+        return self._shown
+
+    def broker(self) -> Broker:
+        """The open broker."""
+        if self._broker is None or self._pid != os.getpid():
+            with self._lock:
+                self._check_process()
+                if self._broker is None:
+                    self._broker = self._open_broker()
+        return self._broker
+
+    def results(self) -> ResultStore | None:
+        """The open result store, None when none was asked for."""
+        if self._results_wish is None:
+            return None
+        if self._results is None or self._pid != os.getpid():
+            with self._lock:
+                self._check_process()
+                if self._results is None:
+                    self._results = self._open_results()
+        return self._results
+
+    def close(self) -> None:
+        """Close what is open in this process."""
+        with self._lock:
+            if self._pid == os.getpid():
+                for each in (self._broker, self._results, *self._databases.values()):
+                    if each is not None:
+                        each.close()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._broker = None
+        self._results = None
+        self._databases = {}
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            self._forget()
+
+    def _open_broker(self) -> Broker:
+        wish = self._broker_wish
+        if isinstance(wish, LocalAddress):
+            return LocalBroker(self._database(wish))
+        if isinstance(wish, Broker):
+            return wish
+        raise ConfigurationError(
+            f"this version of aztask has no broker for {self._shown}; use local://"
+        )
+
+    def _open_results(self) -> ResultStore:
+        wish = self._results_wish
+        if isinstance(wish, LocalAddress):
+            return LocalResults(self._database(wish))
+        if isinstance(wish, ResultStore):
+            return wish
+        raise ConfigurationError("this version of aztask keeps results in local:// only")
+
+    def _database(self, address: LocalAddress) -> Database:
+        """One database for each file: broker and results in one file share transactions."""
+        known = self._databases.get(address.path)
+        if known is None:
+            known = Database(
+                address.path, durability="full" if address.full_durability else "process"
+            )
+            self._databases[address.path] = known
+        return known

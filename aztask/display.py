@@ -1,0 +1,48 @@
+"""Values and errors as one short, printable line, whatever they hold."""
+
+from __future__ import annotations
+
+import reprlib
+
+LINE_LIMIT = 256
+_SMALL_BYTES = 1024
+
+
+def short_repr(value: object, size: int = _SMALL_BYTES + 1) -> str:
+    """`value` for the eye, at most 256 characters; never raises, never takes long.
+
+    size: bytes of the encoded value where they are known: a small one is shown in full, quickly.
+    """
+    try:
+        text = repr(value) if size <= _SMALL_BYTES else _ABBREVIATED.repr(value)
+    except Exception as error:  # noqa: BLE001 - it is the user's __repr__, which may do anything
+        text = f"<{type(value).__name__}: its repr raised {type(error).__name__}>"
+    return one_line(text)
+
+
+def safe_str(value: object, limit: int = LINE_LIMIT) -> str:
+    """The text of `value` (an error, mostly) on one line; never raises."""
+    try:
+        text = str(value)
+    except Exception as error:  # noqa: BLE001 - it is the user's __str__, which may do anything
+        text = f"<{type(value).__name__}: its text raised {type(error).__name__}>"
+    return one_line(text, limit)
+
+
+def one_line(text: str, limit: int = LINE_LIMIT) -> str:
+    """`text` without line breaks and control characters, cut to `limit` characters."""
+    if len(text) > limit:
+        text = text[: limit - 3] + "..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def _abbreviated() -> reprlib.Repr:
+    shortener = reprlib.Repr()
+    shortener.maxlevel = 3
+    shortener.maxstring = shortener.maxother = shortener.maxlong = 60
+    return shortener
+
+
+_ABBREVIATED = _abbreviated()

@@ -1,0 +1,75 @@
+"""Durations: seconds inside, ``timedelta`` or a short text at the edges. Never milliseconds.
+
+Rules: what enters is checked once, here, and is a float of seconds afterwards; NaN, infinities,
+booleans and numbers out of range are a ConfigurationError that names the setting.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Final
+
+from aztask.errors import ConfigurationError
+from aztask.masking import printable
+
+LONGEST_SECONDS: Final = 10 * 366 * 86400.0
+"""Ten years: longer delays are a mistake in the unit, and later dates overflow some services."""
+
+_UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)"
+_PLAIN = re.compile(_NUMBER)
+_PART = re.compile(_NUMBER + r"(ms|d|h|m|s)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in ``30s``, ``5m``, ``1h30m``, ``250ms``, ``1.5h``, ``2d`` or plain seconds.
+
+    Units come largest first, each once. Raises ConfigurationError on anything else, negative
+    durations, ``nan`` and ``inf`` included.
+    """
+    given = text.strip()
+    if _PLAIN.fullmatch(given):
+        return float(given)
+    position, total, largest = 0, 0.0, math.inf
+    while match := _PART.match(given, position):
+        unit = _UNITS[match[2]]
+        if unit >= largest:
+            break
+        total, largest, position = total + float(match[1]) * unit, unit, match.end()
+    if position == 0 or position < len(given):
+        raise ConfigurationError(
+            f"{printable(text, 40)} is not a duration; write 30s, 5m, 1h30m, 250ms or plain seconds"
+        )
+    return total
+
+
+def to_seconds(
+    value: object, name: str, *, minimum: float = 0.0, maximum: float = LONGEST_SECONDS
+) -> float:
+    """`value` (timedelta, int or float) in seconds, between `minimum` and `maximum` inclusive.
+
+    name: how the error calls the setting. Raises ConfigurationError.
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = _as_float(value)
+    else:
+        kind = type(value).__name__
+        raise ConfigurationError(
+            f"{name} must be seconds or a timedelta, not {kind}; for example {name}=1.5"
+        )
+    if math.isnan(seconds) or not minimum <= seconds <= maximum:
+        raise ConfigurationError(
+            f"{name} must be between {minimum:g} and {maximum:g} seconds, not {seconds:g}"
+        )
+    return seconds
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond 1.8e308
+        return math.inf if value > 0 else -math.inf

@@ -1,0 +1,145 @@
+"""One lifecycle event of a task: a value, and the line of JSON that it is written as.
+
+Rules
+1. A line is ASCII, ends at its only line break, and is valid JSON whatever text it carries: lone
+   surrogates are written as the text of their escape, control characters as JSON escapes.
+2. What is unknown is left out, not written as null; numbers that are not finite are left out.
+3. Error text is cut, and secrets in it are masked: events travel further than logs.
+4. Reading trusts nothing: a line that is not an event of this version gives None.
+
+Field order: a worker writes three events for each task, so a line is put together by hand around
+the C encoder for strings, which is faster than ``json.dumps`` of a dict (``benchmarks/events.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+from aztask.masking import mask
+
+EventKind: TypeAlias = Literal[
+    "enqueued",
+    "received",
+    "started",
+    "renewed",
+    "lease_lost",
+    "succeeded",
+    "failed",
+    "resubmitted",
+    "snoozed",
+    "dead_lettered",
+    "settle_failed",
+    "cancelled",
+    "expired",
+]
+EVENT_KINDS: Final[frozenset[str]] = frozenset(get_args(EventKind))
+
+VERSION: Final = 1
+ERROR_LIMIT: Final = 2000
+"""Characters of an error's text that are kept."""
+TEXT_LIMIT: Final = 500
+"""Characters of every other text that are kept: ids and names that somebody else may have made."""
+
+
+class Event(NamedTuple):
+    """What happened to one task, at one moment. A tuple, because it is made so often.
+
+    ts: UTC epoch seconds; worker: who saw it; id: unique; a sink fills in these three where they
+    are left at their defaults. duration_seconds: how long the run took. wait_seconds: from being
+    due to being started. lease_seconds: the lease in force; margin_seconds: what was left of it.
+    error_type, error: of the failure. Durations in seconds, None where there is nothing to say.
+    """
+
+    event: EventKind
+    task_id: str
+    task: str
+    queue: str
+    delivery_count: int = 0
+    resubmit_count: int = 0
+    duration_seconds: float | None = None
+    wait_seconds: float | None = None
+    lease_seconds: float | None = None
+    margin_seconds: float | None = None
+    error_type: str | None = None
+    error: str | None = None
+    ts: float = 0.0
+    worker: str = ""
+    id: str = ""
+
+
+def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
+    """The line, with its line break. `worker_json`: the worker's name, already quoted."""
+    (kind, task_id, task, queue, deliveries, resubmits, duration, wait, lease, margin) = event[:10]
+    line = (
+        f'{{"id":"{event_id}","v":1,"event":"{kind}","ts":{ts:.6f},"task_id":{quote(task_id)},'
+        f'"task":{quote(task)},"queue":{quote(queue)},"worker":{worker_json},'
+        f'"delivery_count":{deliveries},"resubmit_count":{resubmits}'
+    )
+    if duration is not None:
+        line += _number('"duration_seconds":', duration)
+    if wait is not None:
+        line += _number('"wait_seconds":', wait)
+    if lease is not None:
+        line += _number('"lease_seconds":', lease)
+    if margin is not None:
+        line += _number('"margin_seconds":', margin)
+    if event.error_type is not None:
+        line += f',"error_type":{quote(event.error_type)}'
+    if event.error is not None:
+        line += f',"error":{quote(mask(event.error[: 2 * ERROR_LIMIT]), ERROR_LIMIT)}'
+    return line + "}\n"
+
+
+def quote(text: str, limit: int = TEXT_LIMIT) -> str:
+    """`text` as a JSON string of ASCII characters, cut to `limit` characters."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    quoted = encode_basestring_ascii(text)
+    if "\\ud" in quoted:
+        # Half of a surrogate pair, or a character outside the first 65,536, which is a whole pair.
+        # Half of one is an escape that strict readers refuse: write its name instead.
+        quoted = encode_basestring_ascii(text.encode("utf-8", "backslashreplace").decode())
+    return quoted
+
+
+def _number(name: str, value: float) -> str:
+    return f",{name}{value:.6f}" if -1e15 < value < 1e15 else ""  # false for nan too
+
+
+def from_line(line: bytes) -> Event | None:
+    """The event that a line holds, or None if it does not hold one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("v") != VERSION:
+        return None
+    if not isinstance(kind := record.get("event"), str) or kind not in EVENT_KINDS:
+        return None
+    fields: dict[str, Any] = {name: record[name] for name in Event._fields if name in record}
+    if not fields.keys() >= _REQUIRED or not all(map(_has_type, fields, fields.values())):
+        return None
+    return Event(**fields)
+
+
+_REQUIRED: Final = frozenset({"id", "event", "ts", "task_id", "task", "queue", "worker"})
+_COUNTS: Final = frozenset({"delivery_count", "resubmit_count"})
+_NUMBERS: Final = frozenset(
+    {"ts", "duration_seconds", "wait_seconds", "lease_seconds", "margin_seconds"}
+)
+
+
+def _has_type(name: str, value: object) -> bool:
+    if name in _COUNTS:
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if name not in _NUMBERS:
+        return isinstance(value, str)
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -1e15 < value < 1e15
+        and math.isfinite(value)
+    )

@@ -1,0 +1,379 @@
+"""Where lifecycle events go: files of JSON lines, one directory for all workers and senders.
+
+A worker appends to a file whose name begins with a dot, and renames it to
+``date=YYYY-MM-DD/hour=HH/WORKER-SEQ.jsonl`` when it is large, old or the hour is over. Readers that
+skip names with a dot (Spark does) see whole files only.
+
+Rules
+1. Events never break or stall the work: what cannot be written is counted and dropped, with one
+   line in the log, and the next flush tries again.
+2. A flush is one write: a killed process loses at most what it had not flushed. The files are not
+   synced: a power cut may leave a torn line or a block of NULs, which readers skip.
+3. An open file is held under flock(2) by its writer, and only by it: a file whose lock can be had
+   belongs to a dead process, and whoever finds it publishes it.
+4. SEQ holds a random part for each sink, so writers of one name, and a child after a fork, never
+   write or rename to the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import logging
+import os
+import re
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol, Self
+
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
+
+__all__ = [
+    "Event",
+    "EventKind",
+    "EVENT_KINDS",
+    "EventSink",
+    "NullEventSink",
+    "FileEventSink",
+    "EventReader",
+    "read_events",
+    "recover",
+]
+
+_log = logging.getLogger(__name__)
+
+BUFFER_LIMIT: Final = 4096
+"""Events after which `emit` flushes by itself, so that a careless owner does not fill memory."""
+LINE_LIMIT: Final = 1 << 20
+"""Bytes of a line that a reader takes; ours stay under 40,000."""
+WARNING_INTERVAL: Final = 60.0
+"""Seconds between two log lines about events that could not be written."""
+
+_OPEN_NAME: Final = re.compile(r"\.(\d{4,}-\d\d-\d\d)T(\d\d)\.(.+\.jsonl)")
+
+
+class EventSink(Protocol):
+    """Takes events. Any thread may call; nothing here raises because of a disk."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event; it is written by the next flush."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was taken. The owner calls it once per turn of its loop, also when idle."""
+        ...
+
+    def close(self) -> None:
+        """Flush and publish the open file. Events emitted later open another."""
+        ...
+
+
+class NullEventSink:
+    """Takes events and forgets them."""
+
+    def emit(self, event: Event) -> None:
+        """Forget the event."""
+
+    def flush(self) -> None:
+        """Nothing to write."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class FileEventSink:
+    """Appends events to files under `directory`, which is made when the first event is written.
+
+    worker: the writer's name, in the events and in the file names. max_bytes, max_age_seconds: a
+    file is published when it has so many bytes, is so old, or the hour (UTC) in which it was opened
+    is over. dropped: how many events could not be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        worker: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        max_bytes: int = 64 * 1024 * 1024,
+        max_age_seconds: float = 300.0,
+    ) -> None:
+        self.dropped = 0
+        self._directory = Path(directory)
+        self._worker = worker
+        self._worker_json = quote(worker)
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_age = max_age_seconds
+        self._last_warning: float | None = None
+        self._fd: int | None = None
+        self._start_empty()
+        _sinks.add(self)
+
+    def _start_empty(self) -> None:
+        """A fresh identity without events or file: at the beginning, and in a child after fork."""
+        if self._fd is not None:
+            # The parent's file: the lock belongs to the open file, shared until both let go of it,
+            # and must end with the parent.
+            os.close(self._fd)
+        self._fd = None
+        self._path = Path()
+        self._size = 0
+        self._opened_at = 0.0
+        self._hour = -1
+        self._files = 0
+        self._numbers = itertools.count(1)
+        self._nonce = os.urandom(6).hex()
+        self._lines: deque[str] = deque()
+        self._lock = threading.Lock()
+
+    def emit(self, event: Event) -> None:
+        """Take one event; it is in memory until the next flush."""
+        self._lines.append(
+            to_line(
+                event,
+                quote(event.id)[1:-1] if event.id else f"{self._nonce}-{next(self._numbers)}",
+                event.ts or self._clock.wall(),
+                quote(event.worker) if event.worker else self._worker_json,
+            )
+        )
+        if len(self._lines) >= BUFFER_LIMIT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all events taken so far at once, and publish the file if it is due."""
+        if not self._lines and self._fd is None:
+            return
+        with self._lock:
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            try:
+                self._publish_if_due()
+                if lines:
+                    self._write("".join(lines).encode("ascii"))
+            except OSError as error:
+                self._lost(len(lines), error)
+
+    def close(self) -> None:
+        """Flush and publish the open file."""
+        self.flush()
+        with self._lock:
+            try:
+                self._publish()
+            except OSError as error:
+                self._lost(0, error)
+
+    def _publish_if_due(self) -> None:
+        if self._fd is None:
+            return
+        age = self._clock.monotonic() - self._opened_at
+        hour = int(self._clock.wall() // 3600)
+        if self._size >= self._max_bytes or age >= self._max_age or hour != self._hour:
+            self._publish()
+
+    def _write(self, data: bytes) -> None:
+        """Append `data` whole or not at all (a disk that fills up takes a part)."""
+        fd = self._fd if self._fd is not None else self._open()
+        written = os.write(fd, data)
+        if written < len(data):
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += written
+
+    def _open(self) -> int:
+        """Open and lock the next file, after publishing those that dead writers left.
+
+        If the process dies between creating and locking, an empty file is left: see `recover`.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        recover(self._directory)
+        self._hour = int(self._clock.wall() // 3600)
+        utc = time.gmtime(self._hour * 3600)
+        prefix = f".{utc.tm_year:04d}-{utc.tm_mon:02d}-{utc.tm_mday:02d}T{utc.tm_hour:02d}."
+        worker = _file_name(self._worker)
+        fd = None
+        while fd is None:
+            self._files += 1
+            name = f"{prefix}{worker}-{self._nonce}{self._files:06d}.jsonl"
+            self._path = self._directory / name
+            fd = _create_locked(self._path)
+        self._fd, self._size, self._opened_at = fd, 0, self._clock.monotonic()
+        return fd
+
+    def _publish(self) -> None:
+        """Rename the open file to its public name.
+
+        If the process dies before, the next writer to open a file does it; after, it is done.
+        """
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        try:
+            _publish_file(self._path, empty=self._size == 0)
+        finally:
+            os.close(fd)
+
+    def _lost(self, count: int, error: OSError) -> None:
+        self.dropped += count
+        now = self._clock.monotonic()
+        if self._last_warning is None or now - self._last_warning >= WARNING_INTERVAL:
+            self._last_warning = now
+            _log.warning(
+                "events cannot be written to %s (%s): %d dropped so far; work goes on. Free space "
+                "or correct the permissions.",
+                self._directory,
+                error.strerror,
+                self.dropped,
+            )
+
+
+_sinks: weakref.WeakSet[FileEventSink] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for sink in list(_sinks):
+        sink._start_empty()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def recover(directory: str | os.PathLike[str]) -> int:
+    """Publish the files that dead writers left open in `directory`; how many there were.
+
+    Nothing happens to files of living writers, nor on file systems without locks.
+    """
+    recovered = 0
+    for path in _open_files(Path(directory)):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # published meanwhile, or not ours to open
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(fd)
+            if os.path.samestat(status, path.stat()):  # else another finder was faster
+                _publish_file(path, empty=status.st_size == 0)
+                recovered += status.st_size > 0
+        except OSError:
+            continue  # its writer lives
+        finally:
+            os.close(fd)
+    return recovered
+
+
+def _open_files(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if _OPEN_NAME.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def _published(path: Path) -> Path:
+    """Where an open file goes."""
+    match = _OPEN_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not the name of an open event file")
+    return path.parent / f"date={match[1]}" / f"hour={match[2]}" / match[3]
+
+
+def _publish_file(path: Path, *, empty: bool) -> None:
+    if empty:
+        path.unlink()
+        return
+    target = _published(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+
+
+def _create_locked(path: Path) -> int | None:
+    """A new file, open and locked; None if a finder took the empty file before it was locked."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            return fd
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EWOULDBLOCK:
+            return fd  # no locks on this file system: nobody else gets one either
+    os.close(fd)
+    return None
+
+
+def _file_name(worker: str) -> str:
+    """The worker's name as the beginning of a file name that readers do not take for hidden.
+
+    The events hold it unchanged.
+    """
+    return re.sub(r"[^A-Za-z0-9_@.-]", "_", worker)[:80].lstrip("._") or "worker"
+
+
+class EventReader(Iterator[Event]):
+    """The events under a directory, file by file; ``skipped`` counts the lines that were not ones.
+
+    Open files are read too (their last line may be incomplete yet: skipped), unless
+    ``published_only``. A file that is renamed meanwhile is read once.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, published_only: bool = False) -> None:
+        self.skipped = 0
+        self._directory = Path(directory)
+        self._events = self._read(published_only)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def _read(self, published_only: bool) -> Iterator[Event]:
+        # Open ones are listed first: one that is published between the two listings is in both.
+        still_open = [] if published_only else _open_files(self._directory)
+        published = sorted(self._directory.glob("date=*/hour=*/[!._]*.jsonl"))
+        candidates = {path: [path] for path in published}
+        for path in still_open:
+            candidates[_published(path)] = [path, _published(path)]
+        for paths in candidates.values():
+            yield from self._read_first(paths)
+
+    def _read_first(self, paths: list[Path]) -> Iterator[Event]:
+        for path in paths:
+            try:
+                stream = path.open("rb")
+            except OSError:
+                continue
+            with stream:
+                yield from self._lines_of(stream)
+            return
+
+    def _lines_of(self, stream: BinaryIO) -> Iterator[Event]:
+        while line := stream.readline(LINE_LIMIT):
+            whole = line.endswith(b"\n")
+            text = line.strip(b"\0\r\n ")  # what a power cut leaves before a later line is NULs
+            event = from_line(text) if whole else None
+            if event is not None:
+                yield event
+            if event is None or b"\0" in line:
+                self.skipped += 1
+            if not whole:
+                _skip_line(stream)
+
+
+def _skip_line(stream: BinaryIO) -> None:
+    """Read on to the end of a line that is too long, or of the file."""
+    while (rest := stream.readline(LINE_LIMIT)) and not rest.endswith(b"\n"):
+        pass
+
+
+def read_events(directory: str | os.PathLike[str], *, published_only: bool = False) -> EventReader:
+    """Every event under `directory`; see `EventReader`. A missing directory holds none."""
+    return EventReader(directory, published_only=published_only)

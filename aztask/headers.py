@@ -1,0 +1,286 @@
+"""The headers of a message: Celery's message protocol 2, and our own with the prefix ``aztask-``.
+
+Rules
+1. Writing leaves out what is None; reading takes an absent header as its default.
+2. Every value from outside is checked for type and range; the first that is wrong is a
+   DecodeError that names the header and shows a piece of the value, on one line.
+3. Texts that are only looked at (argsrepr, kwargsrepr, origin) are cut and cleaned, not refused.
+4. Headers that nobody here knows are carried on unchanged, as long as they can be written again.
+
+Source of the names: Celery's documentation, "Message Protocol", task messages version 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from aztask.errors import DecodeError
+from aztask.limits import Limits
+from aztask.message import COUNTER_LIMIT, TaskMessage
+
+PROTOCOL: Final = 1
+"""Version of the ``aztask-`` headers."""
+
+VERSION: Final = "aztask-version"
+SIGNATURE: Final = "aztask-signature"
+COMPRESSION: Final = "compression"
+
+ID_LIMIT = 1024
+TASK_LIMIT = 512
+DISPLAY_LIMIT = 512
+EXTRA_ITEMS = 256
+EXTRA_DEPTH = 8
+
+TIME_LIMIT: Final = 253370764800.0
+"""UTC epoch seconds of the year 9999: later dates overflow as soon as a time zone is applied."""
+
+LONGEST_RUN: Final = 10 * 366 * 86400.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def write_headers(message: TaskMessage) -> dict[str, Any]:
+    """The headers of `message`, ready for an envelope (without a signature)."""
+    headers: dict[str, Any] = {
+        "lang": "py",
+        "task": message.task,
+        "id": message.id,
+        "retries": message.resubmit_count,
+        VERSION: PROTOCOL,
+        "aztask-hop": message.hop,
+        "aztask-generation": message.generation,
+        "aztask-resubmit-count": message.resubmit_count,
+    }
+    for name, value in (
+        ("root_id", message.root_id),
+        ("parent_id", message.parent_id),
+        ("group", message.group),
+        ("argsrepr", message.argsrepr),
+        ("kwargsrepr", message.kwargsrepr),
+        ("origin", message.origin),
+        ("aztask-saved", message.saved),
+        ("aztask-unknown-since", message.unknown_since),
+        ("traceparent", message.traceparent),
+    ):
+        if value is not None:
+            headers[name] = value
+    if message.eta is not None:
+        headers["eta"] = to_iso(message.eta)
+    if message.expires is not None:
+        headers["expires"] = to_iso(message.expires)
+    if message.time_limit is not None or message.soft_time_limit is not None:
+        headers["timelimit"] = [message.time_limit, message.soft_time_limit]
+    if message.snooze_count:
+        headers["aztask-snooze-count"] = message.snooze_count
+    if message.delivery_base:
+        headers["aztask-delivery-base"] = message.delivery_base
+    if message.extra:
+        return {**message.extra, **headers}
+    return headers
+
+
+def read_headers(headers: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """The fields of a TaskMessage that `headers` hold. Raises DecodeError."""
+    if not isinstance(headers, Mapping):
+        raise DecodeError(f"the headers are not a map but {type(headers).__name__}")
+    version = headers.get(VERSION, PROTOCOL)
+    if version != PROTOCOL or isinstance(version, bool):
+        raise DecodeError(
+            f"{VERSION} {_shown(version)} is not known here (this is {PROTOCOL}); update aztask"
+        )
+    if headers.get("task") is None or headers.get("id") is None:
+        raise DecodeError(
+            "there is no task header: neither an aztask message nor Celery's protocol 2;"
+            " a Celery producer needs task_protocol = 2"
+            if headers.get("task") is None
+            else "there is no id header: every message of protocol 2 has one"
+        )
+    values: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for header, value in headers.items():
+        field = _FIELDS.get(header)
+        if field is None:
+            if header not in _CONSUMED:
+                extra[header] = value
+        elif value is not None:
+            name, read = field
+            values[name] = read(header, value)
+    if "timelimit" in values:
+        values["time_limit"], values["soft_time_limit"] = values.pop("timelimit")
+    retries = values.pop("retries", 0)
+    values.setdefault("resubmit_count", retries)
+    saved = values.get("saved")
+    if saved is not None and len(saved) > limits.body_bytes:
+        raise DecodeError(f"aztask-saved has {len(saved)} bytes; at most {limits.body_bytes}")
+    if extra:
+        check_extra(extra, limits)
+        values["extra"] = extra
+    return values
+
+
+def to_iso(seconds: float) -> str:
+    """UTC epoch seconds as ISO 8601 text in UTC, to the microsecond. Raises ValueError."""
+    if not 0.0 <= seconds < TIME_LIMIT:
+        raise ValueError(f"{seconds!r} is not a time between the years 1970 and 9998")
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat()
+
+
+def read_text(header: str, value: object, limit: int = ID_LIMIT) -> str:
+    """A name or an id: 1 to `limit` printable characters. Raises DecodeError."""
+    if not isinstance(value, str):
+        raise DecodeError(f"{header} must be text, not {type(value).__name__}")
+    if not value or len(value) > limit:
+        raise DecodeError(f"{header} must have 1 to {limit} characters, not {len(value)}")
+    # No control character, no lone surrogate, no line break (Unicode categories C and Z).
+    if not value.isprintable():
+        raise DecodeError(f"{header} {_shown(value)} holds characters that cannot be printed")
+    return value
+
+
+def read_time(header: str, value: object) -> float:
+    """ISO 8601 text (UTC where it has no offset) or epoch seconds. Raises DecodeError."""
+    if isinstance(value, str) and len(value) <= 64:
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise DecodeError(f"{header} {_shown(value)} is not an ISO 8601 date") from None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        seconds = (moment - _EPOCH).total_seconds()
+    else:
+        seconds = _number(header, value)
+    if not 0.0 <= seconds < TIME_LIMIT:
+        raise DecodeError(f"{header} {_shown(value)} is not between the years 1970 and 9998")
+    return seconds
+
+
+def _read_task(header: str, value: object) -> str:
+    return read_text(header, value, TASK_LIMIT)
+
+
+def _read_display(header: str, value: object) -> str:
+    """See rule 3."""
+    if not isinstance(value, str):
+        raise DecodeError(f"{header} must be text, not {type(value).__name__}")
+    text = value[:DISPLAY_LIMIT]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _read_count(header: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DecodeError(f"{header} must be an integer, not {type(value).__name__}")
+    if not 0 <= value <= COUNTER_LIMIT:
+        raise DecodeError(f"{header} {_shown(value)} is not between 0 and {COUNTER_LIMIT}")
+    return value
+
+
+def _read_limits(header: str, value: object) -> tuple[float | None, float | None]:
+    """Celery's ``timelimit``: [hard, soft], each seconds or None."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise DecodeError(f"{header} must be a list [hard, soft], not {_shown(value)}")
+    hard, soft = (None if part is None else _number(header, part) for part in value)
+    for seconds in (hard, soft):
+        if seconds is not None and not 0.0 < seconds <= LONGEST_RUN:
+            raise DecodeError(f"{header} {_shown(seconds)} is not a number of seconds above 0")
+    return hard, soft
+
+
+def _read_bytes(header: str, value: object) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise DecodeError(f"{header} must be bytes, not {type(value).__name__}")
+    return bytes(value)
+
+
+def _number(header: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DecodeError(f"{header} must be a number, not {_shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise DecodeError(f"{header} is out of range") from None
+    if not math.isfinite(number):
+        raise DecodeError(f"{header} must be a finite number, not {number}")
+    return number
+
+
+def check_extra(extra: Mapping[Any, Any], limits: Limits) -> None:
+    """Raises DecodeError unless every broker can carry these headers on."""
+    stack: list[tuple[str, Any, int]] = [
+        (name, value, 1) for name, value in extra.items() if read_text("a header's name", name)
+    ]
+    seen = 0
+    while stack:
+        name, value, depth = stack.pop()
+        seen += 1
+        if seen > EXTRA_ITEMS or depth > EXTRA_DEPTH:
+            raise DecodeError(
+                f"header {name} holds too much: at most {EXTRA_ITEMS} further values,"
+                f" {EXTRA_DEPTH} levels deep"
+            )
+        if isinstance(value, Mapping):
+            stack.extend((read_text(name, key), part, depth + 1) for key, part in value.items())
+        elif isinstance(value, list | tuple):
+            stack.extend((name, part, depth + 1) for part in value)
+        elif not _is_plain(value, limits):
+            raise DecodeError(f"header {name} cannot be carried on: {_shown(value)}")
+
+
+def _is_plain(value: object, limits: Limits) -> bool:
+    if isinstance(value, str):
+        return _is_utf8(value, limits)
+    if isinstance(value, bytes):
+        return len(value) <= limits.header_bytes
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return value is None or isinstance(value, float)
+
+
+def _is_utf8(value: str, limits: Limits) -> bool:
+    """Text as such may hold line breaks; a lone surrogate could never be written again."""
+    if len(value) > limits.header_bytes:
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """A short, printable, one-line look at a hostile value."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
+        return "(an integer of more than 20 digits)"
+    if isinstance(value, str | bytes):
+        return ascii(value[:40])
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    return type(value).__name__
+
+
+_FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
+    "task": ("task", _read_task),
+    "id": ("id", read_text),
+    "root_id": ("root_id", read_text),
+    "parent_id": ("parent_id", read_text),
+    "group": ("group", read_text),
+    "eta": ("eta", read_time),
+    "expires": ("expires", read_time),
+    "timelimit": ("timelimit", _read_limits),
+    "retries": ("retries", _read_count),
+    "argsrepr": ("argsrepr", _read_display),
+    "kwargsrepr": ("kwargsrepr", _read_display),
+    "origin": ("origin", _read_display),
+    "traceparent": ("traceparent", read_text),
+    "aztask-hop": ("hop", _read_count),
+    "aztask-generation": ("generation", _read_count),
+    "aztask-resubmit-count": ("resubmit_count", _read_count),
+    "aztask-snooze-count": ("snooze_count", _read_count),
+    "aztask-delivery-base": ("delivery_base", _read_count),
+    "aztask-unknown-since": ("unknown_since", read_time),
+    "aztask-saved": ("saved", _read_bytes),
+}
+
+_CONSUMED = frozenset({"lang", VERSION, SIGNATURE, COMPRESSION})
+"""Headers that are written anew, or speak of bytes that are not there any more."""

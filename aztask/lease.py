@@ -1,0 +1,254 @@
+"""The lease: its states and its renewal schedule. No I/O, no threads, no clock of its own.
+
+Rules
+1. Every change of state is a row of `TRANSITIONS`; a missing row is our own mistake and raises.
+2. Renewal falls due when `renew_at` (70 % by default) of the *current* lease has passed, however
+   old the message is. When one lease is due, those past `BATCH_FROM` (50 %) go along, so that
+   thousands of leases cost few requests.
+3. While a renewal is under way nothing settles, and while a settlement is under way, or after one,
+   nothing renews.
+4. A deadline counts from the instant before the granting request was sent. At `deadline` the lease
+   is lost, whatever the service might say later; work is told to stop `stop_margin` earlier.
+5. `limit_at` ends renewal: a renewal that would pass it is shortened, or not made where the service
+   decides the duration. Then the message becomes available to others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+
+from aztask.delivery import Delivery, Lost, Renewed, Unknown
+from aztask.errors import AlreadySettled, LeaseLost
+
+RENEW_AT = 0.7
+BATCH_FROM = 0.5
+LONGEST_STOP_MARGIN = 2.0
+SHORTEST_RENEWAL = 0.05
+
+
+class LeaseState(Enum):
+    """Where a lease stands."""
+
+    HELD = "held"
+    RENEWING = "renewing"
+    UNKNOWN = "unknown"
+    SETTLING = "settling"
+    SETTLED = "settled"
+    LOST = "lost"
+
+
+class LeaseEvent(Enum):
+    """What can happen to a lease."""
+
+    RENEW = "renew"
+    RENEWED = "renewed"
+    RENEW_FAILED = "renew failed"
+    TOKEN_GONE = "token gone"
+    SETTLE = "settle"
+    SETTLED = "settled"
+    SETTLE_FAILED = "settle failed"
+    LAPSE = "lapse"
+
+
+_S, _E = LeaseState, LeaseEvent
+
+TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
+    (_S.HELD, _E.RENEW): _S.RENEWING,
+    (_S.HELD, _E.SETTLE): _S.SETTLING,
+    (_S.HELD, _E.LAPSE): _S.LOST,
+    (_S.RENEWING, _E.RENEWED): _S.HELD,
+    (_S.RENEWING, _E.RENEW_FAILED): _S.HELD,
+    # the reply was lost and the renewal itself made our token stale (Storage queue): the work may
+    # go on to the last confirmed deadline, but nothing can be renewed or settled any more
+    (_S.RENEWING, _E.TOKEN_GONE): _S.UNKNOWN,
+    (_S.RENEWING, _E.LAPSE): _S.LOST,
+    (_S.UNKNOWN, _E.LAPSE): _S.LOST,
+    (_S.SETTLING, _E.SETTLED): _S.SETTLED,
+    (_S.SETTLING, _E.SETTLE_FAILED): _S.HELD,
+    (_S.SETTLING, _E.LAPSE): _S.LOST,
+    # both sides may learn of the end: hearing it twice changes nothing
+    (_S.LOST, _E.LAPSE): _S.LOST,
+    (_S.SETTLED, _E.LAPSE): _S.SETTLED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The exclusive, expiring right to one delivery.
+
+    seconds: what each renewal asks for. granted_at, limit_at: on the clock of the deadlines.
+    renewals: how often it was renewed. failures: renewals in a row that got no answer.
+    """
+
+    delivery: Delivery
+    seconds: float
+    granted_at: float
+    state: LeaseState = LeaseState.HELD
+    limit_at: float | None = None
+    renewals: int = 0
+    failures: int = 0
+    lost_reason: str = ""
+    due_at: float = field(default=0.0)
+
+    @property
+    def deadline(self) -> float:
+        """When it ends, unless renewed."""
+        return self.delivery.deadline
+
+    @property
+    def stop_at(self) -> float:
+        """When work under it must stop: a margin before the deadline."""
+        return self.deadline - min(LONGEST_STOP_MARGIN, 0.1 * self.delivery.lease_seconds)
+
+    def alive(self, now: float) -> bool:
+        """Whether the work may go on: not lost, and the deadline not reached."""
+        return self.state is not LeaseState.LOST and now < self.deadline
+
+    def change(self, event: LeaseEvent) -> None:
+        """Move to the state that the table names.
+
+        Raises AlreadySettled or LeaseLost where the lease has ended, RuntimeError on our mistakes.
+        """
+        after = TRANSITIONS.get((self.state, event))
+        if after is not None:
+            self.state = after
+        elif self.state in (LeaseState.SETTLED, LeaseState.SETTLING):
+            raise AlreadySettled
+        elif self.state is LeaseState.LOST:
+            raise LeaseLost(self.lost_reason or LeaseLost.__doc__)
+        else:
+            raise RuntimeError(f"a lease that is {self.state.value} cannot {event.value}")
+
+
+class LeaseBook:
+    """All leases that one keeper holds, and which of them are due. Not locked: the keeper locks."""
+
+    def __init__(self, *, renew_at: float = RENEW_AT, fixed_lease: bool = False) -> None:
+        self._renew_at = renew_at
+        self._fixed_lease = fixed_lease
+        self._heap: list[tuple[float, int, Lease]] = []
+        self._order = count()
+        self._leases: set[Lease] = set()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self._leases))
+
+    def add(self, lease: Lease) -> None:
+        """Hold it from now on."""
+        self._leases.add(lease)
+        self._schedule(lease, lease.granted_at + self._renew_at * self._granted(lease))
+
+    def drop(self, lease: Lease) -> None:
+        """Forget it (settled, lost or given up); no renewal follows."""
+        self._leases.discard(lease)
+
+    def next_at(self) -> float | None:
+        """When something is due next."""
+        while self._heap and self._stale(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now: float) -> tuple[list[Lease], list[Lease]]:
+        """(leases to renew, now in state RENEWING; leases that lapsed, now LOST)."""
+        due_at = self.next_at()
+        if due_at is None or due_at > now:
+            return [], []
+        renew: list[Lease] = []
+        lapsed: list[Lease] = []
+        while self._heap:
+            entry = self._heap[0]
+            if self._stale(entry):
+                heapq.heappop(self._heap)
+                continue
+            lease = entry[2]
+            if entry[0] > now and self._early_at(lease) > now:
+                break
+            heapq.heappop(self._heap)
+            self._decide(lease, now, renew, lapsed)
+        return renew, lapsed
+
+    def renewal_seconds(self, lease: Lease, now: float) -> float | None:
+        """How long to ask for; None: this lease is not renewed any more (rule 5)."""
+        if lease.limit_at is None or now + lease.seconds <= lease.limit_at:
+            return lease.seconds
+        left = lease.limit_at - now
+        if self._fixed_lease or left < SHORTEST_RENEWAL or lease.limit_at <= lease.deadline:
+            return None
+        return left
+
+    def answered(self, lease: Lease, answer: Renewed | Lost | Unknown, asked_at: float) -> None:
+        """Book the answer to a renewal that was asked for at `asked_at`.
+
+        A failed one is tried again soon, until the deadline; the answer `Lost` ends the lease.
+        """
+        if isinstance(answer, Renewed):
+            lease.change(LeaseEvent.RENEWED)
+            lease.granted_at = asked_at
+            lease.renewals += 1
+            lease.failures = 0
+            self._schedule(lease, asked_at + self._renew_at * self._granted(lease))
+        elif isinstance(answer, Lost):
+            self.lapse(lease, answer.reason or "the broker says that it is not ours any more")
+        else:
+            lease.change(LeaseEvent.RENEW_FAILED)
+            lease.failures += 1
+            pause = min(0.1 * 2**lease.failures, 0.1 * lease.delivery.lease_seconds)
+            self._schedule(lease, asked_at + pause)
+
+    def token_gone(self, lease: Lease) -> None:
+        """The renewal's reply was lost and its token with it: run to the deadline, no further."""
+        lease.change(LeaseEvent.TOKEN_GONE)
+        self._schedule(lease, lease.deadline)
+
+    def lapse(self, lease: Lease, reason: str) -> None:
+        """The lease is over."""
+        lease.change(LeaseEvent.LAPSE)
+        lease.lost_reason = lease.lost_reason or reason
+        self.drop(lease)
+
+    def hurry(self, lease: Lease, now: float) -> None:
+        """Renew at the next turn: the task asked for more time, or the run began."""
+        self._schedule(lease, now)
+
+    def retry_settlement(self, lease: Lease, now: float) -> None:
+        """A settlement got no answer: the lease is held again, and renewed until it does."""
+        lease.change(LeaseEvent.SETTLE_FAILED)
+        self._schedule(lease, max(now, lease.granted_at + self._renew_at * self._granted(lease)))
+
+    def _decide(self, lease: Lease, now: float, renew: list[Lease], lapsed: list[Lease]) -> None:
+        if now >= lease.deadline:
+            if lease.state in (LeaseState.HELD, LeaseState.UNKNOWN):
+                self.lapse(lease, "its deadline passed before it could be renewed")
+                lapsed.append(lease)
+        elif lease.state is LeaseState.HELD:
+            if self.renewal_seconds(lease, now) is None:
+                self._schedule(lease, lease.deadline)
+            else:
+                lease.change(LeaseEvent.RENEW)
+                renew.append(lease)
+        elif lease.state is LeaseState.UNKNOWN:
+            self._schedule(lease, lease.deadline)
+
+    def _schedule(self, lease: Lease, at: float) -> None:
+        lease.due_at = at
+        heapq.heappush(self._heap, (at, next(self._order), lease))
+
+    def _stale(self, entry: tuple[float, int, Lease]) -> bool:
+        at, _, lease = entry
+        return lease not in self._leases or lease.due_at != at
+
+    def _early_at(self, lease: Lease) -> float:
+        if lease.failures or lease.state is not LeaseState.HELD:
+            return lease.due_at
+        return min(lease.due_at, lease.granted_at + BATCH_FROM * self._granted(lease))
+
+    @staticmethod
+    def _granted(lease: Lease) -> float:
+        return lease.delivery.lease_seconds

@@ -1,0 +1,60 @@
+"""Finding the App that ``-A module:app`` names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+from aztask.app import App
+from aztask.errors import ConfigurationError, did_you_mean
+
+_SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
+
+
+def load_app(spec: str) -> App:
+    """Import ``module:attribute`` (the attribute is `app` by default) and return the App there.
+
+    The working directory is importable. Whatever the module raises while it is imported,
+    SystemExit too, becomes one ConfigurationError that names the cause.
+    """
+    if not _SPEC.match(spec):
+        raise ConfigurationError(
+            f"{spec!r} does not name an app; write module:attribute, for example shop.tasks:app"
+        )
+    module_name, _, attribute = spec.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: object = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigurationError(_import_failure(module_name, error)) from error
+    for name in (attribute or "app").split("."):
+        if not hasattr(found, name):
+            apps = [key for key, value in vars(found).items() if isinstance(value, App)]
+            hint = did_you_mean(name, apps) or (f" It has: {', '.join(apps)}." if apps else "")
+            raise ConfigurationError(f"module {module_name!r} has no {name!r}.{hint}")
+        found = getattr(found, name)
+    if not isinstance(found, App):
+        raise ConfigurationError(
+            f"{spec!r} is a {type(found).__name__}, not an aztask.App; name the App object"
+        )
+    return found
+
+
+def _import_failure(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in (
+        module,
+        module.split(".", maxsplit=1)[0],
+    ):
+        return f"there is no module {module!r}; run aztask where it can be imported"
+    if isinstance(error, SystemExit):
+        return f"module {module!r} exits while it is imported (status {error.code}); guard main()"
+    text = str(error).splitlines()
+    return (
+        f"module {module!r} cannot be imported: {type(error).__name__}: {text[0] if text else ''}"
+    )

@@ -1,0 +1,155 @@
+"""Keeping secrets out of reprs, logs and errors, and control characters out of terminals.
+
+Rules
+1. A secret is wrapped in `Secret` where it enters the process. Only `Secret.reveal` gives it out,
+   so every place that handles it in the clear can be found by that word.
+2. `mask` works on any text: it knows the shapes that keys and signatures have, and it replaces
+   every wrapped secret wherever it turns up, whatever its shape.
+3. What came from outside is shown through `printable`: one line, nothing that moves a cursor.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import unicodedata
+from typing import NoReturn, Self
+from urllib.parse import quote, quote_plus
+
+MASK = "****"
+
+_SHORTEST_KNOWN = 8
+"""Characters below which a wrapped secret is not searched for in other text: a secret of "test"
+would blot out half of a log."""
+
+_known: dict[str, None] = {}
+"""The forms in which wrapped secrets may turn up. A process has a handful, kept for its life; a
+dict is used as an ordered set because its single operations are atomic among threads."""
+
+
+class Secret:
+    """A text that is shown as ``****`` and is neither pickled nor serialised by accident."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        if len(text) >= _SHORTEST_KNOWN:
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            _known.update(dict.fromkeys((text, quote(shown, safe=""), quote_plus(shown))))
+
+    def reveal(self) -> str:
+        """The secret itself, for the call that needs it."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Secret({MASK})"
+
+    def __str__(self) -> str:
+        return MASK
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(_bytes(self._text), _bytes(other._text))
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a secret is not pickled: let the other process read it from its environment or a file"
+        )
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+_EQUALS = r"[\"']?\s*(?:=|:|%3[dD])\s*[\"']?"
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), replacement)
+    for pattern, replacement in (
+        # SharedAccessKey=..., AccountKey=..., in a connection string, JSON or a repr.
+        (
+            rf"((?:SharedAccessKey|AccountKey|account_key|signing_keys?|password){_EQUALS})"
+            r"[^\s;,&\"'*][^\s;,&\"']*",
+            rf"\1{MASK}",
+        ),
+        # SharedAccessSignature=sv=...&sig=...: all of it.
+        (rf"(SharedAccessSignature{_EQUALS})[^\s;\"'*][^\s;\"']*", rf"\1{MASK}"),
+        # ...?sv=...&sig=... in a URL or a SAS token, also when the URL is quoted in another.
+        (r"((?:^|[?&;\s\"'(]|%3f|%26)(?:sig|signature)(?:=|%3d))[^&\s\"';,)]+", rf"\1{MASK}"),
+        # scheme://user:password@host
+        (r"(://)[^/\s@\"']+@", rf"\1{MASK}@"),
+        # Authorization headers.
+        (r"\b(Bearer|SharedKey|SharedKeyLite)(\s+)[A-Za-z0-9._~+/:=-]{8,}", rf"\1\2{MASK}"),
+    )
+)
+
+
+def mask(text: str) -> str:
+    """`text` with every key, signature and password in it replaced by ``****``.
+
+    Masking twice changes nothing more.
+    """
+    for secret in list(_known):
+        if secret in text:
+            text = text.replace(secret, MASK)
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """`text` on one line of at most about `limit` characters, quoted, with nothing invisible in it.
+
+    Control characters, line breaks, ANSI codes, direction marks and lone surrogates are shown as
+    escapes; longer text ends with an ellipsis. Secrets are masked.
+    """
+    masked = mask(text)  # before the cut, which could leave half a key that no pattern knows
+    shown = "".join(
+        character if _visible(character) else character.encode("unicode_escape").decode("ascii")
+        for character in masked[:limit].replace("\\", "\\\\")
+    )
+    return f"'{shown}'" if len(masked) <= limit else f"'{shown}...'"
+
+
+def _visible(character: str) -> bool:
+    """Letters, marks, numbers, punctuation, symbols and the plain space."""
+    return character == " " or unicodedata.category(character)[0] in "LMNPS"
+
+
+class SecretFilter(logging.Filter):
+    """Masks secrets in log records: message, arguments, traceback. Put it on each *handler*.
+
+    A filter on a logger does not see the records of its children, and azure-core and urllib3 log
+    whole SAS URLs from loggers of their own.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite the record; always True."""
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            # A filter runs outside the guard that logging puts around a handler: an ill-matched
+            # format string must not break the caller.
+            message = f"{record.msg} {record.args!r}"
+        record.msg, record.args = mask(message), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = mask(record.exc_text)
+        if record.stack_info:
+            record.stack_info = mask(record.stack_info)
+        return True

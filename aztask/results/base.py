@@ -1,0 +1,214 @@
+"""The result store protocol: who runs what, and how it ended.
+
+Rules
+1. A run is keyed (task id, generation, hop). Its start row is owned by one lease; an outcome is
+   recorded only by the owner, once (compare-and-set). Who was frozen past its lease and thaws finds
+   another owner and records nothing.
+2. What is recorded is the *settlement*: a redelivery of the message repeats exactly that.
+3. A start row of the same message (same position) may be taken over: the message came again, so
+   the former owner's lease is gone. A start row of another copy of the message may not: that copy
+   is still in the broker, and it alone is responsible (`Elsewhere`).
+4. A store that cannot be reached raises BrokerUnavailable: the caller keeps the delivery unsettled
+   and tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from aztask.delivery import Position
+from aztask.settlement import Settlement
+
+
+class State(StrEnum):
+    """What is known of a task, in words that `AsyncResult.state` shows."""
+
+    PENDING = "pending"
+    STARTED = "started"
+    RETRYING = "retrying"
+    SNOOZED = "snoozed"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen (short of a replay)."""
+        return self in _FINAL
+
+
+_FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """One run of one task."""
+
+    task_id: str
+    generation: int = 0
+    hop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A wish to own a run. owner: unique to this delivery's lease. at: UTC epoch seconds."""
+
+    key: RunKey
+    task: str
+    queue: str
+    position: Position
+    owner: str
+    worker: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. value: the encoded result. at: UTC epoch seconds; duration: seconds."""
+
+    state: State
+    settlement: Settlement
+    value: bytes | None = None
+    error_type: str = ""
+    error: str = ""
+    traceback: str = ""
+    at: float = 0.0
+    duration: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The run is ours. starts: how often it was started, this time included."""
+
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The run ended before; repeat its settlement, do not run it again."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another copy of the message owns the run; this copy is superfluous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The run is ours, but the task was cancelled before it started."""
+
+    starts: int
+
+
+StartAnswer: TypeAlias = Owned | Recorded | Elsewhere | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An outcome to be recorded by its owner."""
+
+    key: RunKey
+    owner: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run as the store knows it."""
+
+    key: RunKey
+    task: str
+    queue: str
+    state: State
+    worker: str = ""
+    starts: int = 0
+    started_at: float | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker as it last told of itself. Times are UTC epoch seconds."""
+
+    name: str
+    started_at: float
+    seen_at: float
+    queues: tuple[str, ...]
+    running: int
+    finished: int
+    stopped: bool = False
+
+
+@runtime_checkable
+class ResultStore(Protocol):
+    """Where runs are owned and outcomes recorded. Any thread may call."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether calls wait for a network."""
+        ...
+
+    def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
+        """Try to own each run, in order."""
+        ...
+
+    def record(self, finishes: Sequence[Finish]) -> list[bool]:
+        """Record each outcome; False where the run is owned by somebody else by now."""
+        ...
+
+    def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
+        """Give runs back that did not count: (key, owner); their start is not counted either."""
+        ...
+
+    def expect(self, runs: Iterable[RunRecord]) -> None:
+        """Note runs that are sent and not started, unless they are known already."""
+        ...
+
+    def get(self, task_id: str) -> RunRecord | None:
+        """The task's latest run, None when nothing is known of it."""
+        ...
+
+    def history(self, task_id: str) -> list[RunRecord]:
+        """All runs of a task, oldest first."""
+        ...
+
+    def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
+        """The newest runs, newest first."""
+        ...
+
+    def cancel(self, task_id: str, at: float) -> bool:
+        """Mark a task as cancelled; False when it has ended already."""
+        ...
+
+    def forget(self, task_id: str) -> bool:
+        """Delete what is known of a task; False when nothing was."""
+        ...
+
+    def wait_changed(self, seen: int, timeout: float) -> int:
+        """Wait until something may have changed since `seen`, at most `timeout` seconds.
+
+        Returns what to pass as `seen` next time (start with 0).
+        """
+        ...
+
+    def heartbeat(self, worker: WorkerRecord) -> None:
+        """Note that a worker lives."""
+        ...
+
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that are known, newest sign of life first."""
+        ...
+
+    def purge(self, before: float) -> int:
+        """Delete what ended before that time (UTC epoch seconds); how many runs were deleted."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and files."""
+        ...

@@ -1,0 +1,321 @@
+"""The result store in a local SQLite file, shared by the processes of one machine.
+
+When it shares the file with the local broker, outcomes and settlements are one transaction
+(`aztask.brokers.base.Transactional`). Rows are kept in order of their first start, so the newest
+runs are found, and the oldest cleared, without a further index.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.engine import Database
+from aztask.results.base import (
+    Cancelled,
+    Elsewhere,
+    Finish,
+    Outcome,
+    Owned,
+    Recorded,
+    RunKey,
+    RunRecord,
+    Start,
+    StartAnswer,
+    State,
+    WorkerRecord,
+)
+from aztask.settlement import Complete, from_record, to_record
+
+_STEPS = (
+    """
+    CREATE TABLE runs (
+        id INTEGER PRIMARY KEY,
+        task_id TEXT NOT NULL, generation INTEGER NOT NULL, hop INTEGER NOT NULL,
+        task TEXT NOT NULL, queue TEXT NOT NULL, position, owner TEXT, worker TEXT NOT NULL,
+        starts INTEGER NOT NULL, started_at REAL, state TEXT NOT NULL,
+        settlement BLOB, value BLOB, error_type TEXT, error TEXT, traceback TEXT,
+        ended_at REAL, duration REAL);
+    CREATE UNIQUE INDEX runs_key ON runs (task_id, generation, hop);
+    CREATE TABLE cancellations (task_id TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
+    CREATE TABLE workers (name TEXT PRIMARY KEY, seen_at REAL NOT NULL, record BLOB NOT NULL)
+    WITHOUT ROWID;
+    """,
+)
+
+_START = """
+    INSERT INTO runs (task_id, generation, hop, task, queue, position, owner, worker, starts,
+                      started_at, state)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, 'started')
+    ON CONFLICT DO NOTHING
+"""
+_TAKE_OVER = """
+    UPDATE runs SET owner = ?, worker = ?, starts = starts + 1, started_at = ?, position = ?,
+                    queue = ?, state = 'started'
+    WHERE task_id = ? AND generation = ? AND hop = ?
+"""
+_RECORD = """
+    UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
+                    ended_at = ?, duration = ?
+    WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
+"""
+_DISOWN = """
+    UPDATE runs SET owner = NULL, starts = starts - 1
+    WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
+"""
+_EXPECT = """
+    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state)
+    VALUES (?, ?, ?, ?, ?, '', 0, 'pending')
+    ON CONFLICT DO NOTHING
+"""
+_KEY = "task_id = ? AND generation = ? AND hop = ?"
+_COLUMNS = """task_id, generation, hop, task, queue, state, worker, starts, started_at, settlement,
+              value, error_type, error, traceback, ended_at, duration"""
+
+_PLAIN = Complete()
+FIRST_WAIT = 0.001
+LONGEST_WAIT = 0.02
+WORKER_FORGOTTEN_SECONDS = 86400.0
+
+
+class LocalResults:
+    """See the protocol, `aztask.results.base.ResultStore`."""
+
+    remote = False
+
+    def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._database = database
+        self._clock = clock
+        database.migrate("results", _STEPS)
+
+    @property
+    def transaction_key(self) -> str:
+        """The file."""
+        return self._database.key
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All or nothing for what this thread does inside."""
+        return self._joined()
+
+    def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
+        """Try to own each run. New runs, the usual case, cost one statement for all."""
+        rows = [
+            (
+                *_key(each.key),
+                each.task,
+                each.queue,
+                each.position,
+                each.owner,
+                each.worker,
+                each.at,
+            )
+            for each in starts
+        ]
+        with self._database.transaction() as connection:
+            cancelled = connection.execute("SELECT 1 FROM cancellations LIMIT 1").fetchone()
+            stored = connection.executemany(_START, rows).rowcount
+            if stored == len(rows) and not cancelled:
+                return [Owned(1)] * len(rows)
+            return [self._answer(connection, each) for each in starts]
+
+    def record(self, finishes: Sequence[Finish]) -> list[bool]:
+        """Record outcomes, each by compare-and-set on the run's owner."""
+        rows = [(*_outcome_row(each.outcome), *_key(each.key), each.owner) for each in finishes]
+        with self._database.transaction() as connection:
+            if connection.executemany(_RECORD, rows).rowcount == len(rows):
+                return [True] * len(rows)
+            return [self._is_owner(connection, each.key, each.owner) for each in finishes]
+
+    def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
+        """Give runs back; their start is not counted."""
+        with self._database.transaction() as connection:
+            connection.executemany(_DISOWN, [(*_key(key), owner) for key, owner in runs])
+
+    def expect(self, runs: Iterable[RunRecord]) -> None:
+        """Note runs that are sent and not started."""
+        with self._database.transaction() as connection:
+            rows = [(*_key(run.key), run.task, run.queue) for run in runs]
+            connection.executemany(_EXPECT, rows)
+
+    def get(self, task_id: str) -> RunRecord | None:
+        """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                f"SELECT {_COLUMNS} FROM runs WHERE task_id = ? "  # constants
+                "ORDER BY generation DESC, hop DESC LIMIT 1",
+                (task_id,),
+            ).fetchone()
+            mark = connection.execute(
+                "SELECT at FROM cancellations WHERE task_id = ?", (task_id,)
+            ).fetchone()
+        record = _record(row) if row else None
+        if mark and (record is None or record.state in _WAITING):
+            known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
+            return replace(known, state=State.CANCELLED)
+        return record
+
+    def history(self, task_id: str) -> list[RunRecord]:
+        """All runs of a task, oldest first."""
+        return self._select("WHERE task_id = ? ORDER BY generation, hop", task_id)
+
+    def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
+        """The newest runs, newest first."""
+        if state is None:
+            return self._select("ORDER BY id DESC LIMIT ?", limit)
+        return self._select("WHERE state = ? ORDER BY id DESC LIMIT ?", state.value, limit)
+
+    def cancel(self, task_id: str, at: float) -> bool:
+        """Mark a task as cancelled, unless it has ended."""
+        with self._database.transaction() as connection:
+            record = self.get(task_id)
+            if record is not None and record.state.final:
+                return False
+            connection.execute("REPLACE INTO cancellations VALUES (?, ?)", (task_id, at))
+            return True
+
+    def forget(self, task_id: str) -> bool:
+        """Delete what is known of a task."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM cancellations WHERE task_id = ?", (task_id,))
+            cursor = connection.execute("DELETE FROM runs WHERE task_id = ?", (task_id,))
+            return cursor.rowcount > 0
+
+    def wait_changed(self, seen: int, timeout: float) -> int:
+        """Poll the file's change counter, at 1 ms first and 20 ms later."""
+        give_up_at = time.monotonic() + timeout
+        pause = FIRST_WAIT
+        while (now := self._database.changes()) == seen and time.monotonic() < give_up_at:
+            time.sleep(min(pause, max(0.0, give_up_at - time.monotonic())))
+            pause = min(pause * 1.5, LONGEST_WAIT)
+        return now
+
+    def heartbeat(self, worker: WorkerRecord) -> None:
+        """Note that a worker lives; forget those that have been silent for a day."""
+        blob = msgpack.packb(
+            [worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped]
+        )
+        with self._database.transaction() as connection:
+            row = (worker.name, worker.seen_at, blob)
+            connection.execute("REPLACE INTO workers VALUES (?, ?, ?)", row)
+            connection.execute(
+                "DELETE FROM workers WHERE seen_at < ?",
+                (worker.seen_at - WORKER_FORGOTTEN_SECONDS,),
+            )
+
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that are known, newest sign of life first."""
+        with self._database.read() as connection:
+            rows = connection.execute("SELECT * FROM workers ORDER BY seen_at DESC").fetchall()
+        records = []
+        for name, seen_at, blob in rows:
+            started_at, queues, running, finished, stopped = msgpack.unpackb(blob)
+            records.append(
+                WorkerRecord(name, started_at, seen_at, tuple(queues), running, finished, stopped)
+            )
+        return records
+
+    def purge(self, before: float) -> int:
+        """Delete what ended before that time, and marks of cancellation as old."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM cancellations WHERE at < ?", (before,))
+            return connection.execute("DELETE FROM runs WHERE ended_at < ?", (before,)).rowcount
+
+    def close(self) -> None:
+        """The database belongs to whoever opened it; nothing to do."""
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        with self._database.transaction():
+            yield
+
+    def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
+        """What stands in the row decides; our own start may just have made it."""
+        row = connection.execute(
+            f"SELECT owner, position, starts, {_COLUMNS} FROM runs WHERE {_KEY}",
+            _key(start.key),
+        ).fetchone()
+        owner, position, starts = row[:3]
+        record = _record(row[3:])
+        if record.outcome is not None:
+            return Recorded(record.outcome)
+        ours = owner == start.owner
+        if not ours:
+            if owner is not None and position != start.position:
+                return Elsewhere()
+            starts += 1
+            connection.execute(
+                _TAKE_OVER,
+                (
+                    start.owner,
+                    start.worker,
+                    start.at,
+                    start.position,
+                    start.queue,
+                    *_key(start.key),
+                ),
+            )
+        mark = connection.execute(
+            "SELECT 1 FROM cancellations WHERE task_id = ?", (start.key.task_id,)
+        ).fetchone()
+        return Cancelled(starts) if mark else Owned(starts)
+
+    @staticmethod
+    def _is_owner(connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:
+        row = connection.execute(f"SELECT owner FROM runs WHERE {_KEY}", _key(key)).fetchone()
+        return row is not None and row[0] == owner
+
+    def _select(self, where: str, *values: Any) -> list[RunRecord]:
+        with self._database.read() as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS} FROM runs {where}",  # constants
+                values,
+            ).fetchall()
+        return [_record(row) for row in rows]
+
+
+_WAITING = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
+
+
+def _key(key: RunKey) -> tuple[str, int, int]:
+    return key.task_id, key.generation, key.hop
+
+
+def _start_row(start: Start) -> tuple[Any, ...]:
+    key = _key(start.key)
+    return *key, start.task, start.queue, start.position, start.owner, start.worker, start.at
+
+
+def _outcome_row(outcome: Outcome) -> tuple[Any, ...]:
+    plain = outcome.settlement == _PLAIN
+    settlement = None if plain else msgpack.packb(to_record(outcome.settlement))
+    return (
+        outcome.state.value,
+        settlement,
+        outcome.value,
+        outcome.error_type or None,
+        outcome.error or None,
+        outcome.traceback or None,
+        outcome.at,
+        outcome.duration,
+    )
+
+
+def _record(row: Sequence[Any]) -> RunRecord:
+    key = RunKey(row[0], row[1], row[2])
+    task, queue, state, worker, starts, started_at, packed = row[3:10]
+    value, error_type, error, trace, ended_at, duration = row[10:]
+    outcome = None
+    if ended_at is not None:
+        settlement = _PLAIN if packed is None else from_record(msgpack.unpackb(packed))
+        outcome = Outcome(
+            State(state), settlement, value, error_type or "", error or "", trace or "",
+            ended_at, duration,
+        )  # fmt: skip
+    return RunRecord(key, task, queue, State(state), worker, starts, started_at, outcome)

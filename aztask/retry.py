@@ -1,0 +1,186 @@
+"""The retry policy: what shall happen to a message whose run failed. Values in, a settlement out.
+
+Rules
+1. A decision repeats: the jitter is hashed from the message's key, so the same failure of the same
+   message always gives the same delay.
+2. Everything is bounded: failures by ``max_retries``, snoozes by ``max_snoozes``, delays by
+   ``max_delay``. Past a bound the message is dead-lettered with a reason and a description.
+3. What is not the task's own exception (its process died, its time limit passed, SystemExit)
+   is always worth another try, up to ``max_retries``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from aztask.display import one_line, safe_str
+from aztask.durations import LONGEST_SECONDS, to_seconds
+from aztask.errors import (
+    CodecError,
+    ConfigurationError,
+    Reject,
+    Retry,
+    Snooze,
+    TimeLimitExceeded,
+)
+from aztask.message import COUNTER_LIMIT, TaskMessage
+from aztask.settlement import REASON_LIMIT, DeadLetter, Resubmit, Settlement
+
+RETRIES_EXHAUSTED = "retries-exhausted"
+SNOOZES_EXHAUSTED = "snoozes-exhausted"
+NOT_RETRYABLE = "not-retryable"
+INVALID_DELAY = "invalid-delay"
+EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed run is repeated.
+
+    max_retries: runs after the first. delay: seconds (or a timedelta) before the first retry,
+    multiplied by backoff for each further one, at most max_delay. jitter: take between half and
+    all of that, so that many failures at once do not come back at once. retry_on, give_up_on:
+    exception classes; give_up_on wins. max_snoozes: how often a task may ask to run again
+    without having failed. Raises ConfigurationError.
+    """
+
+    max_retries: int = 3
+    delay: float = 1.0
+    backoff: float = 2.0
+    max_delay: float = 600.0
+    jitter: bool = True
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    give_up_on: tuple[type[BaseException], ...] = ()
+    max_snoozes: int = 100
+
+    def __post_init__(self) -> None:
+        _check_count(self.max_retries, "max_retries")
+        _check_count(self.max_snoozes, "max_snoozes")
+        object.__setattr__(self, "delay", to_seconds(self.delay, "delay"))
+        object.__setattr__(self, "max_delay", to_seconds(self.max_delay, "max_delay"))
+        object.__setattr__(self, "backoff", _factor(self.backoff))
+        if not isinstance(self.jitter, bool):
+            raise ConfigurationError(f"jitter must be True or False, not {self.jitter!r}")
+        for name in ("retry_on", "give_up_on"):
+            object.__setattr__(self, name, _classes(getattr(self, name), name))
+
+    def decide(
+        self, error: BaseException, message: TaskMessage, now: float | None = None
+    ) -> Settlement:
+        """The settlement of a run that ended with `error`.
+
+        now: UTC epoch seconds; given, a delay past the message's expiry dead-letters at once.
+        """
+        description = describe(type(error).__name__, safe_str(error, REASON_LIMIT))
+        if isinstance(error, Reject):
+            return DeadLetter(
+                safe_str(error.reason, REASON_LIMIT) or "rejected",
+                safe_str(error.description, REASON_LIMIT),
+            )
+        if isinstance(error, Snooze):
+            return self._snooze(error, message, now)
+        if isinstance(error, Retry):
+            return self._retry(message, description, now, error.delay)
+        if self._is_final(error):
+            return DeadLetter(NOT_RETRYABLE, description)
+        return self._retry(message, description, now)
+
+    def decide_named(
+        self, error_type: str, error: str, message: TaskMessage, now: float | None = None
+    ) -> Settlement:
+        """The settlement of a failure that is known by name only: always worth another try.
+
+        For a child process that died and for hard time limits; see rule 3.
+        """
+        return self._retry(message, describe(error_type, error), now)
+
+    def delay_of(self, message: TaskMessage) -> float:
+        """Seconds until the next try of `message`, after this many failures."""
+        try:
+            delay = min(self.max_delay, self.delay * self.backoff**message.resubmit_count)
+        except OverflowError:
+            delay = self.max_delay if self.delay else 0.0
+        return delay * (0.5 + 0.5 * _fraction(message)) if self.jitter else delay
+
+    def _is_final(self, error: BaseException) -> bool:
+        if isinstance(error, (*self.give_up_on, CodecError)):
+            return True  # bytes that cannot be read or written today cannot be tomorrow
+        if isinstance(error, TimeLimitExceeded) or not isinstance(error, Exception):
+            return False
+        return not isinstance(error, self.retry_on)
+
+    def _retry(
+        self,
+        message: TaskMessage,
+        description: str,
+        now: float | None,
+        asked: object = None,
+    ) -> Settlement:
+        if message.resubmit_count >= self.max_retries:
+            runs = message.resubmit_count + 1
+            return DeadLetter(
+                RETRIES_EXHAUSTED, f"{description} (failed {runs} of {self.max_retries + 1} runs)"
+            )
+        if asked is None:
+            return _resubmit(message, self.delay_of(message), now, counted=True)
+        return _resubmit_asked(message, asked, now, counted=True)
+
+    def _snooze(self, error: Snooze, message: TaskMessage, now: float | None) -> Settlement:
+        if message.snooze_count >= self.max_snoozes:
+            return DeadLetter(
+                SNOOZES_EXHAUSTED, f"the task asked to run again {message.snooze_count + 1} times"
+            )
+        return _resubmit_asked(message, error.delay, now, counted=False)
+
+
+def describe(error_type: str, error: str) -> str:
+    """``Type: text`` on one line, as dead letters and events show a failure."""
+    return one_line(f"{error_type}: {error}" if error else error_type, 1000)
+
+
+def _resubmit_asked(
+    message: TaskMessage, asked: object, now: float | None, *, counted: bool
+) -> Settlement:
+    """The delay that the task itself asked for, taken as it is; nonsense is not guessed at."""
+    try:
+        delay = to_seconds(asked, "delay")
+    except ConfigurationError as error:
+        return DeadLetter(INVALID_DELAY, f"the task asked for a delay that cannot be: {error}")
+    return _resubmit(message, delay, now, counted=counted)
+
+
+def _resubmit(
+    message: TaskMessage, delay: float, now: float | None, *, counted: bool
+) -> Settlement:
+    if now is not None and message.expires is not None and now + delay > message.expires:
+        return DeadLetter(EXPIRED, f"it would run again in {delay:g} s, after it has expired")
+    return Resubmit(delay=delay, counted=counted)
+
+
+def _fraction(message: TaskMessage) -> float:
+    """A number in [0, 1) that only depends on the message's key."""
+    key = f"{message.id}:{message.generation}:{message.hop}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(key, digest_size=6).digest(), "big") / 2**48
+
+
+def _check_count(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= COUNTER_LIMIT:
+        raise ConfigurationError(f"{name} must be an integer of at least 0, not {value!r}")
+
+
+def _factor(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"backoff must be a number of at least 1, not {value!r}")
+    if not math.isfinite(value) or not 1 <= value <= LONGEST_SECONDS:
+        raise ConfigurationError(f"backoff must be a number of at least 1, not {value!r}")
+    return float(value)
+
+
+def _classes(value: object, name: str) -> tuple[type[BaseException], ...]:
+    given = value if isinstance(value, list | tuple) else (value,)
+    for kind in given:
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise ConfigurationError(f"{name} must hold exception classes, not {kind!r}")
+    return tuple(given)

@@ -1,0 +1,148 @@
+"""The msgpack encoding of values: what becomes what.
+
+========================  =======================================================================
+Python                    msgpack
+========================  =======================================================================
+None, bool, float         nil, boolean, float 64
+str, bytes                str (UTF-8), bin; ``bytearray`` and ``memoryview`` become bin
+list, tuple               array; comes back as a **list**
+dict                      map; keys are str, bytes, int, float, bool or None
+int of 64 bits            int
+int beyond that           ext 7: two's complement, big-endian, at most 4,096 bytes
+datetime                  ext 1: ISO 8601 text with its offset (the zone's name is not kept)
+date, time                ext 2, ext 3: ISO 8601 text
+timedelta                 ext 4: days, seconds, microseconds as three big-endian signed 32-bit ints
+UUID                      ext 5: its 16 bytes
+Decimal                   ext 6: its text
+anything else             refused, with the type's name
+========================  =======================================================================
+
+msgpack's own timestamp (ext -1), which other producers may send, is read as a datetime in UTC.
+
+Rules
+1. Plain values are plain msgpack: any other msgpack library reads and writes them.
+2. Reading builds only the types above; no name in the data ever leads to an import or a call.
+3. The codec puts this encoding into Kombu's registry under ``msgpack``, in the place of Kombu's
+   own, of which it is a superset: the same bytes for the values that both can write.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgpack
+
+MSGPACK = "application/x-msgpack"
+JSON = "application/json"
+
+INTEGER_BYTES = 4096
+"""Longest integer: about 9,800 decimal digits; reading one takes time linear in its length."""
+
+TEXT_BYTES = 16 * 1024
+"""Longest text of a date, a time or a Decimal."""
+
+_TIMEDELTA = struct.Struct(">iii")
+
+
+def pack(value: Any) -> bytes:
+    """`value` as msgpack. Raises TypeError, ValueError, OverflowError or UnicodeEncodeError."""
+    packed: bytes = msgpack.packb(value, default=_to_ext)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """The value that `pack` wrote. The bytes should have passed `aztask.limits.check_msgpack`.
+
+    Raises ValueError, TypeError or OverflowError.
+    """
+    return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False, timestamp=3)
+
+
+def _to_ext(value: Any) -> Any:
+    """Called by msgpack for what it cannot write itself."""
+    for kind, code, write in _WRITERS:
+        if isinstance(value, kind):
+            return msgpack.ExtType(code, write(value))
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    name = type(value).__qualname__
+    raise TypeError(f"a value of type {name} has no encoding; pass plain data instead")
+
+
+def _from_ext(code: int, data: bytes) -> Any:
+    read = _READERS.get(code)
+    if read is None:
+        raise ValueError(f"extension type {code} is not known")
+    if len(data) > TEXT_BYTES:
+        raise ValueError(f"extension type {code} holds {len(data)} bytes, more than {TEXT_BYTES}")
+    return read(data)
+
+
+def _write_text(value: date | time) -> bytes:
+    return value.isoformat().encode("ascii")
+
+
+def _write_decimal(value: Decimal) -> bytes:
+    text = str(value).encode("ascii")
+    if len(text) > TEXT_BYTES:
+        raise ValueError(f"a Decimal of {len(text)} digits is too long; at most {TEXT_BYTES}")
+    return text
+
+
+def _write_integer(value: int) -> bytes:
+    size = (value if value >= 0 else ~value).bit_length() // 8 + 1
+    if size > INTEGER_BYTES:
+        raise OverflowError(f"an integer of {size} bytes is too long; at most {INTEGER_BYTES}")
+    return value.to_bytes(size, "big", signed=True)
+
+
+def _write_timedelta(value: timedelta) -> bytes:
+    return _TIMEDELTA.pack(value.days, value.seconds, value.microseconds)
+
+
+def _read_integer(data: bytes) -> int:
+    if len(data) > INTEGER_BYTES:
+        raise ValueError(f"an integer of {len(data)} bytes is too long; at most {INTEGER_BYTES}")
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _read_timedelta(data: bytes) -> timedelta:
+    try:
+        days, seconds, microseconds = _TIMEDELTA.unpack(data)
+        return timedelta(days, seconds, microseconds)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"not a timedelta: {error}") from None
+
+
+def _read_decimal(data: bytes) -> Decimal:
+    try:
+        return Decimal(data.decode("ascii"))
+    except ArithmeticError:
+        raise ValueError("not a decimal number") from None
+
+
+# In this order: a datetime is also a date, and a bool never gets here.
+_WRITERS: tuple[tuple[type, int, Callable[[Any], bytes]], ...] = (
+    (datetime, 1, _write_text),
+    (date, 2, _write_text),
+    (time, 3, _write_text),
+    (timedelta, 4, _write_timedelta),
+    (UUID, 5, lambda value: value.bytes),
+    (Decimal, 6, _write_decimal),
+    (int, 7, _write_integer),
+)
+
+_READERS: dict[int, Callable[[bytes], Any]] = {
+    1: lambda data: datetime.fromisoformat(data.decode("ascii")),
+    2: lambda data: date.fromisoformat(data.decode("ascii")),
+    3: lambda data: time.fromisoformat(data.decode("ascii")),
+    4: _read_timedelta,
+    5: lambda data: UUID(bytes=data),
+    6: _read_decimal,
+    7: _read_integer,
+}

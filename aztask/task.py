@@ -1,0 +1,245 @@
+"""A task: a function that can be called here, or sent to run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+
+from aztask.asyncresult import AsyncResult
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.retry import RetryPolicy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRY_STRATEGIES = ("resubmit",)
+DELIVERIES = ("at-least-once", "at-most-once")
+
+
+class TaskOptions(TypedDict, total=False):
+    """What ``@app.task(...)`` takes beside the function.
+
+    name: registered name, "APP.FUNCTION" by default. queue: where invocations go. retry: the retry
+    policy. time_limit: seconds after which its process is killed; soft_time_limit: seconds after
+    which TimeLimitExceeded is raised in it. lease: seconds, or a callable that gets the task's
+    arguments and returns seconds. max_lease: seconds of lease in all, renewals included. expires:
+    seconds from sending after which it is not started any more. delivery: "at-least-once", or
+    "at-most-once": the message is removed before the task runs.
+    """
+
+    name: str
+    queue: str
+    retry: RetryPolicy
+    time_limit: float
+    soft_time_limit: float
+    lease: float | Callable[..., float]
+    max_lease: float
+    retry_strategy: str
+    expires: float
+    delivery: str
+
+
+class SendOptions(TypedDict, total=False):
+    """What ``task.with_options(...)`` takes.
+
+    delay: seconds until it may start. queue: where to send it. task_id: an id of your own: a task
+    id that is known already is not run again, its result is returned. expires: seconds from now
+    after which it is not started any more. force: run a known task id again, as a new generation.
+    """
+
+    delay: float
+    queue: str
+    task_id: str
+    expires: float
+    force: bool
+
+
+class Sender(Protocol):
+    """Who sends invocations: the App."""
+
+    def send_call(
+        self, task: Task[..., Any], calls: Sequence[Call], options: SendOptions
+    ) -> list[AsyncResult[Any]]:
+        """Send all as one batch; results in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one invocation."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def check_options(given: Iterable[str], known: type[Any], where: str) -> None:
+    """Refuse options that `known`, a TypedDict, does not have."""
+    names = list(known.__annotations__)
+    for name in given:
+        if name not in names:
+            raise ConfigurationError(
+                f"{where} has no option {name!r}.{did_you_mean(name, names)} "
+                f"It has: {', '.join(names)}."
+            )
+
+
+def positive(value: object, what: str) -> float:
+    """`value` as seconds above 0; ConfigurationError says what is wrong with `what` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e10:
+        raise ConfigurationError(f"{what} takes seconds above 0, not {value!r}")
+    return float(value)
+
+
+class Task(Generic[P, R]):
+    """A registered function. Calling it calls the function; `delay` sends an invocation."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        function: Callable[..., Any],
+        name: str,
+        options: TaskOptions,
+        *,
+        retry: RetryPolicy,
+        with_context: bool = False,
+    ) -> None:
+        check_options(options, TaskOptions, f"task {name!r}")
+        self._sender = sender
+        self.function = function
+        self.name = name
+        self.queue = options.get("queue")
+        self.retry = options.get("retry", retry)
+        self.with_context = with_context
+        self.delivery = _choice(options.get("delivery", DELIVERIES[0]), DELIVERIES, "delivery")
+        self.retry_strategy = _choice(
+            options.get("retry_strategy", RETRY_STRATEGIES[0]), RETRY_STRATEGIES, "retry_strategy"
+        )
+        self.time_limit = self._seconds(options, "time_limit")
+        self.soft_time_limit = self._seconds(options, "soft_time_limit")
+        self.max_lease = self._seconds(options, "max_lease")
+        self.expires = self._seconds(options, "expires")
+        lease = options.get("lease")
+        self.lease_of = lease if callable(lease) else None
+        self.lease = None if callable(lease) else self._seconds(options, "lease")
+        if self.lease is not None and self.max_lease is not None and self.max_lease <= self.lease:
+            raise ConfigurationError(
+                f"task {name!r}: max_lease ({self.max_lease:g} s) must be longer than "
+                f"lease ({self.lease:g} s)"
+            )
+        self.signature = inspect.signature(function)
+        self.__name__ = getattr(function, "__name__", name)
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, here and now."""
+        result: R = self.function(*args, **kwargs)
+        return result
+
+    def call(self, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function as a worker does: with the context where it wants one."""
+        if self.with_context:
+            return self.function(context, *args, **kwargs)
+        return self.function(*args, **kwargs)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """Send an invocation; on return the broker has accepted it.
+
+        Raises TypeError when the arguments do not fit the function, EncodeError when they cannot
+        be written, MessageTooLarge, BrokerUnavailable (nothing was sent), SendUnconfirmed (it may
+        have been: send again with the same task id).
+        """
+        return self._send({}, args, kwargs)
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """`delay` for a coroutine: the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self._send, SendOptions(), args, kwargs)
+
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+        """Send one invocation for each tuple of arguments, in batches; results in order."""
+        return self._send_many({}, calls)
+
+    def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R]:
+        """The same task, to be sent with `options` (see `SendOptions`)."""
+        return BoundTask(self, _checked_send_options(options))
+
+    def _send(
+        self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncResult[R]:
+        self.check_arguments(args, kwargs)
+        return self._sender.send_call(self, (Call(args, kwargs),), options)[0]
+
+    def _send_many(
+        self, options: SendOptions, calls: Iterable[Sequence[Any]]
+    ) -> list[AsyncResult[R]]:
+        batch = []
+        for args in calls:
+            if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+                raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
+            self.check_arguments(tuple(args), {})
+            batch.append(Call(tuple(args), {}))
+        return self._sender.send_call(self, batch, options)
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError, as the call itself would, when the arguments do not fit."""
+        try:
+            if self.with_context:
+                self.signature.bind(None, *args, **kwargs)
+            else:
+                self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+
+    def _seconds(self, options: TaskOptions, name: str) -> float | None:
+        value = options.get(name)
+        return None if value is None else positive(value, f"task {self.name!r}: {name}")
+
+
+class BoundTask(Generic[P, R]):
+    """A task together with options for sending it."""
+
+    def __init__(self, task: Task[P, R], options: SendOptions) -> None:
+        self._task = task
+        self._options = options
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """`Task.delay` with these options."""
+        return self._task._send(self._options, args, kwargs)  # one class in two
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+        """`Task.adelay` with these options."""
+        return await asyncio.to_thread(self.delay, *args, **kwargs)
+
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+        """`Task.map` with these options (a task id of your own is for one invocation only)."""
+        if "task_id" in self._options:
+            raise ConfigurationError("task_id names one invocation; map sends many")
+        return self._task._send_many(self._options, calls)
+
+
+def _choice(value: object, known: Sequence[str], what: str) -> str:
+    if value not in known:
+        raise ConfigurationError(
+            f"{what} takes {' or '.join(map(repr, known))}, not {value!r}."
+            f"{did_you_mean(str(value), known)}"
+        )
+    return str(value)
+
+
+def _checked_send_options(options: SendOptions) -> SendOptions:
+    check_options(options, SendOptions, "with_options")
+    delay = options.get("delay", 0.0)
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e10:
+        raise ConfigurationError(f"delay takes seconds of 0 or more, not {delay!r}")
+    if "expires" in options:
+        positive(options["expires"], "expires")
+    task_id = options.get("task_id")
+    if task_id is not None and (not isinstance(task_id, str) or not task_id):
+        raise ConfigurationError(f"task_id takes a text, not {task_id!r}")
+    return options

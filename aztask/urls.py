@@ -1,0 +1,219 @@
+"""Broker and result URLs, read into the values of `aztask.addresses`.
+
+Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
+``local:///absolute/path.db``, ``local://:memory:``, each with ``?durable=full`` where power loss
+matters; ``servicebus://NAMESPACE`` or a full host name (Entra ID); ``storagequeue://ACCOUNT`` or a
+full host name (Entra ID); an Azure connection string (`aztask.connection_strings`).
+Results: ``local://...``, ``tables://ACCOUNT``, a storage connection string.
+
+Rules
+1. Parsing does no I/O and finds every mistake that can be found without asking the service.
+2. A mistake is a ConfigurationError of one line: what is wrong, what to write instead, no secret.
+
+Source of the rules for names: Azure's naming rules for namespaces and storage accounts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote
+
+from aztask import connection_strings
+from aztask.addresses import (
+    MEMORY,
+    BrokerAddress,
+    LocalAddress,
+    ResultsAddress,
+    ServiceBusAddress,
+    StorageQueueAddress,
+    TablesAddress,
+)
+from aztask.connection_strings import STORAGE_SUFFIX, check_host, check_port, quoted, wrong
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.masking import printable
+
+DEFAULT_FILE = ".aztask/queues.db"
+SERVICE_BUS_SUFFIX = "servicebus.windows.net"
+
+_BROKER_FORMS = (
+    "local://, servicebus://NAMESPACE, storagequeue://ACCOUNT or an Azure connection string"
+)
+_RESULTS_FORMS = "local://, tables://ACCOUNT or a storage connection string"
+_HINTS = {
+    "sb": "servicebus://NAMESPACE",
+    "amqps": "servicebus://NAMESPACE",
+    "azureservicebus": "servicebus://NAMESPACE",
+    "azurestoragequeues": "storagequeue://ACCOUNT",
+    "https": "storagequeue://ACCOUNT or servicebus://NAMESPACE",
+    "sqlite": "local:///absolute/path.db",
+    "file": "local:///absolute/path.db",
+    "memory": "local://:memory:",
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+
+
+def parse_broker(text: str) -> BrokerAddress:
+    """The broker that `text` names. Raises ConfigurationError saying what to write instead."""
+    text = _checked(text, "broker", _BROKER_FORMS)
+    scheme, rest = _scheme_of(text)
+    if scheme is None:
+        parts = _parts_of(text, "broker", _BROKER_FORMS)
+        if connection_strings.is_service_bus(parts):
+            return connection_strings.service_bus(parts)
+        return connection_strings.storage_queue(parts)
+    if scheme == "local":
+        return _local(rest)
+    if scheme == "servicebus":
+        return ServiceBusAddress(_azure_host(rest, scheme, _NAMESPACE, SERVICE_BUS_SUFFIX))
+    if scheme == "storagequeue":
+        host = _azure_host(rest, scheme, _ACCOUNT, f"queue.{STORAGE_SUFFIX}")
+        return StorageQueueAddress(host.partition(".")[0], f"https://{host}")
+    if scheme == "tables":
+        raise wrong("tables:// is a result store, not a broker", "write storagequeue://ACCOUNT")
+    raise _unknown_scheme(scheme, "broker", ("local", "servicebus", "storagequeue"), _BROKER_FORMS)
+
+
+def parse_results(text: str) -> ResultsAddress:
+    """The result store that `text` names. Raises ConfigurationError like `parse_broker`."""
+    text = _checked(text, "result store", _RESULTS_FORMS)
+    scheme, rest = _scheme_of(text)
+    if scheme is None:
+        parts = _parts_of(text, "result store", _RESULTS_FORMS)
+        if connection_strings.is_service_bus(parts):
+            raise wrong("Service Bus stores no results", f"use {_RESULTS_FORMS}")
+        return connection_strings.tables(parts)
+    if scheme == "local":
+        return _local(rest)
+    if scheme == "tables":
+        host = _azure_host(rest, scheme, _ACCOUNT, f"table.{STORAGE_SUFFIX}")
+        blob_host = host.replace(".table.", ".blob.", 1)
+        return TablesAddress(host.partition(".")[0], f"https://{host}", f"https://{blob_host}")
+    if scheme in ("servicebus", "storagequeue"):
+        raise wrong(f"{scheme}:// is a broker and stores no results", f"use {_RESULTS_FORMS}")
+    raise _unknown_scheme(scheme, "result store", ("local", "tables"), _RESULTS_FORMS)
+
+
+def _checked(text: object, what: str, forms: str) -> str:
+    """`text` if it is one line of proper characters, else ConfigurationError."""
+    if not isinstance(text, str):
+        raise wrong(f"a {what} is given as text, not as {type(text).__name__}", f"use {forms}")
+    if not text.strip():
+        raise wrong(f"the {what} is empty", f"use {forms}")
+    if _CONTROL.search(text):
+        raise wrong(
+            f"the {what} contains a line break, NUL or another control character",
+            "remove it (a file read as a whole often ends with a line break)",
+        )
+    if text != text.strip():
+        raise wrong(f"the {what} begins or ends with a space", "remove it")
+    return text
+
+
+def _scheme_of(text: str) -> tuple[str | None, str]:
+    match = _SCHEME.fullmatch(text)
+    return (match[1].lower(), match[2]) if match else (None, text)
+
+
+def _parts_of(text: str, what: str, forms: str) -> Mapping[str, str]:
+    if "=" not in text:
+        raise wrong(
+            f"the {what} is {quoted(text)}, neither a URL nor a connection string", f"use {forms}"
+        )
+    return connection_strings.split(text)
+
+
+def _unknown_scheme(
+    scheme: str, what: str, known: tuple[str, ...], forms: str
+) -> ConfigurationError:
+    hint = f" Did you mean {_HINTS[scheme]}?" if scheme in _HINTS else did_you_mean(scheme, known)
+    return ConfigurationError(
+        f"there is no {what} of the kind {quoted(scheme)}.{hint} Use {forms}."
+    )
+
+
+def _local(rest: str) -> LocalAddress:
+    location, _, query = rest.partition("?")
+    if "#" in rest:
+        raise wrong("a local:// URL has no '#' part", "write %23 for a # in the file name")
+    path = _unquoted(location)
+    if path == "":
+        path = str(Path.cwd() / DEFAULT_FILE)
+    elif path != MEMORY:
+        if not path.startswith("/"):
+            raise wrong(
+                f"local:// takes an absolute path, not {printable(path)}",
+                "write local:///absolute/path.db with three slashes, or local:// for "
+                f"{DEFAULT_FILE} under the working directory",
+            )
+        if path.endswith("/") or _CONTROL.search(path):
+            raise wrong(f"{printable(path)} is not a file name", "write local:///absolute/path.db")
+    return LocalAddress(path, _full_durability(query))
+
+
+def _unquoted(location: str) -> str:
+    try:
+        return unquote(location, errors="strict")
+    except UnicodeDecodeError:
+        raise wrong(
+            f"the %-escapes in {printable(location)} are not UTF-8", "write the path as it is"
+        ) from None
+
+
+def _full_durability(query: str) -> bool:
+    options = parse_qsl(query, keep_blank_values=True)
+    if not options and query:
+        options = [(query, "")]
+    if len(options) > 1:
+        raise wrong("a local:// URL has one option at most", "write ?durable=full")
+    for name, value in options:
+        if name != "durable":
+            hint = did_you_mean(name, ["durable"])
+            raise ConfigurationError(
+                f"local:// has no option {printable(name)}.{hint} Write ?durable=full or nothing."
+            )
+        if value not in ("full", "normal"):
+            raise wrong(
+                f"durable={printable(value)} is not known",
+                "write ?durable=full (survives power loss) or ?durable=normal (the default)",
+            )
+        return value == "full"
+    return False
+
+
+def _azure_host(rest: str, scheme: str, name: re.Pattern[str], suffix: str) -> str:
+    """The full host name behind ``scheme://rest``; `rest` is a bare name or a host name."""
+    form = f"{scheme}://{'NAMESPACE' if scheme == 'servicebus' else 'ACCOUNT'}"
+    if "@" in rest:
+        raise wrong(
+            f"a {scheme}:// URL holds no user name and no key",
+            f"write {form} for Entra ID, or give the connection string that the portal shows",
+        )
+    host, _, path = rest.partition("/")
+    if not host:
+        raise wrong(f"{scheme}:// names nothing", f"write {form}")
+    if path or "?" in rest or "#" in rest:
+        raise wrong(
+            f"a {scheme}:// URL ends after the name",
+            f"write {form}; queues and options are given elsewhere, "
+            "signatures in a connection string",
+        )
+    bare, colon, port = host.partition(":")
+    if colon:
+        check_port(port, f"the {scheme}:// URL")
+        raise wrong(f"a {scheme}:// URL has no port", f"write {form}")
+    if "." in bare:
+        check_host(bare, f"the {scheme}:// URL")
+        return bare.lower()
+    if not name.fullmatch(bare):
+        rule = (
+            "6 to 50 letters, digits and hyphens, a letter first"
+            if scheme == "servicebus"
+            else "3 to 24 lower-case letters and digits"
+        )
+        raise wrong(f"{quoted(bare)} is not a name of this service", f"a name has {rule}")
+    return f"{bare.lower()}.{suffix}"

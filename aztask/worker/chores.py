@@ -1,0 +1,78 @@
+"""What a worker does beside its deliveries: signs of life, clearing old results, seeing the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aztask.app import App
+from aztask.clock import Clock
+from aztask.errors import AztaskError
+from aztask.results.base import WorkerRecord
+from aztask.worker.lane import Lane, Mailbox
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 2.0
+PURGE_SECONDS = 60.0
+DRAINED_SECONDS = 0.1
+
+
+class Chores:
+    """Runs on the supervisor's ticks; what waits for a network runs on a lane."""
+
+    def __init__(self, app: App, clock: Clock, mailbox: Mailbox, *, threads: int) -> None:
+        self._app = app
+        self._clock = clock
+        self._lane: Lane[Callable[[], object]] = Lane(
+            "chores", self._run, lambda chores: None, mailbox, threads=threads
+        )
+        self._heartbeat_at = 0.0
+        self._purge_at = clock.monotonic() + PURGE_SECONDS
+        self._look_at = 0.0
+
+    def tick(self, now: float, record: Callable[[], WorkerRecord]) -> None:
+        """Do what is due."""
+        results = self._app.results
+        if results is None or len(self._lane):
+            return
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + HEARTBEAT_SECONDS
+            self.tell(record())
+        if now >= self._purge_at:
+            self._purge_at = now + PURGE_SECONDS
+            before = self._clock.wall() - self._app.settings.result_retention_seconds
+            self._lane.submit([partial(results.purge, before)])
+        self._lane.turn()
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Give a sign of life."""
+        results = self._app.results
+        if results is not None:
+            self._lane.submit([partial(results.heartbeat, record)])
+
+    def drained(self, queues: Sequence[str]) -> bool:
+        """Whether the queues hold nothing more, delayed messages included."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + DRAINED_SECONDS
+        try:
+            stats = [self._app.broker.stats(queue) for queue in queues]
+        except AztaskError as error:
+            logger.warning("cannot see whether the queues are empty: %s", error)
+            return False
+        return not any(each.active or each.leased or each.scheduled for each in stats)
+
+    def stop(self) -> None:
+        """Finish what is under way."""
+        self._lane.turn()
+        self._lane.stop()
+
+    def _run(self, chores: Sequence[Callable[[], object]]) -> None:
+        for chore in chores:
+            try:
+                chore()
+            except AztaskError as error:
+                logger.warning("a chore failed, it will be tried again: %s", error)

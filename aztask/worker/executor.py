@@ -1,0 +1,398 @@
+"""One delivery's life, stage by stage, for many deliveries at once.
+
+    open    verify the signature, read the headers, find the task
+    claim   ended before? repeat its settlement. Cancelled, started too often, expired? decide so.
+            Else own the start row: from here on the run is ours
+    (the pool runs the task under the lease, and the retry policy decides)
+    finish  record the outcome, settle, tell
+
+Rules
+1. Nothing is settled before its outcome is durable. Where broker and result store share a file,
+   both are one transaction.
+2. Each stage gets and gives whole batches. It changes jobs, never the supervisor: the supervisor
+   reads off the jobs what became of them.
+3. A store or a broker that is away leaves the job as it was: it is tried again under its lease,
+   and dropped unsettled when the lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TypeAlias
+
+from aztask.app import App
+from aztask.brokers.base import Transactional
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.delivery import Lost, Settled, Unknown
+from aztask.errors import BrokerError, CodecError
+from aztask.lease import LeaseState
+from aztask.leasekeeper import LeaseKeeper
+from aztask.message import TaskMessage
+from aztask.results.base import (
+    Cancelled,
+    Elsewhere,
+    Finish,
+    Outcome,
+    Owned,
+    Recorded,
+    ResultStore,
+    Start,
+    StartAnswer,
+    State,
+)
+from aztask.settlement import (
+    Complete,
+    DeadLetter,
+    Release,
+    Resubmit,
+    Settlement,
+    with_envelope,
+)
+from aztask.worker.failpoint import hit
+from aztask.worker.job import Job, Stage
+
+logger = logging.getLogger(__name__)
+
+Answers: TypeAlias = list[tuple[list[Job], list[Settled | Lost | Unknown]]]
+
+UNDECODABLE = "undecodable"
+UNKNOWN_TASK = "unknown-task"
+DELIVERY_LIMIT = "delivery-limit"
+EXPIRED = "expired"
+UNKNOWN_TASK_STEPS = 10
+LONGEST_UNKNOWN_PAUSE = 30.0
+
+
+class Executor:
+    """The stages. One per worker; `claim` and `finish` may run on lane threads."""
+
+    def __init__(
+        self, app: App, keeper: LeaseKeeper, *, name: str, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._app = app
+        self._keeper = keeper
+        self._name = name
+        self._clock = clock
+        self._results: ResultStore | None = app.results
+        broker, results = app.broker, app.results
+        self._joint: Transactional | None = (
+            broker
+            if isinstance(broker, Transactional)
+            and isinstance(results, Transactional)
+            and broker.transaction_key == results.transaction_key
+            else None
+        )
+
+    # -- open --------------------------------------------------------------------------------
+
+    def open(self, jobs: Iterable[Job]) -> None:
+        """Verify and read the headers. What cannot be read gets its settlement right here."""
+        for job in jobs:
+            try:
+                job.message = self._app.codec.from_envelope(job.delivery.envelope, job.queue)
+            except CodecError as error:
+                job.settlement = DeadLetter(UNDECODABLE, str(error))
+                logger.warning("message %s on %s: %s", job.delivery.position, job.queue, error)
+                continue
+            job.saved = job.message.saved
+            job.task = self._app.tasks.get(job.message.task)
+            early = (job.message.eta or 0.0) - self._clock.wall()
+            if early > 0:
+                # a foreign producer's eta: put off in the broker, never held here
+                job.clone = job.message.chained()
+                job.settlement = Resubmit(delay=early, counted=False)
+
+    # -- claim -------------------------------------------------------------------------------
+
+    def claim(self, jobs: Sequence[Job]) -> None:
+        """Own the start rows. Crash window: a worker that dies from here on until the outcome is
+        recorded leaves a start row whose owner is gone; the redelivery takes it over.
+        """
+        if self._results is None:
+            answers: list[StartAnswer] = [
+                Owned(job.delivery.delivery_count - _base(job)) for job in jobs
+            ]
+        else:
+            try:
+                answers = self._results.start([self._start(job) for job in jobs])
+            except BrokerError as error:
+                self._put_off(jobs, "the result store does not answer", error)
+                return
+        for job, answer in zip(jobs, answers, strict=True):
+            self._claimed(job, answer)
+        self._complete_first([job for job in jobs if job.stage is Stage.READY])
+        hit("claimed", sum(job.owned for job in jobs))
+
+    def _start(self, job: Job) -> Start:
+        message = _message(job)
+        return Start(
+            job.key,
+            message.task,
+            job.queue,
+            job.delivery.position,
+            job.owner,
+            self._name,
+            self._clock.wall(),
+        )
+
+    def _claimed(self, job: Job, answer: StartAnswer) -> None:
+        """Decide what the store's answer means for this delivery."""
+        job.failures = 0
+        if isinstance(answer, Recorded):
+            job.outcome, job.recorded = answer.outcome, True
+            job.settlement = answer.outcome.settlement
+        elif isinstance(answer, Elsewhere):
+            job.settlement = Complete()
+        elif isinstance(answer, Cancelled):
+            job.owned = True
+            self._conclude(job, State.CANCELLED, Complete())
+        else:
+            job.owned, job.starts = True, answer.starts
+            self._before_run(job)
+
+    def _before_run(self, job: Job) -> None:
+        """The reasons not to run a delivery that we own; else it is ready."""
+        message = _message(job)
+        limit = self._app.settings.max_deliveries
+        now = self._clock.wall()
+        if message.expires is not None and now >= message.expires:
+            self._conclude(job, State.EXPIRED, Complete())
+        elif job.starts > limit:
+            text = f"started {limit} times without an outcome; see the worker's log for the cause"
+            self._conclude(job, State.FAILED, DeadLetter(DELIVERY_LIMIT, text))
+        elif job.task is None:
+            self._unknown_task(job, now)
+        else:
+            job.stage = Stage.READY
+
+    def _unknown_task(self, job: Job, now: float) -> None:
+        """Put it off while a rolling deploy may still bring the task, then give up."""
+        message = _message(job)
+        grace = self._app.settings.unknown_task_grace_seconds
+        since = message.unknown_since if message.unknown_since is not None else now
+        if now - since < grace:
+            delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
+            logger.warning("task %s is unknown here; trying again later", message.task)
+            self._conclude(job, State.SNOOZED, self._resubmit(delay, counted=False), UNKNOWN_TASK)
+        else:
+            text = f"no worker knew the task {message.task!r} for {grace:g} s"
+            self._conclude(job, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
+
+    def _complete_first(self, jobs: list[Job]) -> None:
+        """At most once: the message goes before the task runs; a crash from here on loses it."""
+        once = [job for job in jobs if job.task and job.task.delivery == "at-most-once"]
+        if not once:
+            return
+        for job in once:
+            job.settlement = Complete()
+        try:
+            self._book(self._settle(once))
+        except BrokerError as error:
+            self._not_settled(once, error)
+        for job in once:
+            job.settlement = None
+            if not job.settled:
+                job.stage = Stage.DONE
+
+    # -- the outcome -------------------------------------------------------------------------
+
+    def succeeded(self, job: Job, value: bytes) -> None:
+        """The task returned."""
+        self._conclude(job, State.SUCCEEDED, Complete())
+        assert job.outcome is not None  # _conclude sets it
+        job.outcome = replace(job.outcome, value=value)
+
+    def failed(
+        self, job: Job, settlement: Settlement, error_type: str, error: str, trace: str
+    ) -> None:
+        """The task raised; `settlement` is what its retry policy decided."""
+        expires = _message(job).expires
+        if isinstance(settlement, Resubmit):
+            settlement = self._resubmit(settlement.delay, counted=settlement.counted)
+            if expires is not None and settlement.due is not None and settlement.due >= expires:
+                settlement = DeadLetter(EXPIRED, "it would expire before its next run")
+        if isinstance(settlement, Resubmit) and not job.settled:
+            state = State.RETRYING if settlement.counted else State.SNOOZED
+        else:
+            state = State.FAILED
+        self._conclude(job, state, settlement, error_type, error, trace)
+
+    def died(self, job: Job, error_type: str, error: str) -> None:
+        """The task did not end by itself: its process died, or it was killed at a limit."""
+        policy = job.task.retry if job.task else self._app.retry
+        settlement = policy.decide_named(error_type, error, _message(job))
+        self.failed(job, settlement, error_type, error, "")
+
+    def _resubmit(self, delay: float, *, counted: bool) -> Resubmit:
+        return Resubmit(delay=delay, due=self._clock.wall() + delay, counted=counted)
+
+    def _conclude(
+        self,
+        job: Job,
+        state: State,
+        settlement: Settlement,
+        error_type: str = "",
+        error: str = "",
+        trace: str = "",
+    ) -> None:
+        if isinstance(settlement, DeadLetter) and not error_type:
+            error_type, error = settlement.reason, settlement.description
+        job.settlement = settlement
+        job.outcome = Outcome(
+            state, settlement, None, error_type, error, trace, self._clock.wall(), job.duration
+        )
+
+    # -- finish ------------------------------------------------------------------------------
+
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Record the outcomes, then settle.
+
+        If the process dies before the record, the task runs again; if it dies after the record
+        and before the settlement, the redelivery finds the record and repeats the settlement.
+        Where both share a file neither can happen alone.
+        """
+        alive = [job for job in jobs if self._still_ours(job)]
+        try:
+            with self._transaction():
+                kept = self._record(alive)
+                hit("recorded", len(kept))
+                answers = self._settle(kept)
+        except BrokerError as error:
+            self._not_settled(alive, error)
+            return
+        self._book(answers)
+        hit("settled", sum(job.settled for job in kept))
+
+    def release(self, jobs: Sequence[Job]) -> None:
+        """Give back deliveries that did not run, or whose run shall not count."""
+        for job in jobs:
+            job.outcome = None
+            job.settlement = Release()
+        owned = [(job.key, job.owner) for job in jobs if job.owned]
+        try:
+            with self._transaction():
+                if self._results is not None and owned:
+                    self._results.disown(owned)
+                answers = self._settle([job for job in jobs if self._still_ours(job)])
+        except BrokerError as error:
+            self._not_settled(jobs, error)
+        else:
+            self._book(answers)
+        for job in jobs:
+            job.stage = Stage.DONE
+
+    def _still_ours(self, job: Job) -> bool:
+        """Whether its lease holds. Where it does not, nothing is recorded and nothing settled."""
+        if job.settled or job.lease.alive(self._clock.monotonic()):
+            return True
+        job.note("lease_lost", job.lease.lost_reason or "its deadline passed")
+        job.stage = Stage.DONE
+        return False
+
+    def _record(self, jobs: list[Job]) -> list[Job]:
+        """The jobs whose outcome stands; those that somebody took over end here."""
+        if self._results is None:
+            return jobs
+        due = [job for job in jobs if job.outcome is not None and not job.recorded]
+        finishes = [
+            Finish(job.key, job.owner, job.outcome) for job in due if job.outcome is not None
+        ]
+        if not finishes:
+            return jobs
+        fenced = set()
+        for job, recorded in zip(due, self._results.record(finishes), strict=True):
+            job.recorded = recorded and self._joint is None
+            if not recorded:
+                fenced.add(job)
+                job.note("lease_lost", "another worker took the run over")
+                self._keeper.drop([job.lease])
+                job.stage = Stage.DONE
+        return [job for job in jobs if job not in fenced] if fenced else jobs
+
+    def _settle(self, jobs: list[Job]) -> Answers:
+        """Carry out the settlements, one batch for each receiver."""
+        groups: dict[int, list[Job]] = {}
+        for job, may in zip(
+            jobs, self._keeper.begin_settlement(job.lease for job in jobs), strict=True
+        ):
+            if may:
+                groups.setdefault(id(job.receiver), []).append(job)
+            elif job.settled or job.lease.state is not LeaseState.RENEWING:
+                # settled before, or the lease is unknown or lost: what is recorded is recorded,
+                # and the redelivery will settle from it
+                job.stage = Stage.DONE
+        return [
+            (group, group[0].receiver.settle([(j.delivery, self._ready(j)) for j in group]))
+            for group in groups.values()
+        ]
+
+    def _book(self, answers: Answers) -> None:
+        """What the broker answered, once it is sure (a joint transaction is committed)."""
+        settled = []
+        for job, answer in (pair for group in answers for pair in zip(*group, strict=True)):
+            if isinstance(answer, Settled):
+                job.settled = True
+                job.stage = Stage.DONE
+                settled.append(job.lease)
+            elif isinstance(answer, Lost):
+                self._keeper.lapse(job.lease, answer.reason or "the broker says so")
+                job.note("settle_failed", job.lease.lost_reason)
+                job.stage = Stage.DONE
+            else:
+                self._keeper.settlement_failed(job.lease)
+                job.failures += 1
+        self._keeper.settled(settled)
+
+    def _not_settled(self, jobs: Sequence[Job], error: BrokerError) -> None:
+        for job in jobs:
+            if job.lease.state is LeaseState.SETTLING:
+                self._keeper.settlement_failed(job.lease)
+        self._put_off(jobs, "could not record or settle", error)
+
+    def _ready(self, job: Job) -> Settlement:
+        """The settlement as the broker takes it: a resubmission with its clone and what is left
+        of its delay. The clone follows from the message and the record alone, so a repeated
+        settlement sends the same clone under the same id.
+        """
+        settlement = job.settlement
+        assert settlement is not None  # every job that finishes has one
+        if not isinstance(settlement, Resubmit):
+            return settlement
+        clone = job.clone
+        if clone is None:
+            message = _message(job)
+            unknown = job.outcome is not None and job.outcome.error_type == UNKNOWN_TASK
+            since = message.unknown_since
+            if unknown and since is None and job.outcome is not None:
+                since = job.outcome.at
+            clone = message.resubmitted(
+                counted=settlement.counted,
+                saved=job.saved,
+                unknown_since=since if unknown else None,
+            )
+        delay = settlement.delay
+        if settlement.due is not None:
+            delay = max(0.0, settlement.due - self._clock.wall())
+        envelope = self._app.codec.to_envelope(clone, delay=delay)
+        return with_envelope(settlement, envelope, delay)
+
+    def _put_off(self, jobs: Sequence[Job], what: str, error: Exception) -> None:
+        logger.warning("%s, %d deliveries wait: %s", what, len(jobs), error)
+        for job in jobs:
+            job.failures += 1
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self._joint.transaction() if self._joint is not None else nullcontext()
+
+
+def _message(job: Job) -> TaskMessage:
+    if job.message is None:
+        raise RuntimeError("a delivery that could not be read does not get this far")
+    return job.message
+
+
+def _base(job: Job) -> int:
+    return job.message.delivery_base if job.message else 0

@@ -1,0 +1,80 @@
+"""One delivery's life in the worker, as one value that the stages pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from operator import attrgetter
+from typing import Any
+
+from aztask.brokers.base import Receiver
+from aztask.delivery import Delivery
+from aztask.lease import Lease
+from aztask.message import TaskMessage
+from aztask.results.base import Outcome, RunKey
+from aztask.settlement import Settlement
+from aztask.task import Task
+
+_fields_of = attrgetter(*(each.name for each in fields(TaskMessage)))
+
+
+class Stage(Enum):
+    """How far a delivery has come."""
+
+    RECEIVED = "received"
+    READY = "ready"
+    SENT = "sent"
+    FINISHING = "finishing"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A delivery under its lease, and all that was decided about it so far.
+
+    number: unique in this worker. owner: what the start row is owned by. started_at, kill_at: on
+    the clock of the deadlines. outcome: to be recorded, or found recorded. settlement: to be
+    carried out. clone: what a resubmission sends. settled: nothing is left to settle.
+    """
+
+    number: int
+    delivery: Delivery
+    receiver: Receiver
+    lease: Lease
+    queue: str
+    received_at: float
+    owner: str
+    stage: Stage = Stage.RECEIVED
+    message: TaskMessage | None = None
+    task: Task[..., Any] | None = None
+    owned: bool = False
+    starts: int = 0
+    started_at: float | None = None
+    start_told: bool = False
+    duration: float = 0.0
+    stop_reason: str = ""
+    soft_told: bool = False
+    kill_at: float | None = None
+    saved: bytes | None = None
+    outcome: Outcome | None = None
+    recorded: bool = False
+    settlement: Settlement | None = None
+    clone: TaskMessage | None = None
+    settled: bool = False
+    failures: int = 0
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, kind: str, text: str) -> None:
+        """Remember something for the events: the stage that saw it may run on any thread."""
+        self.notes.append((kind, text))
+
+    def message_fields(self) -> tuple[Any, ...]:
+        """The message as plain values, in the order of its fields."""
+        return _fields_of(self.message)
+
+    @property
+    def key(self) -> RunKey:
+        """What its outcome is recorded under."""
+        if self.message is None:
+            raise RuntimeError("a delivery that could not be read has no key")
+        return RunKey(*self.message.key)

@@ -1,0 +1,117 @@
+"""A lane: where a stage's batches of work are done, inline or on threads of its own.
+
+A stage that only touches a local file runs inline, in the supervisor's turn: a hand-over to a
+thread would cost more than the work. A stage that waits for a network runs on threads, and takes
+as one batch whatever came while the former batch was under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+BATCH = 256
+
+
+class Mailbox:
+    """Calls that other threads post to the supervisor's turn; posting wakes it."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake = wake
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `call` run in the supervisor's next turn."""
+        self._calls.append(call)
+        self._wake()
+
+    def run(self) -> None:
+        """Run what was posted."""
+        while self._calls:
+            self._calls.popleft()()
+
+
+class Lane(Generic[Item]):
+    """Gives batches to `work` and what it did to `done`, which always runs in the turn."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Sequence[Item]], None],
+        done: Callable[[Sequence[Item]], None],
+        mailbox: Mailbox,
+        *,
+        threads: int = 0,
+    ) -> None:
+        """threads: 0 means inline."""
+        self._work = work
+        self._done = done
+        self._mailbox = mailbox
+        self._items: deque[Item] = deque()
+        self._condition = threading.Condition()
+        self._busy = 0
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"aztask-{name}-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return len(self._items) + self._busy
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an inline lane has something left for the next turn."""
+        return not self._threads and bool(self._items)
+
+    def submit(self, items: Iterable[Item]) -> None:
+        """Queue these; an inline lane does them at its `turn`."""
+        if not self._threads:
+            self._items.extend(items)
+            return
+        with self._condition:
+            self._items.extend(items)
+            self._condition.notify()
+
+    def turn(self) -> None:
+        """Do everything that is queued now, if this lane is inline."""
+        if self._threads:
+            return
+        for _ in range(len(self._items) // BATCH + 1):
+            if batch := self._take():
+                self._work(batch)
+                self._done(batch)
+
+    def stop(self) -> None:
+        """Finish what is queued and end the threads."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _take(self) -> list[Item]:
+        return [self._items.popleft() for _ in range(min(BATCH, len(self._items)))]
+
+    def _serve(self) -> None:
+        while True:
+            with self._condition:
+                while not self._items and not self._stopping:
+                    self._condition.wait()
+                if not self._items:
+                    return
+                batch = self._take()
+                self._busy += len(batch)
+            self._work(batch)
+            self._mailbox.post(lambda batch=batch: self._returned(batch))  # type: ignore[misc]
+
+    def _returned(self, batch: Sequence[Item]) -> None:
+        with self._condition:
+            self._busy -= len(batch)
+        self._done(batch)

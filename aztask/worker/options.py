@@ -1,0 +1,66 @@
+"""How a worker is to run: what the command line or a caller asked for, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aztask.errors import ConfigurationError, did_you_mean
+
+POOLS = ("processes", "threads")
+MOST_CONCURRENCY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """queues: where to receive. concurrency: tasks at once. pool: "processes" or "threads".
+
+    prefetch: deliveries held beyond those that run; None follows the measured speed, 0 none. burst:
+    end when the queues are empty, delayed messages included. max_tasks: end after so many.
+    shutdown_timeout: seconds that running tasks get after SIGTERM. lease, max_lease: seconds,
+    instead of what the queues and tasks say. name: of this worker; made up where empty.
+    """
+
+    queues: tuple[str, ...] = ("default",)
+    concurrency: int = 8
+    pool: str = "processes"
+    prefetch: int | None = None
+    burst: bool = False
+    max_tasks: int | None = None
+    shutdown_timeout: float = 30.0
+    lease: float | None = None
+    max_lease: float | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.queues:
+            raise ConfigurationError("a worker needs a queue; name one with -Q")
+        if self.pool not in POOLS:
+            raise ConfigurationError(
+                f"there is no pool {self.pool!r}; pools are {', '.join(POOLS)}."
+                f"{did_you_mean(self.pool, POOLS)}"
+            )
+        _whole(self.concurrency, "concurrency", 1, MOST_CONCURRENCY)
+        if self.prefetch is not None:
+            _whole(self.prefetch, "prefetch", 0, 100_000)
+        if self.max_tasks is not None:
+            _whole(self.max_tasks, "max-tasks", 1, 2**53)
+        if self.lease is not None and self.max_lease is not None and self.max_lease <= self.lease:
+            raise ConfigurationError(
+                f"--max-lease ({self.max_lease:g} s) must be longer than --lease "
+                f"({self.lease:g} s): it caps the lease, renewals included"
+            )
+
+    @property
+    def processes(self) -> int:
+        """How many pool processes."""
+        return self.concurrency if self.pool == "processes" else 1
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at once in each."""
+        return self.concurrency // self.processes
+
+
+def _whole(value: int, what: str, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(f"{what} takes a whole number from {least} to {most}, not {value}")

@@ -1,0 +1,1 @@
+"""Where task code runs: child processes of the worker, never the worker itself."""

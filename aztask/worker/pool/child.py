@@ -1,0 +1,118 @@
+"""The pool process: takes deliveries from the worker, runs them in its slots, and answers.
+
+Started by `aztask.worker.pool.children` as ``python -m aztask.worker.pool.child SETUP``. Rules
+1. With one slot, tasks run in the main thread; with more, each slot is a thread.
+2. One thread at a time waits for the next delivery: the others wait for its lock, so that a packet
+   wakes one thread, not all of them.
+3. The control thread listens for renewals, interrupts and answers. When the worker is gone, so is
+   this process: at once through the parent-death signal on Linux, else when the socket closes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from aztask.loading import load_app
+from aztask.worker.board import Board
+from aztask.worker.packets import Packets
+from aztask.worker.pool.interrupt import Slot
+from aztask.worker.pool.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+class Child:
+    """One pool process."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._inbox = self._packets(setup["inbox"], setup)
+        self._outbox = self._packets(setup["outbox"], setup)
+        self._control = self._packets(setup["control"], setup)
+        self._board = Board(setup["board"], setup["slots"])
+        self._inbox_lock = threading.Lock()
+        slots = setup["slots"]
+        self._slots = [Slot(index, main_thread=slots == 1) for index in range(slots)]
+        self._app_spec: str = setup["app"]
+
+    @staticmethod
+    def _packets(descriptor: int, setup: dict[str, Any]) -> Packets:
+        return Packets(socket.socket(fileno=descriptor), setup["folder"])
+
+    def run(self) -> None:
+        """Serve until the worker says that it is enough."""
+        try:
+            app = load_app(self._app_spec)
+        except BaseException as error:  # noqa: BLE001  # user code: whatever it is, say it
+            self._outbox.send(["broken", f"{type(error).__name__}: {error}"])
+            return
+        self._runner = Runner(app, self._board, self._outbox)
+        threading.Thread(target=self._listen, name="aztask-control", daemon=True).start()
+        self._outbox.send(["ready"])
+        if len(self._slots) == 1:
+            self._serve(self._slots[0])
+            return
+        threads = [
+            threading.Thread(target=self._serve, args=(slot,), name=f"aztask-slot-{slot.index}")
+            for slot in self._slots
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _serve(self, slot: Slot) -> None:
+        while True:
+            with self._inbox_lock:
+                packet = self._inbox.receive()
+            if not packet:
+                return
+            self._runner.run(slot, packet)
+
+    def _listen(self) -> None:
+        """Control packets; see `Runner` for what they mean. The end of them is the end of us."""
+        while packet := self._control.receive():
+            kind, number, *rest = packet
+            if kind == "interrupt":
+                self._runner.interrupt(self._slots, number, *rest)
+            else:
+                self._runner.told(kind, number, *rest)
+        os._exit(0)
+
+
+def main() -> None:
+    """Start from the command line."""
+    setup = json.loads(sys.argv[1])
+    die_with_parent(setup["parent"])
+    # ^C reaches the whole terminal: the worker alone decides when its pool ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:0] = [path for path in setup["path"] if path not in sys.path]
+    logging.basicConfig(
+        level=setup["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        Child(setup).run()
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # the worker is gone; nobody is left to tell
+    os._exit(0)  # threads that tasks left behind do not keep the process
+
+
+if __name__ == "__main__":
+    main()

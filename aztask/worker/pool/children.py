@@ -1,0 +1,267 @@
+"""The worker's side of the pool: starts processes, feeds them, and knows what each one holds.
+
+Rules
+1. A delivery is either in the socket (not read: it can be taken back), or read (it counts as
+   running), or answered. A process that dies leaves exactly the second kind behind.
+2. Short tasks are sent ahead, about `AHEAD_SECONDS` of work for each slot, so that no slot waits
+   for the worker; long ones are not, so that none waits behind another. What waits behind a task
+   that turns out long is taken back and given to a free slot.
+3. Processes are started and killed on the supervisor's thread only: the kernel's parent-death
+   signal follows that thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.worker.board import Board
+from aztask.worker.job import Job
+from aztask.worker.packets import Packets, socket_pair
+
+logger = logging.getLogger(__name__)
+
+AHEAD_SECONDS = 0.02
+MOST_AHEAD = 64
+STUCK_SECONDS = 0.05
+ANSWERS_A_TURN = 512
+
+
+class PoolProcess:
+    """One pool process as the worker sees it."""
+
+    def __init__(self, app_spec: str, slots: int, folder: str) -> None:
+        theirs = []
+        self._sockets: list[Packets] = []
+        for _ in range(3):
+            ours, other = socket_pair()
+            ours.setblocking(False)
+            self._sockets.append(Packets(ours, folder))
+            theirs.append(other)
+        self._inbox, self.outbox, self._control = self._sockets
+        self.board = Board.create(slots, folder)
+        self.slots = slots
+        self.jobs: dict[int, Job] = {}
+        self.ready = False
+        self.retiring = False
+        self.kill_reason = ""
+        self.culprit: int | None = None
+        setup = {
+            "app": app_spec,
+            "slots": slots,
+            "folder": folder,
+            "parent": os.getpid(),
+            "inbox": theirs[0].fileno(),
+            "outbox": theirs[1].fileno(),
+            "control": theirs[2].fileno(),
+            "board": self.board.descriptor,
+            "path": [path for path in sys.path if path],
+            "log_level": logging.getLogger().getEffectiveLevel(),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "aztask.worker.pool.child", json.dumps(setup)],
+            pass_fds=[*(end.fileno() for end in theirs), self.board.descriptor],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._peek = Packets(theirs[0], folder)
+        theirs[1].close()
+        theirs[2].close()
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def send(self, job: Job, packet: list[Any]) -> bool:
+        """Put one delivery into its socket; False when it is full or the process is gone."""
+        try:
+            if not self._inbox.send(packet):
+                return False
+        except OSError:
+            return False
+        self.jobs[job.number] = job
+        return True
+
+    def tell(self, packet: list[Any]) -> None:
+        """A control packet; a process that is gone or does not listen misses it."""
+        try:
+            if not self._control.send(packet):
+                logger.warning("pool process %d does not listen", self.process.pid)
+        except OSError:
+            pass  # it is dead: its end is noticed through its pidfd
+
+    def answers(self) -> list[list[Any]]:
+        """What it has answered since the last call, some hundreds at most."""
+        packets: list[list[Any]] = []
+        try:
+            while len(packets) < ANSWERS_A_TURN and (packet := self.outbox.receive()):
+                packets.append(packet)
+        except (BlockingIOError, ConnectionResetError):
+            pass
+        return packets
+
+    def take_back(self) -> list[Job]:
+        """The deliveries that it has not read; from now on it will not see them."""
+        jobs = []
+        try:
+            while packet := self._peek.receive(socket.MSG_DONTWAIT):
+                if job := self.jobs.pop(packet[0], None):
+                    jobs.append(job)
+        except BlockingIOError:
+            pass  # nothing is left
+        return jobs
+
+    def retire(self) -> None:
+        """Let every slot end after what it has."""
+        self.retiring = True
+        try:
+            for _ in range(self.slots):
+                self._inbox.send([])
+        except OSError:
+            pass  # it is gone already
+
+    def kill(self, reason: str, culprit: int | None = None) -> None:
+        """End it now, whatever it does."""
+        if not self.kill_reason:
+            self.kill_reason, self.culprit = reason, culprit
+            self.process.send_signal(signal.SIGKILL)
+
+    def ending(self) -> str:
+        """Why it ended, in words."""
+        status = self.process.wait()
+        if self.kill_reason:
+            return self.kill_reason
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = f"signal {-status}"
+            return f"the pool process was ended by {name}"
+        return f"the pool process exited with status {status}"
+
+    def close(self) -> None:
+        """Let go of everything."""
+        os.close(self.pidfd)
+        for end in (*self._sockets, self._peek):
+            end.close()
+        self.board.close()
+
+
+class Pool:
+    """All pool processes of a worker."""
+
+    def __init__(
+        self,
+        app_spec: str,
+        *,
+        processes: int,
+        slots: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._app_spec = app_spec
+        self._wanted = processes
+        self._slots = slots
+        self.on_process: Callable[[PoolProcess], None] = lambda process: None
+        self._clock = clock
+        self._folder = tempfile.TemporaryDirectory(prefix="aztask-")
+        self.processes: list[PoolProcess] = []
+        self.mean_seconds: float | None = None
+        self._failed_starts = 0
+        self._start_after = 0.0
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks can run at once."""
+        return self._wanted * self._slots
+
+    def fill(self) -> None:
+        """Start missing processes: the first at once, the others when one has answered.
+
+        A first task starts sooner that way on a machine with few cores.
+        """
+        while (
+            len(self.processes) < self._wanted
+            and (not self.processes or any(process.ready for process in self.processes))
+            and self._clock.monotonic() >= self._start_after
+        ):
+            process = PoolProcess(self._app_spec, self._slots, self._folder.name)
+            self.processes.append(process)
+            self.on_process(process)
+
+    def room(self) -> int:
+        """How many deliveries can be sent now, those sent ahead included."""
+        window = self._slots + self._ahead()
+        return sum(
+            max(0, window - len(process.jobs)) for process in self.processes if process.ready
+        )
+
+    def feed(self, jobs: Iterable[Job], packet: Callable[[Job], list[Any]]) -> list[Job]:
+        """Send each to the process with the most room; those that found none come back."""
+        window = self._slots + self._ahead()
+        left: list[Job] = []
+        open_processes = [process for process in self.processes if process.ready]
+        for job in jobs:
+            process = min(open_processes, key=lambda each: len(each.jobs), default=None)
+            if process is None or len(process.jobs) >= window:
+                left.append(job)
+            elif not process.send(job, packet(job)):
+                open_processes.remove(process)
+                left.append(job)
+        return left
+
+    def observe(self, seconds: float) -> None:
+        """A task took that long; how far ahead is sent follows."""
+        if self.mean_seconds is None or seconds > self.mean_seconds:
+            self.mean_seconds = seconds
+        else:
+            self.mean_seconds += 0.05 * (seconds - self.mean_seconds)
+
+    def take_back_stuck(self, now: float) -> list[Job]:
+        """What waits behind tasks that run longer than expected."""
+        jobs: list[Job] = []
+        for process in self.processes:
+            if process.ready and len(process.jobs) > process.slots:
+                running = process.board.running()
+                if len(running) == process.slots and all(
+                    now - at > STUCK_SECONDS for at in running.values()
+                ):
+                    jobs += process.take_back()
+        if jobs:
+            self.mean_seconds = max(self.mean_seconds or 0.0, STUCK_SECONDS)
+        return jobs
+
+    def ended(self, process: PoolProcess) -> None:
+        """Forget a process that is gone; starting the next waits if it never got ready."""
+        self.processes.remove(process)
+        if process.ready:
+            self._failed_starts = 0
+        else:
+            self._failed_starts += 1
+            pause = min(30.0, 0.5 * 2**self._failed_starts)
+            self._start_after = self._clock.monotonic() + pause
+        process.close()
+
+    def close(self) -> None:
+        """Kill what is left and remove the private folder."""
+        for process in self.processes:
+            process.kill("the worker ends")
+        for process in self.processes:
+            process.process.wait()
+            process.close()
+        self.processes.clear()
+        if Path(self._folder.name).exists():
+            self._folder.cleanup()
+
+    def _ahead(self) -> int:
+        """How many deliveries to send beyond the slots of a process."""
+        mean = self.mean_seconds
+        if mean is None or mean > AHEAD_SECONDS / 2:
+            return 0
+        return self._slots * min(MOST_AHEAD, int(AHEAD_SECONDS / max(mean, 1e-6)))

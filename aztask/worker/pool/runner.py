@@ -1,0 +1,214 @@
+"""Runs one delivery's task in a slot and answers with what shall happen to its message.
+
+Packets from the worker
+    inbox:   [number, message fields, delivery_count, deadline, saved]
+    control: ["renewed", number, deadline] | ["lost", number, reason] | ["saved", number, error]
+             | ["interrupt", number, kind, text]
+Packets to the worker
+    ["done", number, started, seconds, value] | ["lost", number, started, seconds]
+    | ["failed", number, started, seconds, settlement, type, text, traceback]
+    | ["save", number, state] | ["extend", number, seconds]
+
+Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt: the
+decision of the task's retry policy travels back, and the slot goes on with the next delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import traceback
+from typing import Any
+
+from aztask.app import App
+from aztask.clock import boot_seconds
+from aztask.context import Context, TaskLease, set_current_context
+from aztask.errors import (
+    AztaskError,
+    CapabilityError,
+    CodecError,
+    EncodeError,
+    LeaseLost,
+    TaskControl,
+    TimeLimitExceeded,
+)
+from aztask.message import TaskMessage
+from aztask.settlement import DeadLetter, to_record
+from aztask.task import Task
+from aztask.worker.board import Board
+from aztask.worker.failpoint import hit_in_pool
+from aztask.worker.packets import Packets
+from aztask.worker.pool.interrupt import Slot
+
+logger = logging.getLogger(__name__)
+
+ERROR_CHARACTERS = 4_000
+TRACEBACK_CHARACTERS = 16_000
+SAVE_SECONDS = 60.0
+
+INTERRUPTS: dict[str, type[AztaskError]] = {
+    "lease": LeaseLost,
+    "limit": TimeLimitExceeded,
+}
+
+
+class _Saves:
+    """The answers to checkpoints that tasks wait for."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._answers: dict[int, str] = {}
+
+    def answer(self, number: int, error: str) -> None:
+        """The worker stored it ("") or could not (why)."""
+        with self._condition:
+            self._answers[number] = error
+            self._condition.notify_all()
+
+    def wait(self, number: int, lease: TaskLease) -> str:
+        """The answer; LeaseLost when the lease ends first."""
+        with self._condition:
+            while number not in self._answers:
+                lease.ensure()
+                self._condition.wait(min(1.0, lease.remaining_seconds))
+            return self._answers.pop(number)
+
+
+class Runner:
+    """Runs deliveries; shared by all slots of a pool process."""
+
+    def __init__(self, app: App, board: Board, outbox: Packets) -> None:
+        self._app = app
+        self._board = board
+        self._outbox = outbox
+        self._leases: dict[int, TaskLease] = {}
+        self._saves = _Saves()
+        self._local = threading.local()
+
+    def run(self, slot: Slot, packet: list[Any]) -> None:
+        """Run the delivery in `packet` and send the answer."""
+        number, fields, delivery_count, deadline = packet
+        message = TaskMessage(*fields)
+        lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
+        self._leases[number] = lease
+        started = boot_seconds()
+        self._board.note(slot.index, number, started)
+        if lease.lost:
+            answer: list[Any] = ["lost"]
+        else:
+            answer = self._attempt(slot, number, message, delivery_count, lease)
+        self._leases.pop(number, None)
+        self._board.note(slot.index, 0, 0.0)
+        answer[1:1] = (number, started, boot_seconds() - started)
+        self._send(answer)
+
+    def told(self, kind: str, number: int, *rest: Any) -> None:
+        """A control packet about a delivery that may or may not run here still."""
+        lease = self._leases.get(number)
+        if kind == "saved":
+            self._saves.answer(number, rest[0])
+        elif lease is not None and kind == "renewed":
+            lease.renewed(rest[0])
+        elif lease is not None and kind == "lost":
+            lease.lose(rest[0])
+
+    def interrupt(self, slots: list[Slot], number: int, kind: str, text: str) -> None:
+        """Raise in the task what `kind` stands for."""
+        lease = self._leases.get(number)
+        if lease is not None and kind == "lease":
+            lease.lose(text)
+        for slot in slots:
+            slot.interrupt(number, INTERRUPTS[kind])
+
+    def _attempt(
+        self, slot: Slot, number: int, message: TaskMessage, delivery_count: int, lease: TaskLease
+    ) -> list[Any]:
+        """The answer, without number and times."""
+        task = self._app.tasks.get(message.task)
+        try:
+            try:
+                if task is None:
+                    raise EncodeError(f"the pool process does not know the task {message.task!r}")
+                args, kwargs = self._app.codec.decode_arguments(message)
+                saved = self._app.codec.decode_value(message.saved) if message.saved else None
+            except CodecError as error:
+                verdict = DeadLetter("Undecodable", str(error))
+                return ["failed", to_record(verdict), *_described(error)]
+            context = Context(
+                message,
+                delivery_count=delivery_count,
+                lease=lease,
+                saved=saved,
+                save=lambda state: self._save(number, state, lease),
+            )
+            if task.lease_of is not None:
+                self._send(["extend", number, float(task.lease_of(*args, **kwargs))])
+            try:
+                slot.begin(number)
+                set_current_context(context)
+                try:
+                    value = self._call(task, context, args, kwargs)
+                finally:
+                    slot.end()
+            finally:
+                set_current_context(None)
+            hit_in_pool("ran")
+            return ["done", self._app.codec.encode_value(value)]
+        except LeaseLost:
+            return ["lost"]
+        except BaseException as error:  # noqa: BLE001  # task code may raise anything at all
+            return self._failed(task, error, message)
+
+    def _call(
+        self, task: Task[..., Any], context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        value = task.call(context, args, kwargs)
+        if inspect.isawaitable(value):
+            runner: asyncio.Runner | None = getattr(self._local, "asyncio", None)
+            if runner is None:
+                runner = self._local.asyncio = asyncio.Runner()
+            value = runner.run(_awaited(value))
+        return value
+
+    def _failed(
+        self, task: Task[..., Any] | None, error: BaseException, message: TaskMessage
+    ) -> list[Any]:
+        policy = task.retry if task is not None else self._app.retry
+        if isinstance(error, EncodeError):
+            # running it again would give the same value: fail once
+            verdict: Any = DeadLetter("UnserialisableResult", str(error))
+        else:
+            verdict = policy.decide(error, message)
+        if not isinstance(error, TaskControl):
+            logger.warning("task %s %s failed: %s", message.task, message.id, error, exc_info=error)
+        return ["failed", to_record(verdict), *_described(error)]
+
+    def _save(self, number: int, state: Any, lease: TaskLease) -> None:
+        self._send(["save", number, self._app.codec.encode_value(state)])
+        error = self._saves.wait(number, lease)
+        if error == "lost":
+            raise LeaseLost
+        if error:
+            raise CapabilityError(error)
+
+    def _send(self, packet: list[Any]) -> None:
+        self._outbox.send(packet)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _described(error: BaseException) -> tuple[str, str, str]:
+    """(type, text, traceback) of an error, cut to what a record should hold."""
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001  # a user's __str__ may fail as well
+        text = f"(its text cannot be read: {type(broken).__name__})"
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  # likewise, __repr__ in a chained error
+        lines = ""
+    return type(error).__name__, text[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:]

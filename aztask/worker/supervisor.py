@@ -1,0 +1,356 @@
+"""The supervisor: one loop that moves deliveries from the intakes through the pool to settlement.
+
+Threads: this loop; an intake for each queue; the lease keeper; lanes where the broker or the result
+store is remote. Only the loop changes jobs' stages and pool processes; the others post to it.
+No task code runs in this process, so nothing a task does delays a renewal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import uuid
+from collections.abc import Sequence
+from types import FrameType
+
+from aztask.app import App
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.delivery import Delivery
+from aztask.lease import Lease
+from aztask.leasekeeper import LeaseKeeper
+from aztask.results.base import WorkerRecord
+from aztask.worker.chores import Chores
+from aztask.worker.deliveries import Deliveries
+from aztask.worker.dispatcher import Dispatcher
+from aztask.worker.executor import Executor
+from aztask.worker.failpoint import hit
+from aztask.worker.intake import Intake
+from aztask.worker.job import Job, Stage
+from aztask.worker.journal import Journal
+from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.limits import Limits
+from aztask.worker.options import WorkerOptions
+from aztask.worker.pool.children import Pool
+from aztask.worker.pool.requests import Requests
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.05
+IDLE_TICK_SECONDS = 1.0
+LANE_THREADS = 4
+FIRST_PREFETCH = 4
+PREFETCH_SECONDS = 0.25
+MOST_PREFETCH = 1000
+
+
+class Supervisor:
+    """One worker: `run` returns when it has stopped."""
+
+    def __init__(
+        self, app: App, app_spec: str, options: WorkerOptions, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.app = app
+        self.options = options
+        self._clock = clock
+        self.name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self._wake_in, self._wake_out = socket.socketpair()
+        for end in (self._wake_in, self._wake_out):
+            end.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
+        mailbox = self._mailbox = Mailbox(self._wake)
+        self.journal = Journal(app.open_events(self.name), clock)
+        self.keeper = LeaseKeeper(
+            app.broker,
+            clock=clock,
+            renew_at=app.settings.renew_at,
+            on_lost=lambda lease: mailbox.post(lambda: self._lease_lost(lease)),
+            on_renewed=lambda lease, age: mailbox.post(lambda: self._renewed(lease, age)),
+            on_settleable=self._wake,
+        )
+        self.executor = Executor(app, self.keeper, name=self.name, clock=clock)
+        threads = LANE_THREADS if app.remote else 0
+        self._claims: Lane[Job] = Lane(
+            "claim", self.executor.claim, self._claimed, mailbox, threads=threads
+        )
+        self._finishes: Lane[Job] = Lane(
+            "finish", self.executor.finish, self._finished, mailbox, threads=threads
+        )
+        self._pool = Pool(
+            app_spec,
+            processes=options.processes,
+            slots=options.slots,
+            clock=clock,
+        )
+        self._limits = Limits(self._pool, self.keeper, app.settings, options, self.journal, clock)
+        self._requests = Requests(app, self.keeper, self._limits, mailbox, threads=threads)
+        self._deliveries = Deliveries(self.name, clock)
+        self._dispatcher = Dispatcher(
+            self._pool,
+            self._deliveries,
+            self.executor,
+            self.keeper,
+            self._requests,
+            self._selector,
+            clock=clock,
+            finish=self._finishes.submit,
+            over=self._over,
+        )
+        self._chores = Chores(app, clock, mailbox, threads=min(threads, 1))
+        self._intakes = [
+            Intake(
+                app.broker,
+                queue,
+                lease=self._lease_seconds(queue),
+                wait=0.05 if options.burst else 1.0,
+                take=lambda intake, batch: mailbox.post(lambda: self._received(intake, batch)),
+            )
+            for queue in options.queues
+        ]
+        self._next_tick = 0.0
+        self._signals = 0
+        self._draining_until: float | None = None
+        self._born = clock.wall()
+        self.finished = 0
+
+    # -- life --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until told to stop (a signal, `stop`), or until `burst` or `max_tasks` says so."""
+        self._pool.fill()
+        self.keeper.start()
+        for intake in self._intakes:
+            intake.start()
+        try:
+            while not self._done():
+                self._turn()
+        finally:
+            self._shut()
+
+    def stop(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
+        """Drain and end; a second time: give everything back now. A signal handler."""
+        self._signals += 1
+        self._wake()
+
+    def _done(self) -> bool:
+        if self._draining_until is None:
+            if self._signals or self._enough() or self._drained():
+                self._drain()
+            return False
+        if not self._deliveries:
+            return True
+        if self._signals > 1 or self._clock.monotonic() >= self._draining_until:
+            self._give_back_running()
+            return True
+        return False
+
+    def _enough(self) -> bool:
+        return self.options.max_tasks is not None and self.finished >= self.options.max_tasks
+
+    def _drained(self) -> bool:
+        """Whether a burst has come to its end: nothing held, nothing found, nothing delayed."""
+        if not self.options.burst or self._deliveries:
+            return False
+        idle = all(intake.idle for intake in self._intakes)
+        return idle and self._chores.drained(self.options.queues)
+
+    def _record(self, *, stopped: bool = False) -> WorkerRecord:
+        return WorkerRecord(
+            self.name,
+            self._born,
+            self._clock.wall(),
+            self.options.queues,
+            len(self._deliveries),
+            self.finished,
+            stopped,
+        )
+
+    def _drain(self) -> None:
+        """Receive nothing more, give back what has not started, let the rest finish."""
+        self._draining_until = self._clock.monotonic() + self.options.shutdown_timeout
+        for intake in self._intakes:
+            intake.stop()
+        self._give_back_waiting()
+
+    def _give_back_waiting(self) -> None:
+        waiting = self._deliveries.waiting()
+        for process in self._pool.processes:
+            waiting += process.take_back()
+        if waiting:
+            self.executor.release(waiting)
+            self._over(waiting)
+
+    def _give_back_running(self) -> None:
+        """End the pool: what ran is given back, and its start does not count."""
+        jobs = list(self._deliveries)
+        for process in self._pool.processes:
+            process.kill("the worker stops")
+        for process in self._pool.processes:
+            process.process.wait()
+        logger.warning("%d running tasks are given back", len(jobs))
+        self.executor.release([job for job in jobs if job.settlement is None])
+        self._over(jobs)
+
+    def _shut(self) -> None:
+        for intake in self._intakes:
+            intake.stop()
+        for process in self._pool.processes:
+            process.retire()
+        for intake in self._intakes:
+            intake.join(5.0)
+        self._mailbox.run()
+        if leftover := list(self._deliveries):
+            self.executor.release(leftover)
+            self._over(leftover)
+        for lane in (self._claims, self._finishes):
+            lane.stop()
+        self.keeper.stop()
+        self._pool.close()
+        self._requests.stop()
+        self._chores.tell(self._record(stopped=True))
+        self._chores.stop()
+        for intake in self._intakes:
+            intake.close()
+        self.journal.close()
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    # -- the turn ----------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        self.journal.flush()
+        for key, _ in self._selector.select(self._patience()):
+            key.data()
+        self._mailbox.run()
+        self._finishes.turn()
+        self._claims.turn()
+        self._dispatcher.feed()
+        self._allow()
+        now = self._clock.monotonic()
+        if now >= self._next_tick:
+            self._tick(now)
+
+    def _patience(self) -> float:
+        if (
+            len(self._claims)
+            or len(self._finishes)
+            or (self._deliveries.ready and self._pool.room())
+        ):
+            return 0.0
+        return max(0.0, self._next_tick - self._clock.monotonic())
+
+    def _tick(self, now: float) -> None:
+        """What is looked at regularly: limits, retries of stages, stuck and missing processes."""
+        busy = bool(self._deliveries) or self.options.burst or self._draining_until is not None
+        self._next_tick = now + (TICK_SECONDS if busy else IDLE_TICK_SECONDS)
+        self._limits.enforce(now)
+        self._deliveries.back(self._pool.take_back_stuck(now))
+        due = self._deliveries.due(now)
+        self._finishes.submit(job for job in due if job.settlement is not None)
+        self._claims.submit(job for job in due if job.settlement is None)
+        self._pool.fill()
+        self._chores.tick(now, self._record)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake already (full), or gone
+            self._wake_out.send(b"\0")
+
+    def _woken(self) -> None:
+        try:
+            while len(self._wake_in.recv(4096)) == 4096:
+                pass
+        except BlockingIOError:
+            pass
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def _lease_seconds(self, queue: str) -> float:
+        if self.options.lease is not None:
+            return self.options.lease
+        return self.app.queue_settings(queue).lease_seconds
+
+    def _received(self, intake: Intake, deliveries: list[Delivery]) -> None:
+        """New deliveries: hold their leases, open them, and send them on their way."""
+        hit("received", len(deliveries))
+        jobs = [self._deliveries.add(intake.queue, intake.receiver, each) for each in deliveries]
+        self.keeper.hold(intake.receiver, [job.lease for job in jobs])
+        self.executor.open(jobs)
+        self.journal.received(jobs)
+        self._finishes.submit(job for job in jobs if job.settlement is not None)
+        self._claims.submit(job for job in jobs if job.settlement is None)
+
+    def _allow(self) -> None:
+        """Tell the intakes how much more there is room for."""
+        window = self._pool.capacity + self._prefetch()
+        if self.options.max_tasks is not None:
+            window = min(window, self.options.max_tasks - self.finished)
+        room = window - len(self._deliveries)
+        if self._draining_until is not None:
+            room = 0
+        elif 0 < room < min(window // 4, 64) and self._deliveries.ready:
+            return  # a fuller batch is worth the short wait
+        for intake in self._intakes:
+            intake.allow(max(0, room))
+
+    def _prefetch(self) -> int:
+        """Deliveries to hold beyond those that run: about a quarter of a second's work."""
+        if self.options.prefetch is not None:
+            return self.options.prefetch
+        mean = self._pool.mean_seconds
+        if mean is None:
+            return FIRST_PREFETCH
+        return min(MOST_PREFETCH, int(self._pool.capacity * PREFETCH_SECONDS / max(mean, 1e-5)))
+
+    # -- stages ------------------------------------------------------------------------------
+
+    def _claimed(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.stage is Stage.READY:
+                self._deliveries.ready.append(job)
+            elif job.stage is Stage.DONE:
+                self._over([job])
+            elif job.settlement is not None:
+                self._finishes.submit([job])
+            else:
+                self._try_later(job)
+        self._finishes.turn()
+
+    def _finished(self, jobs: Sequence[Job]) -> None:
+        done = [job for job in jobs if job.stage is Stage.DONE]
+        if len(done) < len(jobs):
+            for job in jobs:
+                if job.stage is not Stage.DONE:
+                    self._try_later(job)
+        self.finished += len(done)
+        self._over(done)
+
+    def _try_later(self, job: Job) -> None:
+        self._next_tick = min(self._next_tick, self._deliveries.try_later(job))
+
+    def _over(self, jobs: Sequence[Job]) -> None:
+        """These deliveries are done with, however they ended."""
+        for job in jobs:
+            if self._deliveries.remove(job):
+                self.journal.ended(job)
+        self.keeper.drop(job.lease for job in jobs if not job.settled)
+
+    # -- leases ------------------------------------------------------------------------------
+
+    def _renewed(self, lease: Lease, age: float) -> None:
+        job = self._deliveries.of(lease)
+        if job is not None:
+            self.journal.renewed(job, age)
+            self._dispatcher.tell(job, ["renewed", job.number, lease.deadline])
+
+    def _lease_lost(self, lease: Lease) -> None:
+        """The broker or the clock says that it is over: stop the task, settle nothing."""
+        job = self._deliveries.of(lease)
+        if job is not None and job.stage is Stage.SENT:
+            self._limits.stop(job, "lease", lease.lost_reason)
+        elif job is not None:
+            logger.info("lease of %s lost while it waited: %s", job.number, lease.lost_reason)

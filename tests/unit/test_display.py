@@ -1,0 +1,36 @@
+"""Anything at all becomes one short printable line."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aztask.display import LINE_LIMIT, one_line, short_repr
+
+
+class Hostile:
+    def __repr__(self):
+        raise RuntimeError("no repr today")
+
+
+@given(st.text() | st.recursive(st.integers() | st.text(), st.lists))
+def test_every_value_is_one_short_printable_line(value):
+    for size in (10, 10_000):
+        text = short_repr(value, size)
+        assert text.isprintable()
+        assert len(text) <= LINE_LIMIT
+
+
+def test_small_values_are_shown_in_full():
+    assert short_repr(("a.png", 200), 12) == "('a.png', 200)"
+
+
+def test_a_repr_that_raises_is_named():
+    assert short_repr(Hostile(), 1) == "<Hostile: its repr raised RuntimeError>"
+
+
+def test_an_integer_too_long_for_text_does_not_raise():
+    assert "ValueError" in short_repr(10**5000, 1)
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    assert one_line("a\x1b[31mred\nline\ud800") == "a?[31mred line?"
+    assert one_line("x" * 1000, 10) == "xxxxxxx..."

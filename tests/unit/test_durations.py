@@ -1,0 +1,68 @@
+"""Durations: seconds or timedelta in, a float of seconds out, nonsense refused by name."""
+
+from datetime import timedelta
+
+import pytest
+
+from aztask.durations import parse_duration, to_seconds
+from aztask.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(0, 0.0), (1, 1.0), (2.5, 2.5), (timedelta(minutes=1, milliseconds=5), 60.005)],
+)
+def test_numbers_and_timedeltas_become_seconds(value, seconds):
+    result = to_seconds(value, "delay")
+    assert result == seconds
+    assert isinstance(result, float)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -1, -0.001, True, "1", None, 10**400, timedelta(seconds=-1), 1e12],
+)
+def test_nonsense_is_refused_with_the_settings_name(value):
+    with pytest.raises(ConfigurationError, match="visibility") as caught:
+        to_seconds(value, "visibility")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bounds_are_inclusive():
+    assert to_seconds(5, "lease", minimum=5, maximum=300) == 5
+    assert to_seconds(300, "lease", minimum=5, maximum=300) == 300
+    with pytest.raises(ConfigurationError, match="between 5 and 300"):
+        to_seconds(301, "lease", minimum=5, maximum=300)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30.0),
+        ("5m", 300.0),
+        ("1h", 3600.0),
+        ("1h30m", 5400.0),
+        ("1d2h3m4s5ms", 93784.005),
+        ("250ms", 0.25),
+        ("1.5h", 5400.0),
+        ("0", 0.0),
+        ("12.5", 12.5),
+        (" 7s ", 7.0),
+    ],
+)
+def test_durations_are_read_from_text(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "s", "-1", "-5s", "1m1h", "5s5s", "1h 30m", "1e9", "nan", "inf", "5x", "1,5s"),
+        *("٣s", "9" * 5000, "5s\x1b[31m", "\x00", "5\ud800"),
+    ],
+)
+def test_other_text_is_refused_in_one_line_with_an_example(text):
+    with pytest.raises(ConfigurationError, match="write 30s, 5m") as caught:
+        parse_duration(text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200

@@ -1,0 +1,110 @@
+"""The message: ids that never repeat, and what each kind of clone keeps."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aztask.message import MESSAGE_ID_LIMIT, TaskMessage
+
+MESSAGE = TaskMessage(
+    id="t1",
+    task="shop.resize",
+    queue="bulk",
+    body=b"\x93\x90\x80\x80",
+    root_id="r",
+    eta=100.0,
+    expires=200.0,
+    resubmit_count=2,
+    snooze_count=3,
+    hop=5,
+    generation=1,
+    delivery_base=7,
+    unknown_since=50.0,
+    saved=b"page 7",
+    traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01",
+    extra={"tenant": "x"},
+)
+
+
+def changes(before: TaskMessage, after: TaskMessage) -> set[str]:
+    return {
+        field.name
+        for field in dataclasses.fields(before)
+        if getattr(before, field.name) != getattr(after, field.name)
+    }
+
+
+def test_a_message_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MESSAGE.hop = 6
+
+
+def test_the_message_id_names_task_generation_and_hop():
+    assert MESSAGE.message_id == "t1:1:5"
+    assert MESSAGE.key == ("t1", 1, 5)
+
+
+def test_a_long_id_is_hashed_and_stays_within_the_limit():
+    long = dataclasses.replace(MESSAGE, id="x" * 125)
+    assert long.message_id.startswith("sha256-")
+    assert long.message_id.endswith(":1:5")
+    assert dataclasses.replace(MESSAGE, id="x" * 124).message_id == "x" * 124 + ":1:5"
+
+
+ids = st.text(min_size=1, max_size=200)
+counters = st.integers(0, 2**31 - 1)
+
+
+@given(ids, counters, counters)
+def test_every_message_id_is_short_and_repeats_exactly(task_id, generation, hop):
+    message = dataclasses.replace(MESSAGE, id=task_id, generation=generation, hop=hop)
+    assert 0 < len(message.message_id) <= MESSAGE_ID_LIMIT
+    assert dataclasses.replace(message).message_id == message.message_id
+
+
+@given(ids, st.sampled_from(["retry", "snooze", "chain", "replay"]))
+def test_no_clone_has_the_id_of_its_original(task_id, kind):
+    message = dataclasses.replace(MESSAGE, id=task_id)
+    clone = {
+        "retry": lambda: message.resubmitted(counted=True),
+        "snooze": lambda: message.resubmitted(counted=False),
+        "chain": message.chained,
+        "replay": message.replayed,
+    }[kind]()
+    assert clone.message_id != message.message_id
+    assert clone.body is message.body
+
+
+def test_a_retry_counts_and_clears_what_belonged_to_the_last_delivery():
+    clone = MESSAGE.resubmitted(counted=True)
+    assert (clone.hop, clone.resubmit_count, clone.snooze_count) == (6, 3, 3)
+    assert (clone.delivery_base, clone.unknown_since, clone.eta) == (0, None, None)
+    assert changes(MESSAGE, clone) == {
+        "hop", "resubmit_count", "delivery_base", "unknown_since", "eta",
+    }  # fmt: skip
+
+
+def test_a_snooze_counts_apart_and_takes_what_it_is_given():
+    clone = MESSAGE.resubmitted(
+        counted=False, saved=b"page 8", delivery_base=9, unknown_since=60.0, eta=300.0
+    )
+    assert (clone.resubmit_count, clone.snooze_count) == (2, 4)
+    assert (clone.saved, clone.delivery_base, clone.unknown_since, clone.eta) == (
+        b"page 8", 9, 60.0, 300.0,
+    )  # fmt: skip
+
+
+def test_a_delay_chain_changes_the_hop_alone():
+    assert changes(MESSAGE, MESSAGE.chained(delivery_base=7)) == {"hop"}
+
+
+def test_a_replay_starts_over_in_a_new_generation_and_keeps_the_checkpoint():
+    again = MESSAGE.replayed()
+    assert again.key == ("t1", 2, 0)
+    assert (again.resubmit_count, again.snooze_count, again.delivery_base) == (0, 0, 0)
+    assert (again.eta, again.expires, again.unknown_since) == (None, None, None)
+    assert again.saved == b"page 7"
+    assert MESSAGE.replayed(keep_saved=False).saved is None
+    assert MESSAGE.replayed(expires=900.0).expires == 900.0

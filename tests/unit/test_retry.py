@@ -1,0 +1,189 @@
+"""Retry decisions: bounded, repeatable, and never surprised by a number."""
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aztask.errors import (
+    ConfigurationError,
+    DecodeError,
+    Reject,
+    Retry,
+    Snooze,
+    TimeLimitExceeded,
+)
+from aztask.message import TaskMessage
+from aztask.retry import RetryPolicy
+from aztask.settlement import DeadLetter, Resubmit
+
+MESSAGE = TaskMessage(id="t1", task="shop.pay", queue="pay", body=b"")
+PLAIN = RetryPolicy(jitter=False)
+
+
+def after(failures=0, snoozes=0, **fields):
+    return dataclasses.replace(
+        MESSAGE, resubmit_count=failures, snooze_count=snoozes, hop=failures + snoozes, **fields
+    )
+
+
+def test_delays_grow_up_to_their_maximum():
+    policy = RetryPolicy(max_retries=20, delay=2, backoff=3, max_delay=50, jitter=False)
+    delays = [policy.decide(OSError("x"), after(n)).delay for n in range(5)]
+    assert delays == [2, 6, 18, 50, 50]
+
+
+def test_a_failure_is_resubmitted_until_its_retries_are_used_up():
+    decisions = [PLAIN.decide(OSError("disk"), after(n)) for n in range(4)]
+    assert decisions[:3] == [Resubmit(1.0), Resubmit(2.0), Resubmit(4.0)]
+    assert decisions[3] == DeadLetter("retries-exhausted", "OSError: disk (failed 4 of 4 runs)")
+
+
+def test_no_retries_means_one_run():
+    assert isinstance(RetryPolicy(max_retries=0).decide(OSError(), MESSAGE), DeadLetter)
+
+
+@given(st.text(min_size=1), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_jitter_repeats_exactly_and_stays_between_half_and_all(task_id, hop, generation):
+    message = dataclasses.replace(MESSAGE, id=task_id, hop=hop, generation=generation)
+    policy = RetryPolicy(delay=10)
+    delay = policy.decide(OSError(), message).delay
+    assert 5 <= delay <= 10
+    assert policy.decide(ValueError(), message).delay == delay
+
+
+def test_jitter_spreads_messages_and_hops():
+    policy = RetryPolicy(delay=10)
+    messages = [dataclasses.replace(MESSAGE, id=str(n)) for n in range(50)]
+    messages += [dataclasses.replace(MESSAGE, hop=n) for n in range(50)]
+    delays = {policy.decide(OSError(), message).delay for message in messages}
+    assert len(delays) > 90
+    assert max(delays) - min(delays) > 3
+
+
+@given(st.integers(0, 2**31 - 1), st.floats(1, 1e6), st.floats(0, 1e6))
+def test_no_count_overflows_a_delay(count, backoff, delay):
+    policy = RetryPolicy(max_retries=2**31 - 1, delay=delay, backoff=backoff)
+    message = dataclasses.replace(MESSAGE, resubmit_count=count)
+    assert 0 <= policy.delay_of(message) <= 600
+
+
+def test_only_the_listed_errors_are_retried():
+    policy = RetryPolicy(retry_on=(OSError,), give_up_on=(FileNotFoundError,))
+    assert isinstance(policy.decide(ConnectionError(), MESSAGE), Resubmit)
+    assert policy.decide(KeyError("k"), MESSAGE) == DeadLetter("not-retryable", "KeyError: 'k'")
+    gone = policy.decide(FileNotFoundError("gone"), MESSAGE)
+    assert gone == DeadLetter("not-retryable", "FileNotFoundError: gone")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), TimeLimitExceeded()])
+def test_what_is_not_the_tasks_own_failure_is_retried_whatever_is_listed(error):
+    policy = RetryPolicy(retry_on=(OSError,), max_retries=1)
+    assert isinstance(policy.decide(error, MESSAGE), Resubmit)
+    assert policy.decide(error, after(1)).reason == "retries-exhausted"
+
+
+def test_a_failure_known_by_name_is_retried_until_its_retries_are_used_up():
+    policy = RetryPolicy(retry_on=(OSError,), max_retries=1, jitter=False)
+    assert policy.decide_named("ProcessDied", "signal 11", MESSAGE) == Resubmit(1.0)
+    assert policy.decide_named("ProcessDied", "signal 11", after(1)) == DeadLetter(
+        "retries-exhausted", "ProcessDied: signal 11 (failed 2 of 2 runs)"
+    )
+
+
+def test_bytes_that_cannot_be_read_are_not_tried_again():
+    assert PLAIN.decide(DecodeError("broken"), MESSAGE) == DeadLetter(
+        "not-retryable", "DecodeError: broken"
+    )
+
+
+def test_a_task_that_asks_for_a_retry_gets_its_delay_and_is_counted():
+    assert PLAIN.decide(Retry(delay=30), after(1)) == Resubmit(30.0)
+    assert PLAIN.decide(Retry(), after(1)) == Resubmit(2.0)
+    assert RetryPolicy(retry_on=()).decide(Retry(), MESSAGE).counted is True
+    assert PLAIN.decide(Retry(delay=30), after(3)).reason == "retries-exhausted"
+    assert PLAIN.decide(Retry(delay=timedelta(minutes=1)), MESSAGE) == Resubmit(60.0)
+
+
+def test_a_task_that_rejects_its_message_gives_the_reason():
+    decision = PLAIN.decide(Reject("no such order", "order 7 was deleted"), MESSAGE)
+    assert decision == DeadLetter("no such order", "order 7 was deleted")
+
+
+@pytest.mark.parametrize("reason", ["", None, 7, ValueError("x"), "a\n\ud800" * 1000])
+def test_a_strange_reason_is_still_a_reason(reason):
+    decision = PLAIN.decide(Reject(reason), MESSAGE)
+    assert decision.reason.isprintable()
+    assert 0 < len(decision.reason) <= 1024
+
+
+def test_a_snooze_is_not_a_failure_and_has_its_own_limit():
+    policy = RetryPolicy(max_retries=0, max_snoozes=2)
+    assert policy.decide(Snooze(5), after(snoozes=1)) == Resubmit(5.0, counted=False)
+    assert policy.decide(Snooze(5), after(snoozes=2)) == DeadLetter(
+        "snoozes-exhausted", "the task asked to run again 3 times"
+    )
+
+
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), -1, True, "soon", 1e300])
+def test_a_delay_that_cannot_be_is_dead_lettered_not_guessed_at(delay):
+    decision = PLAIN.decide(Retry(delay=delay), MESSAGE)
+    assert decision.reason == "invalid-delay"
+    assert "\n" not in decision.description
+
+
+def test_a_retry_past_the_expiry_is_dead_lettered_at_once():
+    message = dataclasses.replace(MESSAGE, expires=1010.0)
+    assert PLAIN.decide(Retry(delay=10), message, now=1000.0) == Resubmit(10.0)
+    assert PLAIN.decide(Retry(delay=11), message, now=1000.0).reason == "expired"
+    assert PLAIN.decide(Retry(delay=11), message) == Resubmit(11.0)
+
+
+def test_a_hostile_error_text_stays_one_short_line():
+    decision = PLAIN.decide(OSError("a\n\x1b[31m\ud800" + "b" * 5000), after(3))
+    assert decision.description.isprintable()
+    assert len(decision.description) <= 1024
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_an_error_without_a_text_is_still_decided():
+    assert PLAIN.decide(Unprintable(), after(3)).description.startswith("Unprintable")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_retries": -1},
+        {"max_retries": 1.5},
+        {"max_retries": True},
+        {"max_retries": None},
+        {"max_snoozes": -1},
+        {"delay": -1},
+        {"delay": float("nan")},
+        {"delay": True},
+        {"max_delay": float("inf")},
+        {"backoff": 0.5},
+        {"backoff": float("nan")},
+        {"backoff": float("inf")},
+        {"backoff": True},
+        {"backoff": "2"},
+        {"jitter": 1},
+        {"retry_on": ("OSError",)},
+        {"retry_on": OSError("instance")},
+        {"give_up_on": (int,)},
+    ],
+)
+def test_numbers_and_classes_are_checked(options):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        RetryPolicy(**options)
+
+
+def test_policies_are_values():
+    assert RetryPolicy(delay=timedelta(seconds=2)) == RetryPolicy(delay=2.0)
+    assert RetryPolicy(retry_on=OSError) == RetryPolicy(retry_on=[OSError])
