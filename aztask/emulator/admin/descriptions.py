@@ -6,15 +6,14 @@ returned as it came; what would change behaviour and is not offered is refused.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
-from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, instant, local, tag
+from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, instant, tag
 from aztask.emulator.admin.rules import rule_from
-from aztask.emulator.broker.access import resource_path
 from aztask.emulator.broker.entities import Entity, Kind, Status
 from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
 from aztask.engine import Counts
@@ -67,6 +66,11 @@ def _status(text: str) -> Status:
         raise ConfigurationError(f"{text!r} is not a status: {[s.value for s in Status]}") from None
 
 
+def _target(text: str) -> str:
+    """The entity of a forwarding target, which clients send as a whole URL."""
+    return unquote(urlsplit(text).path if "://" in text else text).strip("/")
+
+
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "LockDuration": ("lock_seconds", parse_duration),
     "MaxDeliveryCount": ("max_deliveries", int),
@@ -74,8 +78,8 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "DeadLetteringOnMessageExpiration": ("dead_letter_expired", _flag),
     "DeadLetteringOnFilterEvaluationExceptions": ("dead_letter_filter_errors", _flag),
     "RequiresSession": ("sessions", _flag),
-    "ForwardTo": ("forward_to", resource_path),
-    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", resource_path),
+    "ForwardTo": ("forward_to", _target),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", _target),
     "Status": ("status", _status),
     "MaxMessageSizeInKilobytes": ("max_message_bytes", lambda text: int(text) * 1024),
 }
@@ -238,14 +242,3 @@ def _some(entity: Entity, *names: str) -> list[str]:
         for name, text in texts.items()
         if text is not None
     ]
-
-
-_ENTITY_NAME = re.compile(r"^/+|/+$")
-
-
-def clean(path: str) -> str:
-    """A path without slashes at its ends."""
-    return _ENTITY_NAME.sub("", path)
-
-
-__all__ = ["NAMES", "Shown", "clean", "description_of", "entity_from", "local"]
