@@ -4,7 +4,9 @@ Rules
 1. Bytes go through `Connection`; this file only moves them. Output is written once a turn of the
    loop, after the turn's transaction is committed.
 2. A connection whose socket is full is not read from and gets no deliveries until it has drained.
-3. A fault inside ends the connection that met it, with a log line; the others go on.
+3. While one client alone is active its bytes are answered at once; with several, a turn of the loop
+   gathers what all of them brought into one transaction.
+4. A fault inside ends the connection that met it, with a log line; the others go on.
 """
 
 from __future__ import annotations
@@ -62,14 +64,20 @@ class Endpoint(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
-        self.last_read = self._server.now()
+        server = self._server
+        self.last_read = server.now()
+        server.active.add(self)
+        committer = server.broker.committer
+        committer.hold()
         try:
             self.connection.receive(data)
         except Exception:
             log.exception("%s: the connection is closed after a fault of the emulator", self.remote)
             self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
         self.peer.claims.trusted = self.peer.claims.trusted or self.connection.trusted
-        self._server.touched(self)
+        if self.connection.state is State.CLOSED:
+            server.touched(self)
+        committer.let_go(now=server.solo)
 
     def flush(self) -> None:
         """Write what has gathered; close the socket when the connection is over."""
@@ -137,6 +145,8 @@ class Server:
         self.limits = limits or Limits()
         self.tracer = tracer
         self.endpoints: set[Endpoint] = set()
+        self.active: set[Endpoint] = set()
+        self.solo = False
         self._touched: set[Endpoint] = set()
         self._server: asyncio.Server | None = None
         self._ticks = 0
@@ -157,7 +167,8 @@ class Server:
     def touched(self, endpoint: Endpoint) -> None:
         """Something may be written to this client at the end of the turn."""
         self._touched.add(endpoint)
-        self.broker.committer.plan()
+        if not self.broker.committer.flushing:
+            self.broker.committer.plan()
 
     def _flush_all(self) -> None:
         touched, self._touched = self._touched, set()
@@ -175,6 +186,7 @@ class Server:
 
     def _pass_time(self) -> None:
         broker = self.broker
+        self.solo, self.active = len(self.active) < 2, set()
         for endpoint in list(self.endpoints):
             endpoint.peer.tick()
         broker.dispatcher.tick()

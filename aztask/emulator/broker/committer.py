@@ -22,7 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class Work:
-    """One change of the store and its answer."""
+    """One change of the store and its answer.
+
+    atomic: `execute` is a single call of the engine, a transaction of its own where it is alone.
+    """
+
+    atomic = False
 
     def execute(self) -> None:
         """Change the store. May be called again when the first transaction was taken back."""
@@ -36,6 +41,9 @@ class Work:
 
 class Collector(Protocol):
     """Takes messages out of the store for those who wait for them."""
+
+    def due(self) -> bool:
+        """Whether there is anything to take."""
 
     def collect(self) -> list[Callable[[], None]]:
         """Take them, inside the transaction; the calls deliver them after its commit."""
@@ -52,6 +60,8 @@ class Committer:
         self._soon = soon
         self._works: list[Work] = []
         self._planned = False
+        self._held = False
+        self.flushing = False
         self.collector: Collector | None = None
         self.after: Callable[[], None] = lambda: None
 
@@ -61,16 +71,43 @@ class Committer:
         self.plan()
 
     def plan(self) -> None:
-        """See to it that the turn ends with a flush."""
+        """See to it that the turn ends with a flush; during one, that another follows."""
         if not self._planned:
             self._planned = True
-            self._soon(self.flush)
+            if not self.flushing and not self._held:
+                self._soon(self.flush)
+
+    def hold(self) -> None:
+        """Bytes are being read: plan nothing before `let_go`."""
+        self._held = True
+
+    def let_go(self, *, now: bool) -> None:
+        """The bytes are read: flush now when no others are to be waited for, else after them."""
+        self._held = False
+        if self._planned:
+            if now:
+                self.flush()
+            else:
+                self._soon(self.flush)
 
     def flush(self) -> None:
         """Commit what has gathered, deliver, answer, then write to the sockets."""
-        self._planned = False
+        self.flushing, self._planned = True, False
+        try:
+            self._flush()
+        finally:
+            self.flushing = False
+            if self._planned:
+                self._soon(self.flush)
+
+    def _flush(self) -> None:
         works, self._works = self._works, []
         deliveries: list[Callable[[], None]] = []
+        due = self.collector is not None and self.collector.due()
+        if not due and (not works or (len(works) == 1 and works[0].atomic)):
+            self._alone(works)
+            self.after()
+            return
         try:
             with self._database.transaction():
                 for work in works:
@@ -87,6 +124,16 @@ class Committer:
             for deliver in deliveries:
                 deliver()
         self.after()
+
+    def _alone(self, works: list[Work]) -> None:
+        """At most one work, which needs no transaction around it."""
+        for work in works:
+            try:
+                work.execute()
+            except AztaskError as error:
+                work.fail(error)
+            else:
+                work.succeed()
 
     def _one_by_one(self, works: list[Work], error: AztaskError) -> None:
         if len(works) == 1 or isinstance(error, BrokerUnavailable):

@@ -53,6 +53,10 @@ class Consumer(Protocol):
 class Forwarding(Protocol):
     """Moves messages on, inside the transaction, and says where they went."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything to move."""
+
     def run(self) -> set[str]:
         """Move what has gathered; the engine's names of the queues that got something."""
 
@@ -140,6 +144,10 @@ class Dispatcher:
             self._woken.add(source)
         else:
             self._quiet_until[source] = now + min(wait, DEAD_LETTERS_EVERY if source.dead else wait)
+
+    def due(self) -> bool:
+        """Whether somebody was woken, or something is to be moved."""
+        return bool(self._woken) or self._forwarding.pending
 
     def collect(self) -> list[Callable[[], None]]:
         """Take messages for all woken sources; the calls deliver them."""

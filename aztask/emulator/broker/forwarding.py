@@ -43,24 +43,24 @@ class Forwarder:
         self._clock = clock
         self._revision = -1
         self._routes: list[_Route] = []
-        self._pending = False
+        self.pending = False
         self._quiet_until: dict[_Route, float] = {}
 
     def stirred(self) -> None:
         """Something was sent or given back: look at all routes at the end of the turn."""
         if self.routes:
-            self._pending = True
+            self.pending = True
             self._quiet_until.clear()
 
     def due(self) -> bool:
         """Whether time has brought something to move."""
         now = self._clock.monotonic()
         for route in self.routes:
-            if self._pending:
+            if self.pending:
                 break
             if self._quiet_until.get(route, 0.0) <= now:
                 self._look_ahead(route, now)
-        return self._pending
+        return self.pending
 
     def _look_ahead(self, route: _Route, now: float) -> None:
         path, dead = route.source.path, route.dead
@@ -68,7 +68,7 @@ class Forwarder:
             self._engine.peek(path, 0, 0)  # what expired or lapsed becomes a dead letter now
         wait = self._engine.pending(path, dead_letter=dead)
         if wait <= 0 and self._targets(route) is not None:
-            self._pending = True
+            self.pending = True
         else:
             self._quiet_until[route] = now + (LOOK_EVERY if dead else max(wait, LOOK_EVERY))
 
@@ -87,9 +87,9 @@ class Forwarder:
 
     def run(self) -> set[str]:
         """Move what has gathered; the queues that got something."""
-        if not self._pending:
+        if not self.pending:
             return set()
-        self._pending = False
+        self.pending = False
         reached: set[str] = set()
         for _ in range(MAX_HOPS + 1):
             moved = set()
@@ -117,7 +117,7 @@ class Forwarder:
             if len(messages) < BATCH:
                 break
         else:
-            self._pending = True
+            self.pending = True
         return reached
 
     def _targets(self, route: _Route) -> list[Entity] | None:

@@ -152,6 +152,7 @@ class Settling(Work):
         self._action = action
         self._answer = not disposition.settled
         self._held: list[bool] = []
+        self.atomic = action is COMPLETE
 
     def execute(self) -> None:
         """Settle all of them."""
@@ -172,9 +173,8 @@ class Settling(Work):
             return
         lock: Lock = self._deliveries[0].context
         lost = SESSION_LOST if lock.session is not None and not lock.dead else LOCK_LOST
-        failure = outgoing.rejected(lost.condition, lost.description)
-        states = [self._action.echo if held else failure for held in self._held]
-        self._confirm(states)
+        failure = b"" if all(self._held) else outgoing.rejected(lost.condition, lost.description)
+        self._confirm([self._action.echo if held else failure for held in self._held])
 
     def _confirm(self, states: list[bytes]) -> None:
         """One disposition for each run of neighbouring ids with the same outcome."""
