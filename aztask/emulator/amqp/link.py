@@ -27,6 +27,7 @@ SERIAL = 0xFFFFFFFF
 """Delivery counts and ids are 32-bit serial numbers (RFC 1982): arithmetic is modulo 2**32."""
 SETTLED_MODE = 1
 MAX_TAG = 32
+MAX_DROPPED = 64 * 1024 * 1024
 NULL_TERMINUS = b"\x40"
 
 
@@ -137,9 +138,12 @@ class Link:
 
 
 class Inbound:
-    """A whole message from the peer. `message_format` as it came, 0 where it was absent."""
+    """A whole message from the peer. `message_format` as it came, 0 where it was absent.
 
-    __slots__ = ("delivery_id", "message_format", "payload", "settled")
+    too_large: it was longer than the link takes, and its payload was dropped.
+    """
+
+    __slots__ = ("delivery_id", "message_format", "payload", "settled", "too_large")
 
     def __init__(
         self, delivery_id: int, message_format: int, settled: bool, payload: bytes
@@ -148,6 +152,7 @@ class Inbound:
         self.message_format = message_format
         self.settled = settled
         self.payload = payload
+        self.too_large = False
 
 
 class ReceivingLink(Link):
@@ -165,6 +170,7 @@ class ReceivingLink(Link):
         self._credit_left = 0
         self._first: Transfer | None = None
         self._partial = bytearray()
+        self._dropped = 0  # bytes of a message that is too large
 
     def grant(self, credit: int) -> None:
         """Let the peer send `credit` messages, and again whenever half of them are used."""
@@ -188,7 +194,7 @@ class ReceivingLink(Link):
     def drop_partial(self) -> int:
         """Forget the incomplete message; how many bytes it had."""
         dropped = len(self._partial)
-        self._first, self._partial = None, bytearray()
+        self._first, self._partial, self._dropped = None, bytearray(), 0
         return dropped
 
     def transferred(self, transfer: Transfer) -> Inbound | None:
@@ -208,26 +214,37 @@ class ReceivingLink(Link):
             self.drop_partial()
             self._count()
             return None
-        self._check_size(len(self._partial) + len(transfer.payload))
+        payload = self._within_limit(transfer.payload)
         if transfer.more:
             self._first = first
-            self._partial += transfer.payload
+            self._partial += payload
             return None
-        return self._complete(first, transfer.payload)
+        return self._complete(first, payload)
 
-    def _check_size(self, size: int) -> None:
-        if self.max_message_size and size > self.max_message_size:
+    def _within_limit(self, payload: bytes) -> bytes:
+        """The payload, or nothing once the message is too large: the rest of it is dropped, so that
+        its sender learns of it by a disposition; one that does not end detaches the link.
+        """
+        size = len(self._partial) + len(payload)
+        if not self._dropped and not (self.max_message_size and size > self.max_message_size):
+            return payload
+        self._dropped += size
+        self._partial.clear()
+        if self._dropped > MAX_DROPPED:
             raise LinkError(
                 MESSAGE_SIZE_EXCEEDED,
                 f"a message of more than {self.max_message_size} bytes; send smaller ones",
             )
+        return b""
 
     def _complete(self, first: Transfer, rest: bytes) -> Inbound:
         payload = bytes(self._partial) + rest if self._partial else rest
+        settled = self.modes[0] == SETTLED_MODE or bool(first.settled)
+        message = Inbound(first.delivery_id or 0, first.message_format or 0, settled, payload)
+        message.too_large = self._dropped > 0
         self.drop_partial()
         self._count()
-        settled = self.modes[0] == SETTLED_MODE or bool(first.settled)
-        return Inbound(first.delivery_id or 0, first.message_format or 0, settled, payload)
+        return message
 
     def _count(self) -> None:
         self._delivery_count = (self._delivery_count + 1) & SERIAL

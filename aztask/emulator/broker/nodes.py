@@ -44,6 +44,8 @@ class RequestLink:
             first = inbound.delivery_id
             self.link.session.write(outgoing.disposition(True, first, first, outgoing.ACCEPTED))
         try:
+            if inbound.too_large:
+                raise AmqpError(DECODE_ERROR, "the request is too large")
             request = request_of(inbound)
         except AmqpError as error:
             self.link.detach(AmqpError(DECODE_ERROR, error.description))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aztask.emulator.amqp import outgoing
-from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp.errors import MESSAGE_SIZE_EXCEEDED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
 from aztask.emulator.broker.committer import Work
 from aztask.emulator.broker.conditions import as_amqp
@@ -27,6 +27,11 @@ class Producer:
         """Store a message or a batch; one that is refused is rejected at once."""
         namespace = self.broker.namespace
         try:
+            if message.too_large:
+                raise AmqpError(
+                    MESSAGE_SIZE_EXCEEDED,
+                    f"a message of more than {self.link.max_message_size} bytes; send smaller ones",
+                )
             entity = sendable(namespace, self.path)
             messages = messages_of(
                 namespace,
