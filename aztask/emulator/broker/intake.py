@@ -3,12 +3,15 @@
 Rules
 1. A batch (message format 0x80013700) is a row of data sections, each a whole message; the envelope
    around them is ignored and all are stored, or none.
-2. A message is checked as a whole before anything of it is stored.
+2. A message without an id gets one, as the service gives it one: SDKs rely on it ([seen]
+   @azure/service-bus 7.9 cannot settle a message that has none).
+3. A message is checked as a whole before anything of it is stored.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from aztask.emulator.amqp import sections
 from aztask.emulator.amqp.errors import (
@@ -67,6 +70,9 @@ def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) ->
         _check_session(namespace, entity)
     message_id = _message_id(message.property(sections.MESSAGE_ID))
     kept = stored.from_sections(message)
+    if not message_id:
+        message_id = uuid4().hex
+        kept = stored.with_message_id(kept, message_id)
     due = _due(message, now)
     start = now if due is None else due
     expires = None if kept.ttl == stored.NO_TTL else start + kept.ttl / 1000

@@ -23,7 +23,7 @@ from aztask.emulator.broker.filters import (
 from aztask.emulator.broker.namespace import Namespace
 
 _RULE, _EMPTY_ACTION = 0x0000013700000004, 0x0000013700000005
-_SQL, _TRUE, _FALSE, _CORRELATION = (0x0000013700000000 + code for code in (6, 7, 8, 9))
+_SQL, _TRUE, _FALSE, _CORRELATION = (0x0000001370000000 + code for code in (6, 7, 8, 9))
 _CORRELATION_NAMES = {
     "correlation-id": "CorrelationId",
     "message-id": "MessageId",

@@ -17,6 +17,7 @@ from struct import Struct
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.amqp.terminus import raw_fields
 
 VERSION = 1
 NO_TTL = 0xFFFFFFFF
@@ -119,6 +120,16 @@ def unpack(payload: bytes) -> Stored:
 def with_bare(message: Stored, bare: bytes) -> Stored:
     """The same message with another bare message."""
     return replace(message, bare=bare)
+
+
+def with_message_id(message: Stored, message_id: str) -> Stored:
+    """The same message with an id, which it had none of."""
+    bare = message.bare
+    end = _after_properties(bare)
+    fields = raw_fields(bare[:end]) if end else []
+    fields[:1] = [encode.string(message_id)]
+    section = encode.fields(sections.PROPERTIES, fields)
+    return replace(message, bare=section + bare[end:])
 
 
 def with_reasons(message: Stored, reason: str, description: str) -> Stored:
