@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from aztask.durations import parse_duration
 from aztask.emulator.emulator import Emulator
-from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, Options
+from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.trace import tracer
 from aztask.emulator.view import look
 from aztask.errors import ConfigurationError
@@ -38,7 +38,9 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
 
 @click.command("emulator")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=AMQP_PORT, help="AMQP; 0: a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="AMQP; 0: a free one. [default: 5672, with --tls 5671]",
 )
 @click.option(
     "--admin-port",
@@ -89,8 +91,10 @@ def command(context: click.Context, /, trace: bool, as_json: bool, **options: An
             "every process can read a command line: give the key as"
             " AZTASK_EMULATOR_SHARED_ACCESS_KEY in the environment"
         )
-    data = options.pop("data")
-    settings = Options(data=str(data) if data else None, **options)
+    data, port = options.pop("data"), options.pop("port")
+    if port is None:
+        port = AMQPS_PORT if options["tls"] else AMQP_PORT
+    settings = Options(data=str(data) if data else None, port=port, **options)
     writer = tracer(lambda line: click.echo(line, err=True)) if trace else None
     emulator = Emulator(settings, trace=writer)
     asyncio.run(_run(emulator, as_json=as_json))

@@ -9,6 +9,7 @@ from pathlib import Path
 from aztask.errors import ConfigurationError
 
 AMQP_PORT = 5672
+AMQPS_PORT = 5671  # where SDKs expect TLS, whatever port they are given
 ADMIN_PORT = 5300
 KEY_NAME = "RootManageSharedAccessKey"
 LOCAL_KEY = "SAS_KEY_VALUE"
