@@ -121,12 +121,7 @@ class Codec:
 
     def encode_value(self, value: Any) -> bytes:
         """A result or a checkpoint as msgpack, whatever the serializer. Raises EncodeError."""
-        try:
-            data = formats.pack(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            _not_encodable("the value", "msgpack", error)
-        self._check_written(data, formats.MSGPACK)
-        return data
+        return self._packed(value, "the value")
 
     def decode_value(self, data: bytes) -> Any:
         """What `encode_value` wrote. Raises DecodeError or ContentRefused."""
@@ -213,6 +208,9 @@ class Codec:
     # -- inside ------------------------------------------------------------------------------
 
     def _dumps(self, value: Any, what: str) -> tuple[str, str, bytes]:
+        if self.content_type == formats.MSGPACK:
+            # what Kombu's registry would call, without its detour
+            return formats.MSGPACK, "binary", self._packed(value, what)
         try:
             content_type, encoding, body = serialization.dumps(value, self.serializer)
         except KombuError as error:
@@ -223,6 +221,14 @@ class Codec:
             _check_json_values(body, EncodeError, what)
         self._check_written(body, content_type)
         return content_type, encoding, body
+
+    def _packed(self, value: Any, what: str) -> bytes:
+        try:
+            data = formats.pack(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            _not_encodable(what, "msgpack", error)
+        self._check_written(data, formats.MSGPACK)
+        return data
 
     def _check_written(self, body: bytes, content_type: str) -> None:
         """Refuse now what a reader with the same limits would refuse later (rule 3)."""
@@ -309,13 +315,12 @@ def _check_outgoing(message: TaskMessage, limits: Limits) -> None:
     try:
         read_text("the task id", message.id)
         read_text("the task name", message.task, 512)
-        for name, value in (
-            ("session", message.session),
-            ("group", message.group),
-            ("correlation_id", message.correlation_id),
-        ):
-            if value is not None:
-                read_text(name, value, MESSAGE_ID_LIMIT if name == "session" else 1024)
+        if message.session is not None:
+            read_text("session", message.session, MESSAGE_ID_LIMIT)
+        if message.group is not None:
+            read_text("group", message.group)
+        if message.correlation_id is not None:
+            read_text("correlation_id", message.correlation_id)
         if message.extra:
             check_extra(message.extra, limits)
     except DecodeError as error:
