@@ -112,8 +112,8 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.now = 1000.0
         self.model = Model()
         self.held: list[Held] = []
-        self.numbers: set[int] = set()
         self.highest = 0
+        self.serial = itertools.count()
         self.open()
         self.engine.create_queue(QUEUE, self.queue_settings)
 
@@ -154,7 +154,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         batch, expected = [], []
         for message_id, delay, ttl in specs:
             due = None if delay is None else self.now + delay
-            payload = b"%d" % len(self.numbers)
+            payload = b"%d" % next(self.serial)
             mine = self.new_message(payload, due, ttl)
             batch.append(NewMessage(payload, message_id, None, due, mine.expires_at))
             if message_id and self.model.seen.get(message_id, 0.0) > self.now:
@@ -174,7 +174,6 @@ class EngineAgainstModel(RuleBasedStateMachine):
         """Numbers rise, and none is used twice."""
         assert number > self.highest
         self.highest = number
-        self.numbers.add(number)
 
     @rule(limit=st.integers(1, 4), dead=st.booleans(), delete=st.sampled_from([False] * 4 + [True]))
     def receive(self, limit: int, dead: bool, delete: bool) -> None:
