@@ -29,7 +29,7 @@ from aztask.message import TaskMessage
 from aztask.results.base import ResultStore, RunKey, RunRecord, State
 from aztask.retry import RetryPolicy
 from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
-from aztask.transport import Publisher
+from aztask.publisher import Publisher
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,7 +113,7 @@ class App:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
-    def task(self, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(self, /, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue=..., ...)``.
@@ -131,7 +131,7 @@ class App:
 
     @overload
     def task_with_context(
-        self, **options: Unpack[TaskOptions]
+        self, /, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
 
     def task_with_context(self, function: Any = None, /, **options: Any) -> Any:

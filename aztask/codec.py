@@ -17,6 +17,7 @@ from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from kombu import serialization
 from kombu.exceptions import KombuError
 
 from aztask import serializer as formats
@@ -76,7 +77,7 @@ class Codec:
         self.accept = frozenset(_content_type(name) for name in accept)
         self.limits = limits
         self._signer = Signer(signing_keys)
-        formats.register()
+        register_msgpack()
 
     # -- arguments ---------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Codec:
         that is not accepted). Memory stays within about 80 bytes per value plus the body.
         """
         content_type = self._check_content(message.content_type, message.content_encoding)
-        value = self._loads(message.body, content_type, "the arguments")
+        value = self.decode_body(message.body, content_type, "the arguments")
         if not isinstance(value, list) or len(value) != 3:
             raise DecodeError("the body is not a list [args, kwargs, embed] of message protocol 2")
         args, kwargs, embed = value
@@ -116,7 +117,7 @@ class Codec:
         _check_embed(embed)
         return tuple(args), kwargs
 
-    # -- results and checkpoints -------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------
 
     def encode_value(self, value: Any) -> bytes:
         """A result or a checkpoint as msgpack, whatever the serializer. Raises EncodeError."""
@@ -131,7 +132,25 @@ class Codec:
         """What `encode_value` wrote. Raises DecodeError or ContentRefused."""
         if not isinstance(data, bytes):
             raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")
-        return self._loads(data, formats.MSGPACK, "the value")
+        return self.decode_body(data, formats.MSGPACK, "the value")
+
+    def decode_body(self, data: bytes, content_type: str, what: str = "the body") -> Any:
+        """The value in `data`, which is msgpack or json, checked against the limits first.
+
+        what: how errors call it. Raises DecodeError or ContentRefused.
+        """
+        if content_type not in _CHECKS:
+            raise ContentRefused(
+                f"content type {one_line(repr(content_type), 60)} is not read here"
+            )
+        check_size(len(data), self.limits)
+        _CHECKS[content_type](data, self.limits)
+        if content_type == formats.JSON:
+            _check_json_values(data, DecodeError, what)
+        try:
+            return serialization.loads(data, content_type, "binary", accept={content_type})
+        except KombuError as error:
+            raise DecodeError(f"{what} cannot be read: {_reason(error)}") from None
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -195,7 +214,7 @@ class Codec:
 
     def _dumps(self, value: Any, what: str) -> tuple[str, str, bytes]:
         try:
-            content_type, encoding, body = formats.dumps(value, self.serializer)
+            content_type, encoding, body = serialization.dumps(value, self.serializer)
         except KombuError as error:
             _not_encodable(what, self.serializer, error.__cause__ or error)
         if isinstance(body, str):
@@ -217,16 +236,6 @@ class Codec:
             return
         check_size(size, limits)
         _CHECKS[content_type](body, limits)
-
-    def _loads(self, data: bytes, content_type: str, what: str) -> Any:
-        check_size(len(data), self.limits)
-        _CHECKS[content_type](data, self.limits)
-        if content_type == formats.JSON:
-            _check_json_values(data, DecodeError, what)
-        try:
-            return formats.loads(data, content_type, "binary", accept={content_type})
-        except KombuError as error:
-            raise DecodeError(f"{what} cannot be read: {_reason(error)}") from None
 
     def _check_content(self, content_type: object, encoding: object) -> str:
         """The content type without parameters. Raises ContentRefused."""
@@ -256,6 +265,11 @@ class Codec:
                 raise DecodeError(f"the body is not base64, as it claims: {error}") from None
         compression = envelope.headers.get(COMPRESSION)
         return decompress(body, compression, self.limits) if compression else body
+
+
+def register_msgpack() -> None:
+    """Make `aztask.serializer` Kombu's ``msgpack``; doing so again changes nothing."""
+    serialization.register("msgpack", formats.pack, formats.unpack, formats.MSGPACK, "binary")
 
 
 def _content_type(name: object) -> str:

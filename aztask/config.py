@@ -150,7 +150,7 @@ class QueueSettings:
     @classmethod
     def from_options(cls, name: str, options: Mapping[str, Any]) -> Self:
         """The settings that ``app.queue(name, **options)`` gives. Raises ConfigurationError."""
-        given = _fields_of(cls, options, f"the queue {printable(name)}")
+        given = _fields_of(cls, options, f"the queue {_shown(name)}")
         return cls(**{**given, "name": name})
 
     def over(self, settings: Settings) -> Settings:

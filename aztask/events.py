@@ -310,8 +310,11 @@ def _create_locked(path: Path) -> int | None:
 
 
 def _file_name(worker: str) -> str:
-    """The worker's name as a part of a file name; the events hold it unchanged."""
-    return re.sub(r"[^A-Za-z0-9_@.-]", "_", worker)[:80].lstrip(".") or "worker"
+    """The worker's name as the beginning of a file name that readers do not take for hidden.
+
+    The events hold it unchanged.
+    """
+    return re.sub(r"[^A-Za-z0-9_@.-]", "_", worker)[:80].lstrip("._") or "worker"
 
 
 class EventReader(Iterator[Event]):

@@ -22,7 +22,7 @@ msgpack's own timestamp (ext -1), which other producers may send, is read as a d
 Rules
 1. Plain values are plain msgpack: any other msgpack library reads and writes them.
 2. Reading builds only the types above; no name in the data ever leads to an import or a call.
-3. `register` puts this encoding into Kombu's registry under ``msgpack``, in the place of Kombu's
+3. The codec puts this encoding into Kombu's registry under ``msgpack``, in the place of Kombu's
    own, of which it is a superset: the same bytes for the values that both can write.
 """
 
@@ -36,7 +36,6 @@ from typing import Any
 from uuid import UUID
 
 import msgpack
-from kombu import serialization
 
 MSGPACK = "application/x-msgpack"
 JSON = "application/json"
@@ -48,11 +47,6 @@ TEXT_BYTES = 16 * 1024
 """Longest text of a date, a time or a Decimal."""
 
 _TIMEDELTA = struct.Struct(">iii")
-
-# Kombu's registry, whose functions carry no annotations.
-dumps: Callable[..., tuple[str, str, bytes | str]] = serialization.dumps
-loads: Callable[..., Any] = serialization.loads
-_register: Callable[..., None] = serialization.register
 
 
 def pack(value: Any) -> bytes:
@@ -67,11 +61,6 @@ def unpack(data: bytes) -> Any:
     Raises ValueError, TypeError or OverflowError.
     """
     return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False, timestamp=3)
-
-
-def register() -> None:
-    """Make this encoding Kombu's ``msgpack``; doing so again changes nothing."""
-    _register("msgpack", pack, unpack, MSGPACK, "binary")
 
 
 def _to_ext(value: Any) -> Any:

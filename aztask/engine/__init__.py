@@ -1,0 +1,31 @@
+"""The embedded queue engine on SQLite; see `aztask.engine.engine`."""
+
+from aztask.engine.database import IN_MEMORY, Database, Durability
+from aztask.engine.engine import Engine
+from aztask.engine.messages import (
+    DELIVERIES_EXCEEDED,
+    DUPLICATE,
+    TIME_TO_LIVE_EXPIRED,
+    Counts,
+    Leased,
+    Looked,
+    NewMessage,
+    QueueSettings,
+    SessionLease,
+)
+
+__all__ = [
+    "Database",
+    "Durability",
+    "IN_MEMORY",
+    "Engine",
+    "QueueSettings",
+    "NewMessage",
+    "Leased",
+    "Looked",
+    "Counts",
+    "SessionLease",
+    "DUPLICATE",
+    "DELIVERIES_EXCEEDED",
+    "TIME_TO_LIVE_EXPIRED",
+]

@@ -65,6 +65,11 @@ class Lane(Generic[Item]):
     def __len__(self) -> int:
         return len(self._items) + self._busy
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an inline lane has something left for the next turn."""
+        return not self._threads and bool(self._items)
+
     def submit(self, items: Iterable[Item]) -> None:
         """Queue these; an inline lane does them at its `turn`."""
         if not self._threads:

@@ -15,8 +15,10 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu import serialization
 
-from aztask.codec import Codec
+from aztask import serializer
+from aztask.codec import Codec, register_msgpack
 from aztask.envelope import Envelope
 from aztask.errors import (
     CodecError,
@@ -428,13 +430,13 @@ def test_a_list_that_holds_itself_is_refused():
 
 
 def test_encoder_and_decoder_share_their_limits():
-    for serializer in ("msgpack", "json"):
-        codec = Codec(serializer=serializer, limits=Limits(body_bytes=500, depth=6, items=50))
+    for name in ("msgpack", "json"):
+        codec = Codec(serializer=name, limits=Limits(body_bytes=500, depth=6, items=50))
         for args in ([[[[[1]]]]], [[[[[[[1]]]]]]], [0] * 40, [0] * 60, ["x" * 400], ["x" * 600]):
             try:
                 body, content_type, _ = codec.encode_arguments(args, {})
             except ContentRefused:
-                generous, content_type, _ = Codec(serializer=serializer).encode_arguments(args, {})
+                generous, content_type, _ = Codec(serializer=name).encode_arguments(args, {})
                 with pytest.raises(ContentRefused):
                     codec.decode_arguments(message_of(generous, content_type))
             else:
@@ -695,3 +697,12 @@ def test_any_bytes_give_a_value_or_a_codec_error(data):
 def test_a_value_is_bytes(data):
     with pytest.raises(DecodeError, match="bytes"):
         CODEC.decode_value(data)
+
+
+def test_kombu_reads_and_writes_the_same_after_register():
+    register_msgpack()
+    register_msgpack()
+    value = {"at": dt.datetime(2024, 1, 2, 3, 4, 5), "id": uuid.UUID(int=7)}
+    content_type, encoding, body = serialization.dumps(value, "msgpack")
+    assert (content_type, encoding, body) == (serializer.MSGPACK, "binary", serializer.pack(value))
+    assert serialization.loads(body, content_type, encoding, accept={serializer.MSGPACK}) == value

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from aztask.durations import to_seconds
+from aztask.durations import parse_duration, to_seconds
 from aztask.errors import ConfigurationError
 
 
@@ -33,3 +33,36 @@ def test_the_bounds_are_inclusive():
     assert to_seconds(300, "lease", minimum=5, maximum=300) == 300
     with pytest.raises(ConfigurationError, match="between 5 and 300"):
         to_seconds(301, "lease", minimum=5, maximum=300)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30.0),
+        ("5m", 300.0),
+        ("1h", 3600.0),
+        ("1h30m", 5400.0),
+        ("1d2h3m4s5ms", 93784.005),
+        ("250ms", 0.25),
+        ("1.5h", 5400.0),
+        ("0", 0.0),
+        ("12.5", 12.5),
+        (" 7s ", 7.0),
+    ],
+)
+def test_durations_are_read_from_text(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "s", "-1", "-5s", "1m1h", "5s5s", "1h 30m", "1e9", "nan", "inf", "5x", "1,5s"),
+        *("٣s", "9" * 5000, "5s\x1b[31m", "\x00", "5\ud800"),
+    ],
+)
+def test_other_text_is_refused_in_one_line_with_an_example(text):
+    with pytest.raises(ConfigurationError, match="write 30s, 5m") as caught:
+        parse_duration(text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200

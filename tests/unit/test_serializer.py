@@ -2,7 +2,6 @@
 
 import datetime as dt
 import enum
-import uuid
 from collections import OrderedDict, namedtuple
 from decimal import Decimal
 
@@ -10,10 +9,8 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu import serialization
 
-from aztask import serializer
-from aztask.serializer import INTEGER_BYTES, MSGPACK, TEXT_BYTES, pack, unpack
+from aztask.serializer import INTEGER_BYTES, TEXT_BYTES, pack, unpack
 
 zones = st.none() | st.timezones()
 offsets = st.integers(-86399, 86399).map(lambda s: dt.timezone(dt.timedelta(seconds=s)))
@@ -111,12 +108,3 @@ def test_other_types_are_refused_by_name(value):
 def test_broken_extensions_are_value_errors(data):
     with pytest.raises(ValueError, match=r"."):
         unpack(data)
-
-
-def test_kombu_reads_and_writes_the_same_after_register():
-    serializer.register()
-    serializer.register()
-    value = {"at": dt.datetime(2024, 1, 2, 3, 4, 5), "id": uuid.UUID(int=7)}
-    content_type, encoding, body = serialization.dumps(value, "msgpack")
-    assert (content_type, encoding, body) == (MSGPACK, "binary", pack(value))
-    assert serialization.loads(body, content_type, encoding, accept={MSGPACK}) == value

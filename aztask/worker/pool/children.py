@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -164,16 +163,14 @@ class Pool:
         *,
         processes: int,
         slots: int,
-        on_process: Callable[[PoolProcess], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._app_spec = app_spec
         self._wanted = processes
         self._slots = slots
-        self._on_process = on_process
+        self.on_process: Callable[[PoolProcess], None] = lambda process: None
         self._clock = clock
         self._folder = tempfile.TemporaryDirectory(prefix="aztask-")
-        self._owner = threading.get_ident()
         self.processes: list[PoolProcess] = []
         self.mean_seconds: float | None = None
         self._failed_starts = 0
@@ -196,7 +193,7 @@ class Pool:
         ):
             process = PoolProcess(self._app_spec, self._slots, self._folder.name)
             self.processes.append(process)
-            self._on_process(process)
+            self.on_process(process)
 
     def room(self) -> int:
         """How many deliveries can be sent now, those sent ahead included."""

@@ -1,0 +1,315 @@
+"""One SQLite file, shared by threads and processes of one machine.
+
+Rules
+1. One connection, used under one lock; a transaction belongs to the thread that opened it. Nested
+   transactions of that thread join the outer one, and an error inside takes back all of it.
+2. Every writer starts with the write lock (BEGIN IMMEDIATE, or a single writing statement), so no
+   transaction fails half-way because another process was faster: it waits at its beginning.
+3. SQLite's errors leave here as aztask's (`aztask.engine.faults`).
+4. After a fork the child cannot use its parent's database and does no I/O on it, neither to close
+   it nor when it is garbage-collected: it would damage the file under the parent's hands
+   (sqlite.org/howtocorrupt.html, 2.6).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Literal, TypeAlias
+
+from aztask.engine.faults import TRANSLATED, translate
+from aztask.engine.filesystem import prepare
+from aztask.errors import BrokerError, ConfigurationError
+
+Durability: TypeAlias = Literal["process", "full"]
+"""What an accepted write survives: the death of processes, or power loss too (slower)."""
+
+IN_MEMORY: Final = ":memory:"
+
+_APPLICATION_ID: Final = 0x617A7471  # "aztq": marks the file as ours (sqlite.org/pragma.html)
+_PAGE_BYTES: Final = 2048  # small messages change few bytes: half of SQLite's page is faster
+_CHECKPOINT_PAGES: Final = 2000
+_serial = itertools.count(1)
+
+
+class Database:
+    """An open database file, or one in memory that ends with this object.
+
+    path: a file, created with its directories if missing, or ``":memory:"``. durability: see
+    `Durability`. busy_seconds: how long to wait for another process's transaction.
+    ``key`` is equal for databases of the same file. Raises ConfigurationError for a place that
+    cannot hold it: not writable, a network file system, a file of something else.
+    """
+
+    def __init__(
+        self, path: str, *, durability: Durability = "process", busy_seconds: float = 10.0
+    ) -> None:
+        self._connection: sqlite3.Connection | None = None
+        self._forked = False
+        if durability not in ("process", "full"):
+            raise ConfigurationError(f"durability is 'process' or 'full', not {durability!r}")
+        self.path = IN_MEMORY if path == IN_MEMORY else prepare(path)
+        self.key = f"{IN_MEMORY}{next(_serial)}" if path == IN_MEMORY else self.path
+        self._lock = threading.RLock()
+        self._depth = 0  # of transactions; guarded by the lock, like the three that follow
+        self._owner = 0
+        self._doomed: BaseException | None = None
+        self._at_end: list[Callable[[bool], None]] = []
+        self._connection = _open(self.path, durability, busy_seconds)
+        _open_databases.add(self)
+
+    def transaction(self) -> Transaction:
+        """All or nothing for what the block does with the connection it is given.
+
+        Blocks may be nested; when an inner one fails, the outer one is taken back as a whole, even
+        if the error was caught in between (it then raises BrokerError at its end).
+        """
+        return Transaction(self)
+
+    def statement(self) -> Statement:
+        """One statement that is its own transaction, or a part of the one this thread is in."""
+        return Statement(self)
+
+    def read(self) -> Statement:
+        """One reading statement; use `transaction` for several that must see the same state."""
+        return Statement(self)
+
+    def at_end(self, callback: Callable[[bool], None]) -> None:
+        """Call back when this thread's transaction has ended: True after commit, False after
+        rollback. Outside of a transaction the call comes at once, with True.
+        """
+        if self._owner == threading.get_ident():
+            self._at_end.append(callback)
+        else:
+            callback(True)
+
+    def changes(self) -> int:
+        """A number that is another one whenever any process has written in between; cheap.
+
+        PRAGMA data_version rises with other connections' commits, total_changes with our writes.
+        """
+        with Statement(self) as connection:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            return int(version) + connection.total_changes
+
+    def migrate(self, component: str, steps: Sequence[str]) -> None:
+        """Bring the tables of `component` up to ``len(steps)``, each step once per file.
+
+        A step is one or more SQL statements; steps already taken are never changed, only followed
+        by new ones. Raises ConfigurationError when a newer release has taken more steps.
+        """
+        with self.transaction() as connection:
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS components "
+                "(component TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+            )
+            row = connection.execute(
+                "SELECT version FROM components WHERE component = ?", (component,)
+            ).fetchone()
+            version = row[0] if row else 0
+            if version > len(steps):
+                raise ConfigurationError(
+                    f"{self.path} was written by a newer aztask ({component} {version}, this one "
+                    f"knows {len(steps)}); upgrade aztask or choose another file"
+                )
+            for step in steps[version:]:
+                for statement in _statements(step):
+                    connection.execute(statement)
+            if version < len(steps):
+                connection.execute("REPLACE INTO components VALUES (?, ?)", (component, len(steps)))
+
+    def close(self) -> None:
+        """Close the file; in a forked child, or a second time, nothing happens."""
+        if self._connection is None:
+            return
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Database({self.path!r})"
+
+    def _enter(self) -> sqlite3.Connection:
+        """Take the lock. A forked child may find it locked for ever: so the check comes first."""
+        if self._connection is not None:
+            self._lock.acquire()
+            connection: sqlite3.Connection | None = self._connection
+            if connection is not None:
+                return connection
+            self._lock.release()
+        if self._forked:
+            raise BrokerError(
+                f"{self.path} was opened before this process was forked; open it again here"
+            )
+        raise BrokerError(f"{self.path} is closed; open it again")
+
+    def _begin(self) -> sqlite3.Connection:
+        connection = self._enter()
+        if self._depth == 0:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                self._lock.release()
+                raise translate(error, self.path) from error
+            self._owner = threading.get_ident()
+        self._depth += 1
+        return connection
+
+    def _finish(self, error: BaseException | None) -> None:
+        """End the outermost transaction and release the lock.
+
+        If the process dies before COMMIT has returned, the file holds all of it or nothing.
+        """
+        connection, doomed, callbacks = self._connection, self._doomed, self._at_end
+        self._owner, self._doomed, self._at_end = 0, None, []
+        committed = False
+        try:
+            if connection is not None and connection.in_transaction:
+                if error is None and doomed is None:
+                    connection.execute("COMMIT")
+                    committed = True
+                else:
+                    connection.execute("ROLLBACK")
+        except sqlite3.Error as failure:
+            if connection is not None and connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise translate(failure, self.path) from failure
+        finally:
+            self._lock.release()
+            for callback in callbacks:
+                callback(committed)
+        if error is None and not committed:
+            raise BrokerError(
+                f"{self.path}: the transaction was taken back because a part of it failed: {doomed}"
+            ) from doomed
+
+    def _disown(self) -> None:
+        """In a forked child: forget the connection without ever freeing it (rule 4)."""
+        if self._connection is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+            self._connection, self._forked = None, True
+
+
+class Statement:
+    """What `Database.statement` gives: the connection, under the lock."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> sqlite3.Connection:
+        return self._database._enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        database = self._database
+        if error is not None and database._depth and database._doomed is None:
+            database._doomed = error
+        database._lock.release()
+        if isinstance(error, TRANSLATED):
+            raise translate(error, database.path) from error
+
+
+class Transaction:
+    """What `Database.transaction` gives: the connection, inside BEGIN IMMEDIATE and COMMIT."""
+
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> sqlite3.Connection:
+        return self._database._begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        database = self._database
+        database._depth -= 1
+        if database._depth == 0:
+            database._finish(error)
+        else:
+            if error is not None and database._doomed is None:
+                database._doomed = error
+            database._lock.release()
+        if isinstance(error, TRANSLATED):
+            raise translate(error, database.path) from error
+
+
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for database in list(_open_databases):
+        database._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(
+            path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+        )
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+    try:
+        _configure(connection, path, durability)
+    except sqlite3.Error as error:
+        connection.close()
+        raise translate(error, path) from error
+    except ConfigurationError:
+        connection.close()
+        raise
+    return connection
+
+
+def _configure(connection: sqlite3.Connection, path: str, durability: Durability) -> None:
+    """Check that the file is ours, then set what the engine relies on (sqlite.org/pragma.html)."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if application != _APPLICATION_ID and (application or tables):
+        raise ConfigurationError(
+            f"{path} is an SQLite database of another program; choose another file"
+        )
+    if not application:
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    # Without this every UPDATE of several rows creates and removes a file for its undo log.
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -16000")
+    if not application:
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of `script`, one by one: `executescript` would commit in between."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement

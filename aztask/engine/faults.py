@@ -1,0 +1,78 @@
+"""What SQLite's errors mean to the callers of the engine: the one place that translates them.
+
+The names are SQLite's result codes (sqlite.org/rescode.html). A write that found no room changed
+nothing: SQLite takes the whole transaction back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final, TypeAlias
+
+from aztask.errors import (
+    AztaskError,
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    EncodeError,
+    MessageTooLarge,
+    QueueFull,
+)
+
+TRANSLATED = (sqlite3.Error, UnicodeEncodeError, OverflowError)
+"""What `translate` takes: SQLite's errors, and Python's about values that SQLite cannot hold."""
+
+_Advice: TypeAlias = tuple[tuple[str, ...], type[AztaskError], str]
+
+_MEANINGS: Final[tuple[_Advice, ...]] = (
+    (
+        (
+            "SQLITE_FULL",
+            "SQLITE_IOERR_WRITE",
+            "SQLITE_IOERR_SHM",
+            "SQLITE_IOERR_TRUNCATE",
+            "SQLITE_IOERR_FSYNC",
+        ),
+        QueueFull,
+        "no room to write {path} ({error}): nothing was stored; free some disk space",
+    ),
+    (
+        ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"),
+        BrokerUnavailable,
+        "{path} was locked by another process for too long; try again, and look for a process "
+        "that keeps a transaction open",
+    ),
+    (
+        ("SQLITE_NOTADB", "SQLITE_CORRUPT"),
+        ConfigurationError,
+        "{path} is not an aztask queue file, or is damaged ({error}); choose another file or move "
+        "this one away",
+    ),
+    (
+        ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"),
+        ConfigurationError,
+        "{path} cannot be opened for writing ({error}); check the file, its directory and their "
+        "permissions",
+    ),
+    (
+        ("SQLITE_TOOBIG",),
+        MessageTooLarge,
+        "{path} cannot hold that many bytes in one message ({error}); store the data elsewhere",
+    ),
+    (
+        ("SQLITE_IOERR",),
+        BrokerUnavailable,
+        "{path} cannot be read or written ({error}, {code}); check the disk",
+    ),
+    (("",), BrokerError, "{path}: {error} ({code})"),
+)
+"""Beginnings of result codes, what they mean, and what to tell; the first that fits."""
+
+
+def translate(error: BaseException, path: str) -> AztaskError:
+    """The error of ours that says what `error`, raised while using the file `path`, means."""
+    if isinstance(error, (UnicodeEncodeError, OverflowError)):
+        return EncodeError(f"this cannot be stored: {error}; send plain text and 64-bit numbers")
+    code = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    kind, advice = next((k, a) for begins, k, a in _MEANINGS if code.startswith(begins))
+    return kind(advice.format(path=path, error=error, code=code))

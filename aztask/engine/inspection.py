@@ -1,0 +1,96 @@
+"""Looking at queues without taking anything, and emptying them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, STATES, Counts, Looked
+from aztask.engine.sessions import Sessions
+
+_FROM: Final = (
+    "(SELECT seq FROM messages INDEXED BY messages_line "
+    "WHERE box = :box AND state = {} AND seq >= :seq ORDER BY seq LIMIT :limit)"
+)
+_PEEK: Final = (
+    "SELECT seq, payload, message_id, session, deliveries, enqueued_at, expires_at, state, moment, "
+    "reason, description FROM messages WHERE seq IN (SELECT seq FROM ("
+    + " UNION ALL ".join(
+        f"SELECT seq FROM {_FROM.format(state)}" for state in (READY, LEASED, SCHEDULED, DEFERRED)
+    )
+    + ") ORDER BY seq LIMIT :limit) ORDER BY seq"
+)
+_COUNT: Final = "SELECT state, count(*) FROM messages WHERE box = ? GROUP BY state"
+_PENDING: Final = (
+    f"SELECT EXISTS (SELECT 1 FROM messages WHERE box = ? AND state = {READY}), "
+    f"(SELECT min(moment) FROM messages WHERE box = ? AND state = {SCHEDULED}), "
+    f"(SELECT min(moment) FROM messages WHERE box = ? AND state = {LEASED})"
+)
+_PURGE_LIMIT: Final = 10_000
+_PURGE: Final = (
+    f"DELETE FROM messages WHERE seq IN (SELECT seq FROM messages WHERE box = ? AND state IN "
+    f"({READY}, {SCHEDULED}, {DEFERRED}) LIMIT {_PURGE_LIMIT})"
+)
+
+
+class Inspection(Sessions):
+    """Peeks, counts and purges."""
+
+    def peek(
+        self, queue: str, from_seq: int = 0, limit: int = 100, *, dead_letter: bool = False
+    ) -> list[Looked]:
+        """The messages from number `from_seq` on, in order, whatever their state."""
+        found = self._queue(queue)
+        box = found.box(dead_letter)
+        self._sweep(found, box)
+        values = {"box": box, "seq": from_seq, "limit": max(limit, 0)}
+        with self.database.read() as connection:
+            rows = connection.execute(_PEEK, values).fetchall()
+        if not rows:
+            self._load(queue)
+        return list(map(_looked, rows))
+
+    def stats(self, queue: str) -> Counts:
+        """How many messages there are. Counts an index: about 30 ms for each million."""
+        found = self._load(queue)
+        self._sweep(found, found.id)
+        with self.database.transaction() as connection:
+            counts = dict(connection.execute(_COUNT, (found.id,)).fetchall())
+            dead = sum(count for _, count in connection.execute(_COUNT, (-found.id,)))
+        active, leased, scheduled, deferred = (counts.get(state, 0) for state in range(4))
+        return Counts(active, leased, scheduled, deferred, dead)
+
+    def pending(self, queue: str, *, dead_letter: bool = False) -> float:
+        """Seconds until there may be something to receive: 0.0 now, infinity nothing in sight."""
+        box = self._queue(queue).box(dead_letter)
+        with self.database.read() as connection:
+            ready, due, lapse = connection.execute(_PENDING, (box, box, box)).fetchone()
+        if ready:
+            return 0.0
+        waits = [float("inf")]
+        if due is not None:
+            waits.append(due - self.clock.wall())
+        if lapse is not None:
+            waits.append(lapse - self.clock.monotonic())
+        return max(0.0, min(waits))
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete everything that nobody holds a lease of; returns how many were deleted.
+
+        Done in portions, so that others can go on meanwhile; if the process dies, a part is gone.
+        """
+        found = self._load(queue)
+        box, deleted = found.box(dead_letter), 0
+        self._sweep(found, box)
+        while True:
+            with self.database.statement() as connection:
+                portion = connection.execute(_PURGE, (box,)).rowcount
+            deleted += portion
+            if portion < _PURGE_LIMIT:
+                return deleted
+
+
+def _looked(row: tuple[Any, ...]) -> Looked:
+    *common, state, moment, reason, description = row
+    due = moment if state == SCHEDULED else None
+    lease_until = moment if state == LEASED else None
+    return Looked(*common, STATES[state], due, lease_until, reason, description)

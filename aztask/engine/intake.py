@@ -1,0 +1,139 @@
+"""Messages on their way into a queue: sending, duplicate detection, taking schedules back.
+
+Rules
+1. A send is one transaction: when it returns, all its messages are in the file; when it raises,
+   none is. Sequence numbers rise with the order of the messages.
+2. Duplicate detection counts from the first send of an id, whatever became of that message.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from aztask.engine.messages import DUPLICATE, READY, SCHEDULED, NewMessage
+from aztask.engine.queues import Queue
+from aztask.engine.sweeper import Sweeper
+from aztask.errors import ConfigurationError
+
+_Row: TypeAlias = tuple[int, float | None, float, float | None, str, str | None, bytes, int]
+
+_COLUMNS = "state, moment, enqueued_at, expires_at, message_id, session, payload, box"
+_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_CHECKED = (
+    f"INSERT INTO messages ({_COLUMNS}) "
+    "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
+)
+_IS_CURRENT = "SELECT count(*) FROM queues WHERE id = ? AND revision = ?"
+_REMEMBER = (
+    "INSERT INTO seen (box, message_id, until) VALUES (?, ?, ?) ON CONFLICT (box, message_id) "
+    "DO UPDATE SET until = excluded.until WHERE until <= ?"
+)
+_FORGET_LIMIT: Final = 1000
+_FORGET = (
+    "DELETE FROM seen WHERE box = ? AND message_id IN (SELECT message_id FROM seen "
+    f"WHERE box = ? AND until <= ? LIMIT {_FORGET_LIMIT})"
+)
+_CANCEL = f"DELETE FROM messages WHERE box = ? AND state = {SCHEDULED} AND moment > ? AND "
+
+
+class Intake(Sweeper):
+    """Sends messages, and cancels those that are not due yet."""
+
+    def send(self, queue: str, messages: Sequence[NewMessage]) -> list[int]:
+        """Store the messages; returns their sequence numbers, `DUPLICATE` for each dropped one.
+
+        A scheduled message's number is good for cancelling it; it gets another one when it falls
+        due. Raises QueueNotFound, QueueFull, ConfigurationError (no session where one is needed).
+        """
+        if len(messages) == 1 and not self._queue(queue).settings.duplicate_window:
+            return [self._send_one(queue, messages[0])]
+        if not messages:
+            self._load(queue)
+            return []
+        with self.database.transaction() as connection:
+            return self._send_within(connection, queue, messages)
+
+    def _send_one(self, name: str, message: NewMessage) -> int:
+        queue = self._queue(name)
+        while True:
+            row = _row(queue, message, self.clock.wall())
+            with self.database.statement() as connection:
+                cursor = connection.execute(_INSERT_CHECKED, (*row, queue.revision))
+                if cursor.rowcount == 1:
+                    return cursor.lastrowid or 0
+            queue = self._load(name)
+            if queue.settings.duplicate_window:
+                return self.send(name, [message])[0]
+
+    def _send_within(
+        self, connection: sqlite3.Connection, name: str, messages: Sequence[NewMessage]
+    ) -> list[int]:
+        """Send as a part of the transaction that `connection` is in."""
+        queue = self._current(connection, name)
+        now = self.clock.wall()
+        if queue.settings.duplicate_window:
+            return self._send_distinct(connection, queue, messages, now)
+        connection.executemany(_INSERT, [_row(queue, message, now) for message in messages])
+        (last,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+        return list(range(last - len(messages) + 1, last + 1))
+
+    def _send_distinct(
+        self,
+        connection: sqlite3.Connection,
+        queue: Queue,
+        messages: Sequence[NewMessage],
+        now: float,
+    ) -> list[int]:
+        until = now + queue.settings.duplicate_window
+        connection.execute(_FORGET, (queue.id, queue.id, now))
+        numbers = []
+        for message in messages:
+            known = (queue.id, message.message_id, until, now)
+            if message.message_id and connection.execute(_REMEMBER, known).rowcount == 0:
+                numbers.append(DUPLICATE)
+            else:
+                cursor = connection.execute(_INSERT, _row(queue, message, now))
+                numbers.append(cursor.lastrowid or 0)
+        return numbers
+
+    def _current(self, connection: sqlite3.Connection, name: str) -> Queue:
+        """The queue as it is in this transaction."""
+        queue = self._queue(name)
+        key = (queue.id, queue.revision)
+        return queue if connection.execute(_IS_CURRENT, key).fetchone()[0] else self._load(name)
+
+    def cancel_scheduled(self, queue: str, seqs: Sequence[int]) -> list[int]:
+        """Remove those of the messages that are not due yet; returns their numbers."""
+        box, now = self._queue(queue).id, self.clock.wall()
+        with self.database.transaction() as connection:
+            sql = f"{_CANCEL} seq = ?"
+            return [s for s in seqs if connection.execute(sql, (box, now, s)).rowcount]
+
+    def cancel_scheduled_ids(self, queue: str, message_ids: Sequence[str]) -> list[str]:
+        """The same by message id; returns the id of each message removed."""
+        box, now = self._queue(queue).id, self.clock.wall()
+        removed: list[str] = []
+        with self.database.transaction() as connection:
+            for message_id in message_ids:
+                cursor = connection.execute(f"{_CANCEL} message_id = ?", (box, now, message_id))
+                removed.extend([message_id] * cursor.rowcount)
+        return removed
+
+
+def _row(queue: Queue, message: NewMessage, now: float) -> _Row:
+    """The new message's columns; its time to live counts from the moment it becomes active."""
+    payload, message_id, session, due, expires_at = message
+    settings = queue.settings
+    if settings.sessions and session is None:
+        raise ConfigurationError(
+            f"queue {queue.name!r} has sessions: give each message one, or use another queue"
+        )
+    if due is not None and due <= now:
+        due = None
+    if settings.time_to_live is not None:
+        limit = (now if due is None else due) + settings.time_to_live
+        expires_at = limit if expires_at is None else min(limit, expires_at)
+    state = READY if due is None else SCHEDULED
+    return (state, due, now, expires_at, message_id, session, payload, queue.id)

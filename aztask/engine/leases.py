@@ -1,0 +1,292 @@
+"""Receiving messages under a lease, keeping the lease, and settling.
+
+Rules
+1. A lease is held by whoever knows its token until ``lease_until``; from that instant on it is
+   lost, even if nobody has taken the message yet. Only one lease of a message exists at a time.
+2. Every call takes a batch and answers for each of its members, in order; it is one transaction.
+   The answers of a settled batch are found at no extra cost as long as all succeed; otherwise the
+   batch is taken back and done again one by one, inside the same transaction.
+3. The delivery count rises when a lease is granted, and falls only when it is released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from aztask.engine.intake import Intake
+from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, Leased, NewMessage
+from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue
+from aztask.errors import ConfigurationError
+
+Lease: TypeAlias = tuple[int, str]
+"""What proves a lease: the sequence number and the token."""
+
+_GRANTED: Final = (
+    "message_id, session, deliveries, enqueued_at, expires_at, moment, reason, description"
+)
+_GRANT: Final = (
+    f"UPDATE messages SET state = {LEASED}, moment = ?, deliveries = deliveries + 1, "
+    "token = lower(hex(randomblob(16))) WHERE {} RETURNING seq, token, payload, " + _GRANTED
+)
+_REMOVE: Final = (
+    "DELETE FROM messages WHERE {} RETURNING seq, '', payload, message_id, session, "
+    "deliveries + 1, enqueued_at, expires_at, ?, reason, description"
+)
+_NEXT: Final = (
+    f"seq IN (SELECT seq FROM messages WHERE box = ? AND state = {READY} AND moment IS NULL "
+    "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?)"
+)
+_ONE_DEFERRED: Final = (
+    f"seq = ? AND box = ? AND state = {DEFERRED} AND (expires_at IS NULL OR expires_at > ?)"
+)
+_GRANT_NEXT: Final = _GRANT.format(_NEXT)
+_REMOVE_NEXT: Final = _REMOVE.format(_NEXT)
+_GRANT_DEFERRED: Final = _GRANT.format(_ONE_DEFERRED)
+_REMOVE_DEFERRED: Final = _REMOVE.format(_ONE_DEFERRED)
+
+_HELD: Final = "seq = ? AND token = ? AND moment > ? AND box = ?"
+_RENEW: Final = f"UPDATE messages SET moment = ? WHERE {_HELD}"
+_LOOK: Final = f"SELECT moment FROM messages WHERE {_HELD}"
+_REPLACE_PAYLOAD: Final = f"UPDATE messages SET payload = ?, moment = ? WHERE {_HELD}"
+_COMPLETE: Final = f"DELETE FROM messages WHERE {_HELD}"
+_RELEASE: Final = (
+    "UPDATE messages SET state = home, moment = NULL, token = NULL, "
+    f"deliveries = max(deliveries - 1, 0) WHERE {_HELD}"
+)
+_DELAY: Final = (
+    f"UPDATE messages SET state = {SCHEDULED}, home = {READY}, moment = ?, token = NULL "
+    f"WHERE {_HELD}"
+)
+_DEFER: Final = (
+    f"UPDATE messages SET state = {DEFERRED}, home = {DEFERRED}, moment = NULL, token = NULL "
+    f"WHERE {_HELD}"
+)
+_DEAD: Final = f"{BURY} reason = ?, description = ?, payload = coalesce(?, payload) WHERE {_HELD}"
+_HELD_AND_EXHAUSTED: Final = f"{BURY_EXHAUSTED} {_HELD}"
+_GIVE_BACK_HELD: Final = f"{GIVE_BACK} {_HELD} AND ({EXHAUSTED}) IS NOT TRUE"
+
+
+class Leases(Intake):
+    """Receives, renews and settles."""
+
+    def _receive_ready(
+        self, name: str, limit: int, lease_seconds: float | None, dead_letter: bool, delete: bool
+    ) -> list[Leased]:
+        queue = self._queue(name)
+        if queue.settings.sessions and not dead_letter:
+            raise ConfigurationError(
+                f"queue {name!r} has sessions: accept one and receive through it"
+            )
+        box = queue.box(dead_letter)
+        fresh = self._sweep_due(box)
+        if fresh:
+            self._sweep(queue, box)
+        rows = self._take(queue, box, limit, lease_seconds, delete)
+        if not rows and not fresh and self._sweep(queue, box):
+            rows = self._take(queue, box, limit, lease_seconds, delete)
+        if not rows and self._load(name).id != queue.id:
+            return self._receive_ready(name, limit, lease_seconds, dead_letter, delete)
+        return rows
+
+    def _take(
+        self, queue: Queue, box: int, limit: int, lease_seconds: float | None, delete: bool
+    ) -> list[Leased]:
+        until = self._lease_end(queue, lease_seconds)
+        wall = self.clock.wall()
+        with self.database.statement() as connection:
+            if delete:
+                rows = connection.execute(_REMOVE_NEXT, (box, wall, limit, until)).fetchall()
+            else:
+                rows = connection.execute(_GRANT_NEXT, (until, box, wall, limit)).fetchall()
+        return leased(rows)
+
+    def receive_deferred(
+        self,
+        queue: str,
+        seqs: Sequence[int],
+        lease_seconds: float | None = None,
+        *,
+        dead_letter: bool = False,
+        delete: bool = False,
+    ) -> list[Leased]:
+        """Lease (or remove) deferred messages by number; what is gone or leased is left out.
+
+        Given back, they are deferred again.
+        """
+        found = self._queue(queue)
+        box, wall = found.box(dead_letter), self.clock.wall()
+        self._sweep(found, box)
+        until = self._lease_end(found, lease_seconds)
+        rows: list[tuple[object, ...]] = []
+        with self.database.transaction() as connection:
+            for seq in seqs:
+                if delete:
+                    cursor = connection.execute(_REMOVE_DEFERRED, (seq, box, wall, until))
+                else:
+                    cursor = connection.execute(_GRANT_DEFERRED, (until, seq, box, wall))
+                rows += cursor.fetchall()
+        return [Leased._make(row) for row in rows]
+
+    def renew(
+        self,
+        queue: str,
+        leases: Sequence[Lease],
+        seconds: float | None = None,
+        *,
+        dead_letter: bool = False,
+    ) -> list[float | None]:
+        """Let each lease end `seconds` from now; returns its new end, None where it was lost.
+
+        Leases of a session's messages are renewed with their session: here their end only shows.
+        """
+        found = self._queue(queue)
+        box, now = found.box(dead_letter), self.clock.monotonic()
+        if found.settings.sessions and not dead_letter:
+            return self._ends(box, leases, now)
+        until = self._lease_end(found, seconds)
+        rows = [(until, seq, token, now, box) for seq, token in leases]
+        return [until if held else None for held in self._settle(_RENEW, rows)]
+
+    def _ends(self, box: int, leases: Sequence[Lease], now: float) -> list[float | None]:
+        with self.database.transaction() as connection:
+            rows = [connection.execute(_LOOK, (s, t, now, box)).fetchone() for s, t in leases]
+        return [row[0] if row else None for row in rows]
+
+    def update(
+        self,
+        queue: str,
+        seq: int,
+        token: str,
+        payload: bytes,
+        seconds: float | None = None,
+        *,
+        dead_letter: bool = False,
+    ) -> float | None:
+        """Replace the payload in place and renew the lease; returns its end, None if lost."""
+        found = self._queue(queue)
+        box, now = found.box(dead_letter), self.clock.monotonic()
+        until = self._lease_end(found, seconds)
+        with self.database.transaction() as connection:
+            if found.settings.sessions and not dead_letter:
+                row = connection.execute(_LOOK, (seq, token, now, box)).fetchone()
+                until = row[0] if row else until
+            held = connection.execute(_REPLACE_PAYLOAD, (payload, until, seq, token, now, box))
+            return until if held.rowcount else None
+
+    def complete(
+        self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
+    ) -> list[bool]:
+        """Remove the messages; False where the lease was lost."""
+        box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        return self._settle(_COMPLETE, [(seq, token, now, box) for seq, token in leases])
+
+    def abandon(
+        self,
+        queue: str,
+        leases: Sequence[Lease],
+        delay: float = 0.0,
+        *,
+        dead_letter: bool = False,
+    ) -> list[bool]:
+        """Give the messages back: at once in their old place, or after `delay` seconds.
+
+        One that was delivered as often as the queue allows becomes a dead letter instead.
+        """
+        box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        rows = [(seq, token, now, box) for seq, token in leases]
+        due = (self.clock.wall() + delay,) if delay > 0 else ()
+        answers = []
+        with self.database.transaction() as connection:
+            for row in rows:
+                held = connection.execute(_HELD_AND_EXHAUSTED, row).rowcount
+                if not held and due:
+                    held = connection.execute(_DELAY, due + row).rowcount
+                elif not held:
+                    held = connection.execute(_GIVE_BACK_HELD, row).rowcount
+                answers.append(held == 1)
+        return answers
+
+    def release(
+        self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
+    ) -> list[bool]:
+        """Give the messages back as if they had not been delivered."""
+        box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        return self._settle(_RELEASE, [(seq, token, now, box) for seq, token in leases])
+
+    def defer(
+        self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
+    ) -> list[bool]:
+        """Set the messages aside for `receive_deferred`."""
+        box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        return self._settle(_DEFER, [(seq, token, now, box) for seq, token in leases])
+
+    def dead_letter(
+        self,
+        queue: str,
+        leases: Sequence[Lease],
+        reason: str,
+        description: str = "",
+        payload: bytes | None = None,
+        *,
+        dead_letter: bool = False,
+    ) -> list[bool]:
+        """Move the messages to the dead letters under their numbers, with another payload if given.
+
+        Dead letters have no expiry.
+        """
+        box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        rows = [(reason, description, payload, seq, token, now, box) for seq, token in leases]
+        return self._settle(_DEAD, rows)
+
+    def replace(
+        self,
+        queue: str,
+        replacements: Sequence[tuple[int, str, NewMessage]],
+        *,
+        dead_letter: bool = False,
+    ) -> list[bool]:
+        """Remove each message and send its clone to the queue: both, or neither.
+
+        A clone that duplicate detection drops counts as sent. Where the lease was lost nothing is
+        sent. From the dead letters this is a replay.
+        """
+        box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        with self.database.transaction() as connection:
+            rows = [(seq, token, now, box) for seq, token, _ in replacements]
+            answers = self._settle(_COMPLETE, rows)
+            clones = [
+                clone for (_, _, clone), held in zip(replacements, answers, strict=True) if held
+            ]
+            if clones:
+                self._send_within(connection, queue, clones)
+        return answers
+
+    def _settle(self, sql: str, rows: Sequence[tuple[object, ...]]) -> list[bool]:
+        """Run `sql` for each row; True where it found its message still held (rule 2)."""
+        if len(rows) == 1:
+            with self.database.statement() as connection:
+                return [connection.execute(sql, rows[0]).rowcount == 1]
+        if not rows:
+            return []
+        with self.database.transaction() as connection:
+            connection.execute("SAVEPOINT batch")
+            if connection.executemany(sql, rows).rowcount == len(rows):
+                answers = [True] * len(rows)
+            else:
+                connection.execute("ROLLBACK TO batch")
+                answers = [connection.execute(sql, row).rowcount == 1 for row in rows]
+            connection.execute("RELEASE batch")
+        return answers
+
+    def _lease_end(self, queue: Queue, seconds: float | None) -> float:
+        seconds = queue.settings.lease_seconds if seconds is None else seconds
+        if not 0 < seconds < math.inf:
+            raise ConfigurationError(f"a lease lasts a number of seconds above 0, not {seconds!r}")
+        return self.clock.monotonic() + seconds
+
+
+def leased(rows: Iterable[tuple[object, ...]]) -> list[Leased]:
+    """The messages of the rows that a grant returned, in order: RETURNING promises none."""
+    return sorted(map(Leased._make, rows))

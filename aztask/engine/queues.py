@@ -1,0 +1,151 @@
+"""The queues of a file and their settings: the ground that the engine's other parts stand on.
+
+Rules
+1. A queue's id is never used twice, and its revision rises with every change of its settings. What
+   this process remembers of a queue may be stale; so a write that depends on it names id and
+   revision, and finds nothing where they have changed (`Queue` is then read again).
+2. Leases end on ``clock.monotonic``, which all processes of the machine share; everything else
+   goes by ``clock.wall``. Leases of an earlier boot are void: their clock has started again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import astuple, dataclass
+
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.engine.database import Database
+from aztask.engine.filesystem import boot_id
+from aztask.engine.messages import DELIVERIES_EXCEEDED, READY, QueueSettings
+from aztask.engine.schema import COMPONENT, STEPS
+from aztask.errors import ConfigurationError, QueueNotFound
+
+_SETTINGS = (
+    "lease_seconds, max_deliveries, duplicate_window, time_to_live, dead_letter_expired, sessions"
+)
+_CREATE = (
+    f"INSERT OR IGNORE INTO queues (name, revision, {_SETTINGS}) VALUES (?, 1, ?, ?, ?, ?, ?, ?)"
+)
+_LOAD = f"SELECT id, revision, {_SETTINGS} FROM queues WHERE name = ?"
+_UPDATE = (
+    f"UPDATE queues SET revision = revision + 1, ({_SETTINGS}) = (?, ?, ?, ?, ?, ?) WHERE id = ?"
+)
+
+EXHAUSTED = "deliveries >= (SELECT max_deliveries FROM queues WHERE id = box)"
+"""True of a message that may not be delivered again; never of a dead letter (its box is negative,
+and no queue has that id)."""
+
+BURY = (
+    f"UPDATE messages SET box = -abs(box), state = {READY}, moment = NULL, home = {READY}, "
+    "token = NULL, expires_at = NULL, "
+)
+"""Makes a message a dead letter: reason and description follow."""
+
+BURY_EXHAUSTED = (
+    f"{BURY} reason = '{DELIVERIES_EXCEEDED}', "
+    "description = 'delivered ' || deliveries || ' times without being settled' "
+    f"WHERE {EXHAUSTED} AND "
+)
+GIVE_BACK = "UPDATE messages SET state = home, moment = NULL, token = NULL WHERE "
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue as the file held it when it was last read."""
+
+    name: str
+    id: int
+    revision: int
+    settings: QueueSettings
+
+    def box(self, dead_letter: bool) -> int:
+        """Where its messages, or its dead letters, are kept."""
+        return -self.id if dead_letter else self.id
+
+
+class Queues:
+    """Creates, changes, finds and deletes queues."""
+
+    def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.database = database
+        self.clock = clock
+        self._known: dict[str, Queue] = {}
+        database.migrate(COMPONENT, STEPS)
+        self._void_leases_of_earlier_boots()
+
+    def create_queue(self, name: str, settings: QueueSettings = QueueSettings()) -> bool:
+        """Create the queue; False if it exists (and keeps its settings)."""
+        if not name:
+            raise ConfigurationError("a queue needs a name; give one with at least one character")
+        with self.database.statement() as connection:
+            created = connection.execute(_CREATE, (name, *astuple(settings))).rowcount == 1
+        self._known.pop(name, None)
+        return created
+
+    def update_queue(self, name: str, settings: QueueSettings) -> None:
+        """Change the settings from now on. Whether it has sessions cannot be changed."""
+        with self.database.transaction() as connection:
+            queue = self._load(name)
+            if queue.settings.sessions != settings.sessions:
+                raise ConfigurationError(
+                    f"queue {name!r} was created {'with' if queue.settings.sessions else 'without'}"
+                    " sessions, which cannot be changed; delete it first, or use another queue"
+                )
+            connection.execute(_UPDATE, (*astuple(settings), queue.id))
+        self._known.pop(name, None)
+
+    def delete_queue(self, name: str) -> None:
+        """Delete the queue with all that is in it. Raises QueueNotFound."""
+        with self.database.transaction() as connection:
+            queue = self._load(name)
+            for box in (queue.id, -queue.id):
+                connection.execute("DELETE FROM messages WHERE box = ?", (box,))
+            connection.execute("DELETE FROM seen WHERE box = ?", (queue.id,))
+            connection.execute("DELETE FROM sessions WHERE box = ?", (queue.id,))
+            connection.execute("DELETE FROM queues WHERE id = ?", (queue.id,))
+        self._known.pop(name, None)
+
+    def queue(self, name: str) -> QueueSettings:
+        """The queue's present settings. Raises QueueNotFound."""
+        return self._load(name).settings
+
+    def queues(self) -> list[str]:
+        """All names, sorted."""
+        with self.database.read() as connection:
+            return [name for (name,) in connection.execute("SELECT name FROM queues ORDER BY name")]
+
+    def _queue(self, name: str) -> Queue:
+        """The queue as last read."""
+        return self._known.get(name) or self._load(name)
+
+    def _load(self, name: str) -> Queue:
+        with self.database.read() as connection:
+            row = connection.execute(_LOAD, (name,)).fetchone()
+        if row is None:
+            self._known.pop(name, None)
+            raise QueueNotFound(
+                f"queue {name!r} does not exist; create it with: aztask queues create {name!r}"
+            )
+        lease, deliveries, window, ttl, bury, sessions = row[2:]
+        settings = QueueSettings(lease, deliveries, window, ttl, bool(bury), bool(sessions))
+        queue = Queue(name, row[0], row[1], settings)
+        if self._known.get(name) != queue:
+            self._known[name] = queue
+        return queue
+
+    def _void_leases_of_earlier_boots(self) -> None:
+        boot = boot_id()
+        with self.database.read() as connection:
+            if connection.execute("SELECT boot FROM boots").fetchone() == (boot,):
+                return
+        with self.database.transaction() as connection:
+            void_leases(connection)
+            connection.execute("DELETE FROM boots")
+            connection.execute("INSERT INTO boots VALUES (?)", (boot,))
+
+
+def void_leases(connection: sqlite3.Connection) -> None:
+    """End all leases of the file: their messages go back, the exhausted to the dead letters."""
+    connection.execute(f"{BURY_EXHAUSTED} state = 1")
+    connection.execute(f"{GIVE_BACK} state = 1")
+    connection.execute("UPDATE sessions SET token = NULL, until = 0")

@@ -1,0 +1,92 @@
+"""What time does to messages: schedules fall due, leases lapse, messages expire.
+
+Rules
+1. Nothing runs in the background: whoever receives or looks sweeps first, at most every
+   `SWEEP_SECONDS` per queue, and always before saying that there is nothing.
+2. One sweep moves at most `SWEEP_LIMIT` messages of a kind, so that a million falling due at once
+   do not hold the file for seconds.
+3. A message that falls due gets a new sequence number: it takes its place in the line now, as on
+   Service Bus (learn.microsoft.com, "Message sequencing and timestamps": scheduled messages).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.engine.database import Database
+from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, TIME_TO_LIVE_EXPIRED
+from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue, Queues
+
+SWEEP_SECONDS: Final = 0.02
+SWEEP_LIMIT: Final = 1000
+
+_LINE = "(SELECT seq FROM messages WHERE box = ? AND state = {} AND moment <= ? {})"
+_DUE = _LINE.format(SCHEDULED, f"ORDER BY moment, seq LIMIT {SWEEP_LIMIT}")
+_LAPSED = _LINE.format(LEASED, f"LIMIT {SWEEP_LIMIT}")
+_EXPIRED = (
+    f"(SELECT seq FROM messages WHERE box = ? AND expires_at <= ? AND state IN ({READY}, "
+    f"{DEFERRED}) LIMIT {SWEEP_LIMIT})"
+)
+_WORK = f"SELECT EXISTS {_DUE}, EXISTS {_LAPSED}, EXISTS {_EXPIRED}"
+_ARRIVE = (
+    "INSERT INTO messages (box, state, deliveries, enqueued_at, expires_at, message_id, session, "
+    f"reason, description, payload) SELECT box, {READY}, deliveries, moment, expires_at, "
+    f"message_id, session, reason, description, payload FROM messages WHERE seq IN {_DUE} "
+    "ORDER BY moment, seq"
+)
+
+
+class Sweeper(Queues):
+    """Applies the passing of time to a queue when it is looked at."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        sweep_seconds: float = SWEEP_SECONDS,
+    ) -> None:
+        super().__init__(database, clock=clock)
+        self._sweep_seconds = sweep_seconds
+        self._swept: dict[int, float] = {}
+
+    def _sweep_due(self, box: int) -> bool:
+        return not 0 <= self.clock.monotonic() - self._swept.get(box, -1e9) < self._sweep_seconds
+
+    def _sweep(self, queue: Queue, box: int) -> bool:
+        """Bring the box up to date; True if anything may have become ready."""
+        boot, wall = self.clock.monotonic(), self.clock.wall()
+        self._swept[box] = boot
+        with self.database.read() as connection:
+            due, lapsed, expired = connection.execute(
+                _WORK, (box, wall, box, boot, box, wall)
+            ).fetchone()
+        if not (due or lapsed or expired):
+            return False
+        with self.database.transaction() as connection:
+            if lapsed:
+                lapse(connection, box, boot)
+            if due:
+                connection.execute(_ARRIVE, (box, wall))
+                connection.execute(f"DELETE FROM messages WHERE seq IN {_DUE}", (box, wall))
+            expire(connection, self._load(queue.name), box, wall)
+        return True
+
+
+def lapse(connection: sqlite3.Connection, box: int, boot: float) -> None:
+    """Give back what nobody holds any more; the exhausted become dead letters."""
+    connection.execute(f"{BURY_EXHAUSTED} seq IN {_LAPSED}", (box, boot))
+    connection.execute(f"{GIVE_BACK} seq IN {_LAPSED} AND ({EXHAUSTED}) IS NOT TRUE", (box, boot))
+
+
+def expire(connection: sqlite3.Connection, queue: Queue, box: int, wall: float) -> None:
+    """Take away what has expired, or make it dead letters where the queue says so."""
+    if queue.settings.dead_letter_expired and box > 0:
+        connection.execute(
+            f"{BURY} reason = ?, description = 'the time to live ended' WHERE seq IN {_EXPIRED}",
+            (TIME_TO_LIVE_EXPIRED, box, wall),
+        )
+    else:
+        connection.execute(f"DELETE FROM messages WHERE seq IN {_EXPIRED}", (box, wall))

@@ -1,0 +1,171 @@
+"""Kombu's message dict into an envelope and back, for the transport. Values in, values out.
+
+Rules
+1. The body travels as raw bytes: no base64, no JSON around it.
+2. A property of AMQP's goes where the envelope has a place for it; the rest is carried along.
+3. A producer that sets no message id gets a fresh one, written into its own properties too, so
+   that Kombu's retry of the same publish sends the same id again.
+4. Delays come from the property ``delay`` or ``countdown`` (seconds), or from Celery's ``eta``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+from uuid import uuid4
+
+from aztask.compression import decompress
+from aztask.durations import to_seconds
+from aztask.envelope import Envelope
+from aztask.errors import ConfigurationError, DecodeError, EncodeError
+from aztask.headers import COMPRESSION, read_time, to_iso
+from aztask.limits import Limits, check_size
+from aztask.message import MESSAGE_ID_LIMIT
+
+LONGEST_DELAY: Final = 6 * 86400.0
+"""Longer delays are chained: a Storage queue hides a message for at most seven days."""
+
+EARLY_SECONDS: Final = 0.1
+"""How much before its eta a message may be handed out: clocks differ by as much."""
+
+_PLACED: Final = frozenset(
+    {
+        "message_id",
+        "correlation_id",
+        "type",
+        "session",
+        "partition_key",
+        "delay",
+        "countdown",
+        "expires_at",
+        "expiration",
+        "delivery_mode",
+        "delivery_info",
+        "delivery_tag",
+        "body_encoding",
+    }
+)
+
+
+def to_envelope(message: dict[str, Any], now: float) -> Envelope:
+    """The envelope of a message that Kombu publishes; `now` in UTC epoch seconds.
+
+    Raises EncodeError for a delay or an expiry that cannot be.
+    """
+    properties: dict[str, Any] = message["properties"]
+    headers: Mapping[str, Any] = message["headers"]
+    body = message["body"]
+    message_id = properties.get("message_id")
+    if message_id is None:
+        message_id = properties["message_id"] = str(uuid4())
+    delay = properties.get("delay")
+    if delay is None:
+        delay, headers = _delay(properties, headers, now)
+    expires_at = properties.get("expires_at")
+    if expires_at is None and "expiration" in properties:
+        expires_at = now + _milliseconds(properties["expiration"])
+    return Envelope(
+        body=body.encode("utf-8") if isinstance(body, str) else bytes(body),
+        headers=headers,
+        message_id=message_id,
+        content_type=message["content-type"] or "application/data",
+        content_encoding=message["content-encoding"] or "binary",
+        subject=properties.get("type"),
+        correlation_id=properties.get("correlation_id"),
+        session=properties.get("session"),
+        partition_key=properties.get("partition_key"),
+        delay=delay,
+        expires_at=expires_at,
+        properties={
+            name: value
+            for name, value in properties.items()
+            if name not in _PLACED and value is not None
+        },
+    )
+
+
+def _delay(
+    properties: Mapping[str, Any], headers: Mapping[str, Any], now: float
+) -> tuple[float, Mapping[str, Any]]:
+    """(seconds to hide the message, its headers): a long delay needs an eta to be chained by."""
+    delay = 0.0
+    if properties.get("countdown") is not None:
+        try:
+            delay = to_seconds(properties["countdown"], "countdown")
+        except ConfigurationError as error:
+            raise EncodeError(str(error)) from None
+    elif headers.get("eta") is not None:
+        try:
+            return min(LONGEST_DELAY, max(0.0, read_time("eta", headers["eta"]) - now)), headers
+        except DecodeError as error:
+            raise EncodeError(str(error)) from None
+    if delay > LONGEST_DELAY:
+        return LONGEST_DELAY, {**headers, "eta": to_iso(now + delay)}
+    return delay, headers
+
+
+def _milliseconds(value: object) -> float:
+    """AMQP's expiration: a text of milliseconds, as Kombu writes it."""
+    try:
+        return to_seconds(float(str(value)[:32]) / 1000.0, "expiration")
+    except (ValueError, ConfigurationError):
+        raise EncodeError(f"expiration {str(value)[:32]!r} is not milliseconds") from None
+
+
+def to_message(envelope: Envelope, limits: Limits) -> dict[str, Any]:
+    """The arguments of Kombu's Message for what was received; a compressed body comes out plain.
+
+    Raises CodecError for a body that is too long or is not what its compression says.
+    """
+    headers = dict(envelope.headers)
+    properties = {
+        "delivery_mode": 2,
+        "priority": 0,
+        **envelope.properties,
+        "message_id": envelope.message_id,
+        "correlation_id": envelope.correlation_id,
+    }
+    for name, value in (
+        ("type", envelope.subject),
+        ("session", envelope.session),
+        ("expires_at", envelope.expires_at),
+    ):
+        if value is not None:
+            properties[name] = value
+    body = envelope.body
+    check_size(len(body), limits)
+    compression = headers.pop(COMPRESSION, None)
+    return {
+        "body": decompress(body, compression, limits) if compression else body,
+        "content_type": envelope.content_type,
+        "content_encoding": envelope.content_encoding,
+        "headers": headers,
+        "properties": properties,
+    }
+
+
+def seconds_early(envelope: Envelope, now: float) -> float:
+    """Seconds until the ``eta`` in the headers, where it is still to come; else 0."""
+    eta = envelope.headers.get("eta")
+    if eta is None:
+        return 0.0
+    try:
+        left = read_time("eta", eta) - now
+    except DecodeError:
+        return 0.0  # a header of somebody else's: the consumer knows what it means
+    return min(left, LONGEST_DELAY) if left > EARLY_SECONDS else 0.0
+
+
+def next_link(envelope: Envelope) -> str:
+    """The message id of the next clone in a delay chain: ``ID~1``, ``ID~2``, ...
+
+    It follows from the id before, so a clone that is sent twice is recognised as one message.
+    """
+    base, mark, number = envelope.message_id.rpartition("~")
+    if mark and number.isascii() and number.isdigit() and len(number) < 10:
+        return f"{base}~{int(number) + 1}"
+    if len(envelope.message_id) > MESSAGE_ID_LIMIT - 10:
+        digest = sha256(envelope.message_id.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"sha256-{digest}~1"
+    return f"{envelope.message_id}~1"

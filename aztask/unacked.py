@@ -1,0 +1,191 @@
+"""Deliveries that a Kombu channel handed out and that nobody has acknowledged yet.
+
+Rules
+1. From receipt to settlement a keeper renews every one of them, started or not.
+2. Any thread may settle; each delivery is settled once. A renewal that is under way is waited for,
+   never overtaken.
+3. A lease that was lost is told in the log, once when it is lost and once when its consumer
+   acknowledges too late; nothing is settled then, and somebody else runs the message again.
+4. What was handed out before a fork belongs to the parent: in the child it does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aztask.brokers.base import Broker, Receiver
+from aztask.clock import boot_seconds
+from aztask.delivery import Delivery, Lost, Settled
+from aztask.errors import BrokerUnavailable
+from aztask.lease import Lease, LeaseState
+from aztask.leasekeeper import LeaseKeeper
+from aztask.settlement import Settlement, name_of
+
+logger = logging.getLogger(__name__)
+
+SETTLE_TRIES = 4
+FIRST_PAUSE = 0.1
+RENEWAL_PAUSE = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """One unacknowledged delivery. lease: None where it was received and deleted at once."""
+
+    tag: int
+    receiver: Receiver
+    delivery: Delivery
+    consumer_tag: str = ""
+    lease: Lease | None = None
+
+
+class Source:
+    """One consumer of one queue, whose receiver is opened at the first use."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        queue: str,
+        *,
+        lease: float,
+        no_ack: bool,
+        consumer_tag: str,
+        callback: Callable[[Any], Any],
+    ) -> None:
+        self.no_ack = no_ack
+        self.consumer_tag = consumer_tag
+        self.callback = callback
+        self._open = partial(broker.receiver, queue, lease=lease, delete=no_ack)
+        self._receiver: Receiver | None = None
+
+    @property
+    def receiver(self) -> Receiver:
+        """What it receives through."""
+        if self._receiver is None:
+            self._receiver = self._open()
+        return self._receiver
+
+    def close(self) -> None:
+        """Stop receiving."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+
+class Unacked:
+    """The holdings of one channel."""
+
+    def __init__(self, keeper: LeaseKeeper) -> None:
+        self._keeper = keeper
+        self._holdings: dict[int, Holding] = {}
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def hold(self, receiver: Receiver, holdings: list[Holding], seconds: float) -> None:
+        """Renew these from now on, each time for `seconds`."""
+        now = boot_seconds()
+        for holding in holdings:
+            holding.lease = Lease(holding.delivery, seconds, granted_at=now)
+            self._holdings[holding.tag] = holding
+        self._keeper.hold(receiver, [holding.lease for holding in holdings if holding.lease])
+
+    def tags_up_to(self, tag: int) -> list[int]:
+        """The tags of what was handed out no later than `tag`, in order."""
+        return sorted(held for held in self._holdings if held <= tag)
+
+    def settle(self, tag: int, settlement: Settlement) -> bool:
+        """Carry out `settlement`; whether it took effect.
+
+        False: there is no such holding here, or its lease was lost. Raises BrokerUnavailable when
+        the broker gave no answer within a few tries: the message may come back then. If the
+        process dies before the broker has answered, the lease lapses and the message comes back.
+        """
+        if self._pid != os.getpid():
+            logger.warning("a message that was received before the fork is settled by the parent")
+            return False
+        holding = self._holdings.pop(tag, None)
+        if holding is None or holding.lease is None:
+            return False
+        try:
+            return self._settle(holding, holding.lease, settlement)
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Let go of everything without a word to the broker: after a fork, in the child."""
+        self._holdings.clear()
+
+    def wait_for_change(self, seconds: float) -> None:
+        """Until something is settled, at most `seconds`."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def _settle(self, holding: Holding, lease: Lease, settlement: Settlement) -> bool:
+        for attempt in range(SETTLE_TRIES):
+            if not self._begin(lease):
+                self._too_late(holding, lease, settlement)
+                return False
+            answer = self._answer(holding, settlement)
+            if isinstance(answer, Settled):
+                self._keeper.settled([lease])
+                return True
+            if isinstance(answer, Lost):
+                self._keeper.lapse(lease, answer.reason)
+                self._too_late(holding, lease, settlement)
+                return False
+            self._keeper.settlement_failed(lease)
+            if attempt < SETTLE_TRIES - 1:
+                time.sleep(FIRST_PAUSE * 2**attempt)
+        self._keeper.drop([lease])
+        raise BrokerUnavailable(
+            f"the broker did not confirm to {name_of(settlement)} message"
+            f" {holding.delivery.envelope.message_id}: it may be delivered again"
+        )
+
+    def _begin(self, lease: Lease) -> bool:
+        """Whether the lease may be settled now, after a renewal that is under way."""
+        while not self._keeper.begin_settlement([lease])[0]:
+            if lease.state is not LeaseState.RENEWING or boot_seconds() >= lease.deadline:
+                return False
+            time.sleep(RENEWAL_PAUSE)
+        return True
+
+    @staticmethod
+    def _answer(holding: Holding, settlement: Settlement) -> Settled | Lost | None:
+        try:
+            answer = holding.receiver.settle([(holding.delivery, settlement)])[0]
+        except BrokerUnavailable as error:
+            logger.warning("could not %s a message: %s", name_of(settlement), error)
+            return None
+        return answer if isinstance(answer, Settled | Lost) else None
+
+    @staticmethod
+    def _too_late(holding: Holding, lease: Lease, settlement: Settlement) -> None:
+        logger.warning(
+            "too late to %s message %s of queue %s, whose lease was lost (%s):"
+            " it is delivered again; make the lease longer or the task shorter",
+            name_of(settlement),
+            holding.delivery.envelope.message_id,
+            holding.delivery.queue,
+            lease.lost_reason or lease.state.value,
+        )
+
+
+def log_lost(lease: Lease) -> None:
+    """The keeper's callback: say once that a lease is over while its message is being worked on."""
+    logger.warning(
+        "the lease of message %s of queue %s was lost (%s): another consumer may have it",
+        lease.delivery.envelope.message_id,
+        lease.delivery.queue,
+        lease.lost_reason,
+    )

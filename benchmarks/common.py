@@ -1,0 +1,84 @@
+"""What the benchmarks share: describing the machine, medians, the table of checks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure that was promised: `measured` must reach `wanted` (or stay below it)."""
+
+    what: str
+    measured: float
+    wanted: float
+    unit: str
+    at_least: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does."""
+        return (self.measured >= self.wanted) if self.at_least else (self.measured <= self.wanted)
+
+    def line(self) -> str:
+        """One line of the table."""
+        sign = "at least" if self.at_least else "at most"
+        verdict = "holds" if self.holds else "MISSED"
+        return (
+            f"{verdict:<7} {self.what:<58} {figure(self.measured):>9} {self.unit:<8} "
+            f"({sign} {figure(self.wanted)})"
+        )
+
+
+def figure(value: float) -> str:
+    """A number as a person writes it."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def machine(packages: Iterable[str] = ("kombu", "msgpack", "click")) -> str:
+    """Machine and versions, two lines."""
+    with Path("/proc/meminfo").open() as file:
+        memory = int(file.readline().split()[1]) / 2**20
+    names = []
+    for package in packages:
+        try:
+            names.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            names.append(f"{package} (not installed)")
+    return (
+        f"machine: {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} "
+        f"{platform.release().split('-')[0]}\n"
+        f"versions: Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
+        + ", ".join(names)
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median with minimum and maximum."""
+    low, high = figure(min(values)), figure(max(values))
+    return f"{figure(statistics.median(values))} ({low} to {high}, {len(values)} runs)"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def conclude(checks: Sequence[Check]) -> None:
+    """Print the checks; exit 1 if one is missed and ``--check`` was given."""
+    print("\nchecks")
+    for check in checks:
+        print(" ", check.line())
+    if "--check" in sys.argv and not all(check.holds for check in checks):
+        sys.exit(1)

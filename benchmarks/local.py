@@ -1,0 +1,206 @@
+"""Speed of the main job on the embedded broker. Usage: python benchmarks/local.py [--check]
+
+Every figure is the median of interleaved runs: each round measures everything once. Broker, results
+and events are on; the worker runs in its own processes, started as a user would.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common import Check, conclude, machine, percentile, spread
+
+HERE = Path(__file__).parent
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
+SINGLE = 5_000
+BATCHED = 50_000
+SIZES = (2_000, 20_000)
+LATENCIES = 60
+
+
+class Site:
+    """A fresh folder with a broker, and an app on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"local://{folder}/queues.db"
+        os.environ["BENCH_BROKER"] = self.address
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
+        sys.path[:0] = [str(HERE), str(HERE.parent)]
+        sys.modules.pop("bench_tasks", None)
+        self.tasks = importlib.import_module("bench_tasks")
+        self.app = self.tasks.app
+
+    @contextmanager
+    def worker(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A running worker with events on."""
+        environment = {**os.environ, "AZTASK_EVENTS": str(self.folder / "events")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aztask", "worker", "-A", "bench_tasks", *arguments],
+            env=environment,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@contextmanager
+def fresh() -> Iterator[Site]:
+    """A site in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="aztask-bench-") as folder:
+        site = Site(Path(folder))
+        yield site
+        site.app.close()
+
+
+def batched_sends() -> float:
+    """`.map` of many calls, tasks/s."""
+    with fresh() as site:
+        calls = [()] * BATCHED
+        began = time.perf_counter()
+        site.tasks.noop.map(calls)
+        return BATCHED / (time.perf_counter() - began)
+
+
+def single_sends() -> float:
+    """`.delay()` in a loop, tasks/s."""
+    with fresh() as site:
+        site.tasks.noop.delay()
+        began = time.perf_counter()
+        for _ in range(SINGLE):
+            site.tasks.noop.delay()
+        return SINGLE / (time.perf_counter() - began)
+
+
+def ended(site: Site) -> int:
+    """How many runs have an outcome."""
+    with site.app.results._database.read() as connection:
+        return connection.execute("SELECT COUNT(*) FROM runs WHERE ended_at > 0").fetchone()[0]
+
+
+def wait_for(site: Site, count: int) -> None:
+    """Look now and then, seldom enough not to disturb."""
+    while ended(site) < count:
+        time.sleep(0.05)
+
+
+def throughput(pool: str, count: int) -> float:
+    """No-op tasks/s of one warm worker at concurrency 8, from the first send to the last record."""
+    with fresh() as site, site.worker("-c", "8", "--pool", pool):
+        site.tasks.noop.map([()] * 400)
+        wait_for(site, 400)
+        time.sleep(2.0)  # all pool processes are up, and idle
+        began = time.time()
+        site.tasks.noop.map([()] * count)
+        wait_for(site, 400 + count)
+        with site.app.results._database.read() as connection:
+            last = connection.execute("SELECT MAX(ended_at) FROM runs").fetchone()[0]
+        return count / (last - began)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(each) for each in text.split()]
+
+
+def resident_mib(pid: int) -> float:
+    """Memory that is resident and not shared, MiB."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = [line.split() for line in text.splitlines()[1:]]
+    return sum(int(size[1]) for size in sizes if size[0].startswith("Private")) / 1024
+
+
+def idle() -> dict[str, float]:
+    """Latency of an idle worker, and what it costs to be idle."""
+    with fresh() as site:
+        began = time.time()
+        first = site.tasks.now.delay()
+        with site.worker("-c", "8", "--pool", "processes") as worker:
+            start_seconds = first.get(timeout=30) - began
+            time.sleep(3.0)
+            everyone = [worker.pid, *children(worker.pid)]
+            used = -sum(map(cpu_seconds, everyone))
+            time.sleep(5.0)
+            used += sum(map(cpu_seconds, everyone))
+            memory = sum(map(resident_mib, everyone))
+            delays = []
+            for _ in range(LATENCIES):
+                time.sleep(0.05)
+                sent = time.time()
+                delays.append(site.tasks.now.delay().get(timeout=30) - sent)
+    return {
+        "start": start_seconds,
+        "idle cpu": 100 * used / 5.0,
+        "p50": 1000 * percentile(delays, 0.5),
+        "p95": 1000 * percentile(delays, 0.95),
+        "memory": memory,
+    }
+
+
+def help_seconds() -> float:
+    """`aztask --help`, as a whole process."""
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "aztask", "--help"], check=True, stdout=subprocess.DEVNULL
+    )
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, print, check."""
+    print("benchmark: the embedded broker, results recorded and events written")
+    print(machine())
+    print("durability: process (WAL, synchronous=NORMAL); command: python benchmarks/local.py\n")
+    figures: dict[str, list[float]] = defaultdict(list)
+    for _ in range(ROUNDS):
+        figures["batched sends/s"].append(batched_sends())
+        figures["single .delay()/s"].append(single_sends())
+        for count in SIZES:
+            for pool in ("threads", "processes"):
+                figures[f"{count} no-ops, {pool}, tasks/s"].append(throughput(pool, count))
+        figures["aztask --help, s"].append(help_seconds())
+        for name, value in idle().items():
+            figures[name].append(value)
+    for name, values in figures.items():
+        print(f"  {name:<34} {spread(values)}")
+    middle = {name: statistics.median(values) for name, values in figures.items()}
+    checks = [
+        Check("batched sends", middle["batched sends/s"], 60_000, "/s"),
+        Check("single .delay()", middle["single .delay()/s"], 12_000, "/s"),
+    ]
+    for count in SIZES:
+        for pool, wanted in (("threads", 7_000), ("processes", 4_000)):
+            rate = middle[f"{count} no-ops, {pool}, tasks/s"]
+            checks.append(Check(f"{count} no-ops, one worker, 8 {pool}", rate, wanted, "tasks/s"))
+    checks += [
+        Check("idle .delay() to start, p95", middle["p95"], 30, "ms", at_least=False),
+        Check("idle worker", middle["idle cpu"], 1.0, "% core", at_least=False),
+        Check("worker start to first task", middle["start"], 1.5, "s", at_least=False),
+        Check("aztask --help", middle["aztask --help, s"], 0.3, "s", at_least=False),
+    ]
+    conclude(checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The tasks of the integration tests. Every run leaves lines in a ledger file.
+
+A line is ``EVENT KEY PID TIME``: written with one O_APPEND write, it survives the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import sys
+import time
+
+from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze
+
+QUICK = RetryPolicy(max_retries=3, delay=0.05, backoff=1.0, jitter=False, max_snoozes=5)
+
+app = App(
+    "ledger",
+    broker=os.environ.get("LEDGER_BROKER", "local://"),
+    results=os.environ.get("LEDGER_RESULTS", "local://"),
+    retry=QUICK,
+    unknown_task_grace=float(os.environ.get("LEDGER_GRACE", "300")),
+    max_deliveries=int(os.environ.get("LEDGER_MAX_DELIVERIES", "10")),
+)
+
+
+def note(event: str, key: str) -> None:
+    line = f"{event} {key} {os.getpid()} {time.time():.6f}\n".encode()
+    fd = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+@app.task
+def work(key: str, seconds: float = 0.0) -> str:
+    note("start", key)
+    if seconds:
+        time.sleep(seconds)
+    note("end", key)
+    return key
+
+
+@app.task
+def noop() -> None:
+    return None
+
+
+@app.task_with_context
+def flaky(context: Context, key: str, failures: int) -> int:
+    note("start", key)
+    if context.resubmit_count < failures:
+        raise ValueError(f"failure {context.resubmit_count} of {key}")
+    note("end", key)
+    return context.resubmit_count
+
+
+@app.task_with_context
+def snoozing(context: Context, key: str, times: int, delay: float = 0.05) -> int:
+    note("start", key)
+    if context.message.snooze_count < times:
+        raise Snooze(delay)
+    note("end", key)
+    return context.message.snooze_count
+
+
+@app.task
+def rejecting(key: str, reason: str) -> None:
+    note("start", key)
+    raise Reject(reason)
+
+
+@app.task_with_context
+def retry_later(context: Context, key: str, delay: float) -> float:
+    note("start", key)
+    if context.resubmit_count == 0:
+        raise Retry(delay)
+    return time.time()
+
+
+@app.task_with_context(retry=RetryPolicy(max_retries=3, delay=0.05, jitter=False))
+def chunks(context: Context, key: str, total: int, die_at: int | None = None) -> list[int]:
+    done = list(context.saved or [])
+    for chunk in range(len(done), total):
+        note(f"chunk{chunk}", key)
+        if chunk == die_at and context.resubmit_count == 0:
+            os._exit(9)
+        done.append(chunk)
+        context.checkpoint(done)
+    return done
+
+
+@app.task(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
+def ending(key: str, how: str) -> str:
+    note("start", key)
+    if how == "segfault":
+        ctypes.string_at(0)
+    elif how == "_exit":
+        os._exit(3)
+    elif how == "SystemExit":
+        sys.exit("leaving")
+    elif how == "KeyboardInterrupt":
+        raise KeyboardInterrupt
+    elif how == "MemoryError":
+        _ = bytearray(1 << 60)
+    elif how == "recursion":
+        return ending.function(key, how)
+    elif how == "unserialisable":
+        return object()  # type: ignore[return-value]
+    return how
+
+
+@app.task
+def hold_gil(key: str, seconds: float, how: str) -> str:
+    """Keep the GIL through one C call for about `seconds`."""
+    note("start", key)
+    began = time.monotonic()
+    if how == "re":
+        size = 18
+        while time.monotonic() - began < seconds:
+            re.match(r"(a+)+$", "a" * size + "b")
+            size += 1
+    else:
+        bits = 20_000
+        while time.monotonic() - began < seconds:
+            pow(3, (1 << bits) - 1, (1 << bits) - 3)
+            bits = int(bits * 1.4)
+    note("end", key)
+    return key
+
+
+@app.task(time_limit=1.0, retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
+def endless(key: str) -> None:
+    note("start", key)
+    while True:
+        pass
+
+
+@app.task(soft_time_limit=0.5, retry=RetryPolicy(max_retries=0))
+def soft(key: str) -> str:
+    note("start", key)
+    try:
+        while True:
+            time.sleep(0.05)
+    finally:
+        note("cleanup", key)
+
+
+@app.task(max_lease=2.5, lease=1.0, retry=RetryPolicy(max_retries=0))
+def too_long(key: str) -> str:
+    note("start", key)
+    try:
+        for _ in range(400):
+            time.sleep(0.05)
+    finally:
+        note("stopped", key)
+    return "never"
+
+
+@app.task_with_context
+def fenced(context: Context, key: str, seconds: float) -> str:
+    note("start", key)
+    time.sleep(seconds)
+    context.lease.ensure()
+    note("effect", key)
+    return key
+
+
+@app.task_with_context
+def extending(context: Context, key: str) -> float:
+    context.lease.extend(20.0)
+    return context.lease.remaining_seconds
+
+
+@app.task(delivery="at-most-once")
+def once(key: str, seconds: float = 0.0) -> str:
+    note("start", key)
+    time.sleep(seconds)
+    note("end", key)
+    return key
+
+
+@app.task
+async def awaiting(key: str) -> str:
+    note("start", key)
+    await asyncio.sleep(0.01)
+    return key
+
+
+@app.task
+def big(size: int) -> bytes:
+    return b"x" * size
+
+
+@app.task
+def echo(value: object) -> object:
+    return value

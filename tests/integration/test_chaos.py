@@ -1,0 +1,94 @@
+"""Many tasks, several workers, random kills. Prints attempted / lost / duplicated / recovered."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from harness import Site, Worker, site_in
+from ledger_app import work
+
+from aztask.results.base import State
+
+TASKS = int(os.environ.get("CHAOS_TASKS", "2000"))
+SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
+LEASE = 2.0
+WORKERS = 2
+ARGUMENTS = ("--pool", "processes", "-c", "3", "--lease", f"{LEASE}s", "--max-lease", "60s")
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["one file", "two files"])
+def test_random_kills_lose_nothing(joint: bool, tmp_path: Path, capsys) -> None:
+    dice = random.Random(SEED)
+    tasks = TASKS if joint else TASKS // 4
+    with site_in(tmp_path / "site", joint=joint, extra={"LEDGER_MAX_DELIVERIES": "1000"}) as site:
+        app = site.app()
+        seconds = [dice.choice([0.0, 0.005, 0.01, 0.02]) for _ in range(tasks)]
+        results = [
+            app.send(work.name, [f"t{n}", seconds[n]], task_id=f"t{n}") for n in range(tasks)
+        ]
+        kills = kill_until_done(site, dice, [result.id for result in results])
+        for worker in site.workers:
+            if worker.process.poll() is None:
+                worker.stop()
+        report = account(site, [result.id for result in results])
+    with capsys.disabled():
+        print(
+            f"\nchaos seed {SEED}: attempted {tasks} / lost {report['lost']} / duplicated "
+            f"{report['duplicated']} / recovered {report['recovered']} ({kills} kills)"
+        )
+    assert report["lost"] == 0
+    assert kills >= 3
+    # a task may finish twice only if a kill struck between its start and its record
+    assert report["duplicated"] <= report["restarted"]
+
+
+def kill_until_done(site: Site, dice: random.Random, ids: list[str]) -> int:
+    """Keep two workers running and kill one now and then, until every task has ended."""
+    workers: list[Worker] = [site.worker(*ARGUMENTS) for _ in range(WORKERS)]
+    kills = 0
+    app = site.app()
+    give_up_at = time.monotonic() + 180
+    missing = set(ids)
+    next_kill = time.monotonic() + 1.5
+    while missing:
+        assert time.monotonic() < give_up_at, f"{len(missing)} tasks did not end: {site.folder}"
+        time.sleep(0.1)
+        ended = {line.key for line in site.lines("end")}
+        missing = {each for each in missing if each not in ended or not app.result(each).ready()}
+        if time.monotonic() >= next_kill:
+            victim = dice.randrange(WORKERS)
+            workers[victim].kill()
+            workers[victim].wait()
+            workers[victim] = site.worker(*ARGUMENTS)
+            kills += 1
+            next_kill = time.monotonic() + dice.uniform(0.8, 2.0)
+    return kills
+
+
+def account(site: Site, ids: list[str]) -> dict[str, int]:
+    """What became of the tasks, by the ledger and by the result store."""
+    app = site.app()
+    ends = site.counts("end")
+    lost = duplicated = recovered = restarted = 0
+    for task_id in ids:
+        history = app.results.history(task_id)
+        succeeded = [record for record in history if record.state is State.SUCCEEDED]
+        assert len(history) == 1, f"{task_id} has {len(history)} runs with outcomes"
+        if len(succeeded) != 1 or not ends.get(task_id):
+            lost += 1
+        duplicated += max(0, ends.get(task_id, 0) - 1)
+        starts = history[0].starts - 1
+        restarted += starts
+        recovered += starts > 0
+    stats = app.broker.stats("default")
+    lost += (stats.dead or 0) + (stats.active or 0) + (stats.leased or 0)
+    return {
+        "lost": lost,
+        "duplicated": duplicated,
+        "recovered": recovered,
+        "restarted": restarted,
+    }

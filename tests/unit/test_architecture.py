@@ -1,0 +1,254 @@
+"""The layout holds: imports point one way, without cycles, and files and functions stay readable.
+
+The checker reads the source with `ast` and runs nothing. The last part of this file tests the
+checker itself on small trees that each break one rule.
+"""
+
+import ast
+import re
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "aztask"
+
+# Each module (or package) belongs to one layer and imports from its own or from earlier ones.
+LAYERS = {
+    "errors": "errors version clock masking display",
+    "values": "envelope delivery message settlement durations limits addresses",
+    "rules": """lease retry codec headers serializer compression signing
+        event events config urls connection_strings""",
+    "engine": "engine",
+    "adapters": "brokers results emulator",
+    "transport": "claimcheck leasekeeper unacked translation publisher transport connections",
+    "app": """asyncresult context task queues app loading middleware deadletters canvas schedule
+        heldlease __init__""",
+    "worker": "worker",
+    "edges": "testing cli spark __main__",
+}
+LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
+
+# Who may import a library that is not everybody's business.
+LIBRARIES = {
+    "azure": ("brokers", "results", "claimcheck", "spark"),
+    "kombu": ("transport", "codec", "serializer", "publisher"),
+    "click": ("cli",),
+    "pyspark": ("spark",),
+}
+# The emulator stands in for a service: it shares the engine with us and none of our own logic.
+EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "clock", "version", "envelope", "masking")
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+
+
+@dataclass
+class Module:
+    """One source file: its dotted name, its text, and what it imports, with line numbers."""
+
+    name: str
+    path: Path
+    tree: ast.Module
+    lines: int
+    imports: list[tuple[str, int]] = field(default_factory=list)
+    local_imports: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def part(self):
+        """The module's or package's own name directly under the root package."""
+        return self.name.split(".")[1] if "." in self.name else "__init__"
+
+
+def read(package):
+    """All modules of a package, by dotted name, with their imports resolved to modules."""
+    modules = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        modules[name] = Module(name, path, ast.parse(text), text.count("\n"))
+    for module in modules.values():
+        _collect(module, module.tree, modules.keys(), local=False)
+    return modules
+
+
+def _collect(module, node, known, local):
+    inside = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for name in _imported(module, node, known):
+        module.imports.append((name, node.lineno))
+        if local:
+            module.local_imports.append((name, node.lineno))
+    for child in ast.iter_child_nodes(node):
+        _collect(module, child, known, inside)
+
+
+def _imported(module, node, known):
+    """The dotted names that one statement imports: submodules where they are, else the module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parts = module.name.split(".")
+            keep = len(parts) - node.level + (module.path.name == "__init__.py")
+            base = ".".join([*parts[:keep], *([base] if base else [])])
+        names = [f"{base}.{alias.name}" for alias in node.names]
+        return [name if name in known else base for name in names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        target = node.args[0] if node.args else None
+        if isinstance(target, ast.Constant) and str(target.value) in known:
+            return [str(target.value)]
+    return []
+
+
+def problems(package):
+    """Every broken rule of the package as a line: file, line number, what is wrong."""
+    modules = read(package)
+    found = []
+    for module in modules.values():
+        checks = (check_layers, check_libraries, check_local_imports, check_size)
+        for check in checks:
+            found += [f"{module.name}:{line}: {text}" for line, text in check(module, package.name)]
+    return found + check_cycles(modules)
+
+
+def check_layers(module, root):
+    """Imports point from later layers to earlier ones, and every module has a layer."""
+    if module.part not in LEVEL:
+        yield 1, f"{module.part} is in no layer: put it into LAYERS, where it belongs"
+        return
+    for name, line in module.imports:
+        parts = name.split(".")
+        if parts[0] != root:
+            continue
+        target = parts[1] if len(parts) > 1 else "__init__"
+        if LEVEL.get(target, -1) > LEVEL[module.part]:
+            yield line, f"imports {name}, which is in a later layer"
+        if target == "spark" and module.part != "spark" and module.name != f"{root}.cli.spark":
+            yield line, f"imports {name}: only cli/spark.py may"
+        if module.part == "emulator" and target not in EMULATOR_MAY_IMPORT:
+            yield line, f"imports {name}: the emulator stands on the engine alone"
+
+
+def check_libraries(module, root):
+    """A service's SDK, kombu, click and pyspark are imported only where they belong."""
+    for name, line in module.imports:
+        allowed = LIBRARIES.get(name.partition(".")[0])
+        if allowed is not None and module.part not in allowed:
+            yield line, f"imports {name}: only {', '.join(allowed)} may"
+
+
+def check_local_imports(module, root):
+    """No import hides in a function, but for the commands, which are loaded when they are run."""
+    if module.part != "cli":
+        for name, line in module.local_imports:
+            yield line, f"imports {name} inside a function"
+
+
+def check_size(module, root):
+    """A file holds one noun, a function fits a screen, and a file says what it is for."""
+    if module.lines >= FILE_LINES:
+        yield 1, f"has {module.lines} lines; {FILE_LINES} are too many"
+    if module.tree.body and not ast.get_docstring(module.tree):
+        yield 1, "has no docstring"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES:
+                yield node.lineno, f"{node.name} has {lines} lines; {FUNCTION_LINES} are enough"
+
+
+def check_cycles(modules):
+    """No module needs itself, by whatever way (imports for type checking included)."""
+    graph = {
+        module.name: {name for name, _ in module.imports if name in modules}
+        for module in modules.values()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"import cycle: {' -> '.join(reversed(error.args[1]))}"]
+    return []
+
+
+def test_the_package_keeps_its_rules():
+    assert "\n".join(problems(PACKAGE)) == ""
+
+
+def test_the_checker_sees_the_package():
+    modules = read(PACKAGE)
+    assert {"aztask", "aztask.errors", "aztask.brokers.base"} <= modules.keys()
+    assert "aztask.errors" in dict(modules["aztask.urls"].imports)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"errors.py": "import aztask.app", "app.py": ""}, "errors:2: imports aztask.app, .*later"),
+        ({"errors.py": "from aztask import app", "app.py": ""}, "later layer"),
+        ({"errors.py": "from . import app", "app.py": ""}, "later layer"),
+        ({"brokers/base.py": "from ..app import App", "app.py": ""}, "later layer"),
+        ({"brokers/__init__.py": "from ..app import App", "app.py": ""}, "later layer"),
+        ({"engine/a.py": "import aztask", "__init__.py": ""}, "later layer"),
+        ({"novelty.py": ""}, "novelty is in no layer"),
+        ({"app.py": "import azure.storage.queue"}, "only brokers, results, claimcheck, spark may"),
+        ({"worker/a.py": "from kombu import Producer"}, "only transport, codec"),
+        ({"app.py": "import click.testing"}, "only cli may"),
+        ({"cli/main.py": "from pyspark.sql import Row"}, "only spark may"),
+        ({"app.py": "def f():\n    import json"}, "app:3: imports json inside a function"),
+        ({"app.py": "class A:\n    async def f(self):\n        import json"}, "inside a function"),
+        (
+            {"app.py": "import importlib\ndef f():\n    importlib.import_module('aztask.task')"}
+            | {"task.py": ""},
+            "imports aztask.task inside a function",
+        ),
+        ({"task.py": "import aztask.app", "app.py": "import aztask.task"}, "cycle: .*task"),
+        (
+            {
+                "task.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+                "    from aztask.app import App",
+                "app.py": "from aztask.task import Task",
+            },
+            "import cycle",
+        ),
+        ({"worker/a.py": "from aztask.spark import x", "spark/__init__.py": ""}, "only cli/spark"),
+        ({"emulator/a.py": "import aztask.codec", "codec.py": ""}, "stands on the engine"),
+        ({"app.py": "x = 1\n" * 400}, "has 402 lines"),
+        ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
+    ],
+    ids=range(20),
+)
+def test_the_checker_finds(tmp_path, files, words):
+    make_tree(tmp_path, files)
+    found = problems(tmp_path / "aztask")
+    assert len(found) >= 1
+    assert any(re.search(words, line) for line in found), found
+
+
+def test_the_checker_finds_a_missing_docstring(tmp_path):
+    make_tree(tmp_path, {"app.py": "x = 1"}, docstring="")
+    assert problems(tmp_path / "aztask") == ["aztask.app:1: has no docstring"]
+
+
+def test_the_checker_lets_a_good_tree_pass(tmp_path):
+    files = {
+        "__init__.py": "from aztask.app import App",
+        "errors.py": "",
+        "brokers/servicebus.py": "import azure.servicebus\nfrom ..errors import AztaskError",
+        "codec.py": "from kombu import serialization",
+        "app.py": "from aztask import errors\nfrom aztask.brokers import servicebus",
+        "cli/main.py": "import click\ndef f():\n    from aztask.cli import spark",
+        "cli/spark.py": "import aztask.spark",
+        "spark/__init__.py": "import pyspark",
+    }
+    make_tree(tmp_path, files)
+    assert problems(tmp_path / "aztask") == []
+
+
+def make_tree(folder, files, docstring='"""What it is for."""'):
+    for name, text in files.items():
+        path = folder / "aztask" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{docstring}\n{text}\n" if docstring else text)

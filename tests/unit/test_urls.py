@@ -1,0 +1,174 @@
+"""Broker and result URLs: what each form means, and one clear line for every other text."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aztask.addresses import LocalAddress, ServiceBusAddress, StorageQueueAddress, TablesAddress
+from aztask.errors import ConfigurationError
+from aztask.urls import parse_broker, parse_results
+
+SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHRlc3QsIG5ldmVyIHNob3du"
+
+
+def refusal(parse, text):
+    """The message with which `text` is refused; it is one printable line."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert caught.value.__cause__ is None
+    return message
+
+
+@pytest.mark.parametrize("parse", [parse_broker, parse_results])
+def test_local_names_a_file_under_the_working_directory(parse, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse("local://") == LocalAddress(str(tmp_path / ".aztask" / "queues.db"))
+
+
+@pytest.mark.parametrize("parse", [parse_broker, parse_results])
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("local:///var/lib/q.db", LocalAddress("/var/lib/q.db")),
+        ("LOCAL:///var/lib/q.db", LocalAddress("/var/lib/q.db")),
+        ("local:///a%20b/q%23.db", LocalAddress("/a b/q#.db")),
+        ("local:///größe/q.db", LocalAddress("/größe/q.db")),
+        ("local:///q.db?durable=full", LocalAddress("/q.db", full_durability=True)),
+        ("local:///q.db?durable=normal", LocalAddress("/q.db")),
+        ("local://:memory:", LocalAddress(":memory:")),
+    ],
+)
+def test_local_forms(parse, text, address):
+    assert parse(text) == address
+    assert parse(text).in_memory == (address.path == ":memory:")
+
+
+def test_the_working_directory_counts_when_the_url_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address = parse_broker("local://?durable=full")
+    monkeypatch.chdir("/")
+    assert Path(address.path).parent.parent == tmp_path
+    assert address.full_durability
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("servicebus://my-shop", "my-shop.servicebus.windows.net"),
+        ("servicebus://My-Shop/", "my-shop.servicebus.windows.net"),
+        (
+            "servicebus://my-shop.servicebus.chinacloudapi.cn",
+            "my-shop.servicebus.chinacloudapi.cn",
+        ),
+    ],
+)
+def test_service_bus_by_name_uses_entra_id(text, host):
+    address = parse_broker(text)
+    assert address == ServiceBusAddress(host)
+    assert address.uses_entra
+
+
+def test_storage_accounts_by_name_use_entra_id():
+    queue = parse_broker("storagequeue://shopdata")
+    assert queue == StorageQueueAddress("shopdata", "https://shopdata.queue.core.windows.net")
+    assert queue == parse_broker("storagequeue://shopdata.queue.core.windows.net")
+    tables = parse_results("tables://shopdata")
+    assert tables == TablesAddress(
+        "shopdata",
+        "https://shopdata.table.core.windows.net",
+        "https://shopdata.blob.core.windows.net",
+    )
+    assert tables == parse_results("tables://shopdata.table.core.windows.net")
+    assert queue.uses_entra
+    assert tables.uses_entra
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty; use local://"),
+        ("   ", "empty; use local://"),
+        ("shop", "neither a URL nor a connection string"),
+        ("local://data/q.db", "absolute path.*local:///"),
+        ("local:///data/", "not a file name"),
+        ("local:///a%00b", "not a file name"),
+        ("local:///a%ff", "not UTF-8"),
+        ("local:///q.db#x", "%23"),
+        ("local:///q.db?durable=ful", r"durable=full"),
+        ("local:///q.db?durable", r"durable=full"),
+        ("local:///q.db?durabel=full", "Did you mean 'durable'"),
+        ("local:///q.db?durable=full&x=1", "one option"),
+        ("servicebus://", "names nothing"),
+        ("servicebus://a/b", "ends after the name"),
+        ("servicebus://shop-1?sig=x", "ends after the name"),
+        ("servicebus://shop-1:5671", "no port"),
+        ("servicebus://shop-1:99999", "from 1 to 65535"),
+        ("servicebus://sh", "6 to 50 letters"),
+        ("servicebus://-shop-", "6 to 50 letters"),
+        ("servicebus://a..b", "host name"),
+        (f"servicebus://root:{SECRET}@shop-1", "no user name and no key"),
+        (f"servicebus://{SECRET}{SECRET}", "6 to 50 letters"),
+        ("storagequeue://Shop", "3 to 24 lower-case"),
+        ("storagequeue://x", "3 to 24 lower-case"),
+        ("tables://shopdata", "storagequeue://"),
+        ("servicbus://shop-1", "Did you mean 'servicebus'"),
+        ("sb://shop-1.servicebus.windows.net", "Did you mean servicebus://NAMESPACE"),
+        ("https://shop.queue.core.windows.net", "storagequeue://ACCOUNT"),
+        ("redis://localhost", "no broker of the kind 'redis'"),
+        (SECRET, "neither a URL nor a connection string"),
+        ("local://\r\n", "line break"),
+        ("local:///a\x00b", "NUL"),
+        ("local:///a\x1b[31mb", "control character"),
+        ("local:///a\ud800b", "control character"),
+        (" local://", "begins or ends with a space"),
+        (None, "not as NoneType"),
+        (5, "not as int"),
+        (b"local://", "not as bytes"),
+    ],
+)
+def test_what_is_wrong_with_a_broker_is_said_in_one_line(text, words):
+    message = refusal(parse_broker, text)
+    assert re.search(words, message)
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("servicebus://shop-1", "stores no results"),
+        ("storagequeue://shopdata", "stores no results"),
+        (
+            "Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey=c2VjcmV0c2VjcmV0",
+            "Service Bus stores no results",
+        ),
+        ("table://x", "Did you mean 'tables'"),
+        ("redis://localhost", "no result store of the kind 'redis'"),
+    ],
+)
+def test_what_is_wrong_with_a_result_store(text, words):
+    assert re.search(words, refusal(parse_results, text))
+
+
+@given(
+    st.text()
+    | st.builds(
+        str.__add__,
+        st.sampled_from(["local://", "servicebus://", "storagequeue://", "Endpoint=sb://"]),
+        st.text(),
+    )
+)
+def test_any_text_is_an_address_or_one_clear_line(text):
+    for parse in (parse_broker, parse_results):
+        try:
+            parse(text)
+        except ConfigurationError as error:
+            assert str(error).isprintable()
+        else:
+            with contextlib.suppress(UnicodeEncodeError):
+                assert text.encode()
