@@ -3,8 +3,8 @@
 Rules
 1. Looking never takes: `list`, `find`, `count` and `groups` peek.
 2. Acting takes each dead letter under a lease, which is renewed until it is settled or released.
-   What is not selected is leased meanwhile too (services hand out dead letters in order only) and
-   released at the end; that does not count as a delivery where the service can.
+   What is not selected is leased meanwhile too (services hand dead letters out in order only) and
+   released at the end, which does not count as a delivery where the service can do that.
 3. Only what was there at the beginning is acted on: a replayed message that fails again at once
    is not replayed for ever.
 4. A dead letter is completed only after what replaces it was accepted.
@@ -15,125 +15,22 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from aztask.app import App
-from aztask.brokers.base import Peeked, Position, Receiver, Transactional
+from aztask.brokers.base import Delivery, Peeked, Position
 from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.delivery import Delivery, Lost, Settled
-from aztask.envelope import Envelope
-from aztask.errors import AztaskError, CodecError, ConfigurationError,
+from aztask.deadletter import DeadLetterView, Group, Selection
+from aztask.errors import CodecError, ConfigurationError
 from aztask.headers import SIGNATURE
-from aztask.lease import Lease
-from aztask.leasekeeper import LeaseKeeper
 from aztask.message import TaskMessage
-from aztask.results.base import RunKey, RunRecord, State
-from aztask.settlement import Complete, Release
+from aztask.sweep import Replacement, Report, Sweep, Taken, joint
+
+__all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
 
 PAGE = 100
 BATCH = 100
-LEASE_SECONDS = 60.0
-LOCAL_WAIT = 0.05
-REMOTE_WAIT = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which dead letters: those that meet every condition given.
-
-    ids: task ids; message ids and ``@POSITION`` name those that have no task id. task: the task's
-    name. reason: the dead-letter reason. everything: needed where no condition is given, so that
-    an empty selection cannot mean all. Raises ConfigurationError.
-    """
-
-    ids: frozenset[str] = frozenset()
-    task: str | None = None
-    reason: str | None = None
-    everything: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", frozenset(self.ids))
-        narrowed = bool(self.ids) or self.task is not None or self.reason is not None
-        if self.everything == narrowed:
-            raise ConfigurationError(
-                "select dead letters by id, task or reason, or else all of them"
-                if not narrowed
-                else "everything and a condition exclude each other; leave one out"
-            )
-
-    def matches(self, letter: DeadLetterView) -> bool:
-        """Whether `letter` meets every condition."""
-        return (
-            (not self.ids or not self.ids.isdisjoint(letter.names))
-            and (self.task is None or letter.task == self.task)
-            and (self.reason is None or letter.reason == self.reason)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterView:
-    """One dead letter as far as it can be read.
-
-    at: when it was enqueued, UTC epoch seconds. message: None where the envelope is not a task
-    message; `problem` then says why.
-    """
-
-    queue: str
-    position: Position
-    envelope: Envelope
-    reason: str
-    description: str
-    at: float
-    delivery_count: int
-    message: TaskMessage | None
-    problem: str = ""
-
-    @property
-    def id(self) -> str:
-        """The task id; else the message id; else ``@POSITION``."""
-        return self.names[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Everything that a selection may call it."""
-        names = (self.message.id if self.message else "", self.envelope.message_id)
-        return (*(name for name in names if name), f"@{self.position}")
-
-    @property
-    def task(self) -> str | None:
-        """The task's name, None where it cannot be read."""
-        return self.message.task if self.message else None
-
-    @property
-    def resubmit_count(self) -> int | None:
-        """How often it failed before, None where that cannot be read."""
-        return self.message.resubmit_count if self.message else None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Dead letters of one task and one reason."""
-
-    task: str | None
-    reason: str
-    count: int
-    first_at: float
-    last_at: float
-
-
-@dataclass(slots=True)
-class Report:
-    """What a replay or a purge did. lost: leases that ended first; those are still dead letters.
-
-    ids: of the dead letters acted on.
-    """
-
-    done: int = 0
-    lost: int = 0
-    ids: list[str] = field(default_factory=list)
 
 
 class DeadLetters:
@@ -148,18 +45,18 @@ class DeadLetters:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """clock, sleep: injected by tests."""
-        self._app = app
         self.queue = queue
+        self._app = app
         self._clock = clock
         self._sleep = sleep
 
-    def list(self, limit: int = PAGE, after: Position | None = None) -> list[DeadLetterView]:
+    def list(self, limit: int = PAGE, after: Position | None = None) -> Sequence[DeadLetterView]:
         """Up to `limit` dead letters in order of position, those after `after`.
 
         Raises QueueNotFound, BrokerUnavailable.
         """
         peeked = self._app.broker.peek(self.queue, dead_letter=True, after=after, limit=limit)
-        return [self._view_peeked(each) for each in peeked]
+        return [self._view(each) for each in peeked]
 
     def find(self, selection: Selection) -> Iterator[DeadLetterView]:
         """Every dead letter that is selected, page by page.
@@ -207,14 +104,18 @@ class DeadLetters:
         """
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
-        with _Sweep(self._app, self.queue, self._clock) as sweep:
-            pace = _Pace(rate, self._clock, self._sleep)
-            size = 1 if sweep.joint else BATCH
-            for batch in self._selected(sweep, selection, pace.limit(size)):
-                sweep.replay([(letter, self._again(letter)) for letter, _ in batch], batch)
-                progress(sweep.report)
-                pace.wait(len(batch))
-        return sweep.report
+        pace = _Pace(rate, self._clock, self._sleep)
+        generations = _Generations(self._app)
+        size = 1 if joint(self._app) else BATCH
+        return self._act(
+            selection,
+            pace.limit(size),
+            lambda sweep, batch: sweep.replace(
+                [(taken, self._replacement(taken.letter, generations)) for taken in batch]
+            ),
+            progress,
+            pace,
+        )
 
     def purge(
         self,
@@ -228,13 +129,41 @@ class DeadLetters:
         """
         if selection.everything:
             return Report(done=self._app.broker.purge(self.queue, dead_letter=True))
-        with _Sweep(self._app, self.queue, self._clock) as sweep:
-            for batch in self._selected(sweep, selection, BATCH):
-                sweep.complete(batch)
-                progress(sweep.report)
-        return sweep.report
+        pace = _Pace(None, self._clock, self._sleep)
+        return self._act(selection, BATCH, Sweep.remove, progress, pace)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _act(
+        self,
+        selection: Selection,
+        size: int,
+        act: Callable[[Sweep, Sequence[Taken]], None],
+        progress: Callable[[Report], None],
+        pace: _Pace,
+    ) -> Report:
+        """Have `act` done to all that is selected now, in batches."""
+        if self._app.broker.capabilities.paged_peek:
+            wanted = {letter.position for letter in self.find(selection)}
+            left = len(wanted)
+        else:
+            wanted, left = None, self._app.broker.stats(self.queue).dead or 0
+        if not left:
+            return Report()
+        with Sweep(self._app, self.queue, clock=self._clock, sleep=self._sleep) as sweep:
+            while left > 0 and (leases := sweep.take(BATCH)):
+                met = [Taken(self._view(lease.delivery), lease) for lease in leases]
+                if wanted is None:
+                    batch = [taken for taken in met if selection.matches(taken.letter)]
+                    left -= len(met)
+                else:
+                    batch = [taken for taken in met if taken.letter.position in wanted]
+                    left -= len(batch)
+                for start in range(0, len(batch), size):
+                    act(sweep, batch[start : start + size])
+                    progress(sweep.report)
+                    pace.wait(len(batch[start : start + size]))
+        return sweep.report
 
     def _all(self) -> Iterator[DeadLetterView]:
         page = self.list()
@@ -244,278 +173,86 @@ class DeadLetters:
                 return
             page = self.list(after=page[-1].position)
 
-    def _selected(
-        self, sweep: _Sweep, selection: Selection, size: int
-    ) -> Iterator[Sequence[tuple[DeadLetterView, Lease]]]:
-        """Batches of what is selected, under leases, until all that was there has been seen."""
-        wanted: set[Position] | None = None
-        left = 0
-        if self._app.broker.capabilities.paged_peek:
-            wanted = {letter.position for letter in self.find(selection)}
-            left = len(wanted)
-        else:
-            left = self._app.broker.stats(self.queue).dead or 0
-        while left > 0 and (leases := sweep.take(size)):
-            batch = []
-            for lease in leases:
-                letter = self._view(lease.delivery)
-                known = wanted is None or letter.position in wanted
-                if wanted is None:
-                    left -= 1
-                if known and selection.matches(letter):
-                    batch.append((letter, lease))
-                    left -= wanted is not None
-            if batch:
-                yield batch
-
-    def _again(self, letter: DeadLetterView) -> tuple[Envelope, TaskMessage | None]:
-        """What to send in the place of a dead letter, and the message in it."""
+    def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:
+        """What to send in the place of a dead letter."""
         message = letter.message
         if message is None:
-            fresh = uuid.uuid5(
-                uuid.NAMESPACE_OID,
-                f"aztask-replay {self.queue} {letter.position} {letter.envelope.message_id}",
-            )
-            return replace(
-                letter.envelope, message_id=str(fresh), delay=0.0, expires_at=None
-            ), None
+            name = f"{self.queue} {letter.position} {letter.envelope.message_id}"
+            fresh = str(uuid.uuid5(uuid.NAMESPACE_OID, f"aztask-replay {name}"))
+            envelope = replace(letter.envelope, message_id=fresh, delay=0.0, expires_at=None)
+            return Replacement(envelope, None)
         if SIGNATURE in letter.envelope.headers and not self._app.settings.signing_keys:
             raise ConfigurationError(
-                "the dead letters are signed and no signing key is configured; name the app with "
-                "-A, so that the replay is signed as well"
+                "the dead letters are signed and no signing key is configured here; name the app "
+                "with -A, whose key signs the replay as well"
             )
-        message = replace(message, generation=self._known_generation(message)).replayed()
-        return self._app.codec.to_envelope(message), message
+        message = replace(message, generation=generations.before_replay(message)).replayed()
+        return Replacement(self._app.codec.to_envelope(message), message)
 
-    def _known_generation(self, message: TaskMessage) -> int:
-        """The generation to come after: the message's own, or a newer one that has ended.
-
-        A newer one that has not ended is taken for an earlier replay of this dead letter that
-        crashed before the completion: the same id is made again. With one transaction for both
-        there is no such crash, and a newer one is always somebody else's.
-        """
-        results = self._app.results
-        known = results.get(message.id) if results is not None else None
-        if known is None or known.key.generation <= message.generation:
-            return message.generation
-        if known.state.final or _joint(self._app) is not None:
-            return known.key.generation
-        return known.key.generation - 1
-
-    def _view_peeked(self, peeked: Peeked) -> DeadLetterView:
-        return self._read(
-            peeked.envelope,
-            peeked.position,
-            peeked.dead_letter_reason,
-            peeked.dead_letter_description,
-            peeked.enqueued_at,
-            peeked.delivery_count,
-        )
-
-    def _view(self, delivery: Delivery) -> DeadLetterView:
-        return self._read(
-            delivery.envelope,
-            delivery.position,
-            delivery.dead_letter_reason,
-            delivery.dead_letter_description,
-            delivery.enqueued_at,
-            delivery.delivery_count,
-        )
-
-    def _read(
-        self,
-        envelope: Envelope,
-        position: Position,
-        reason: str | None,
-        description: str | None,
-        at: float,
-        delivery_count: int,
-    ) -> DeadLetterView:
+    def _view(self, found: Peeked | Delivery) -> DeadLetterView:
         message, problem = None, ""
         try:
-            message = self._app.codec.from_envelope(envelope, self.queue)
+            message = self._app.codec.from_envelope(found.envelope, self.queue)
         except CodecError as error:
             problem = str(error)
         return DeadLetterView(
             self.queue,
-            position,
-            envelope,
-            reason or "",
-            description or "",
-            at,
-            delivery_count,
+            found.position,
+            found.envelope,
+            found.dead_letter_reason or "",
+            found.dead_letter_description or "",
+            found.enqueued_at,
+            found.delivery_count,
             message,
             problem,
         )
 
 
+class _Generations:
+    """Which generation a dead letter's replay follows. One for each replay."""
+
+    def __init__(self, app: App) -> None:
+        self._results = app.results
+        self._joint = joint(app) is not None
+        self._given: dict[tuple[str, int, int], int] = {}
+
+    def before_replay(self, message: TaskMessage) -> int:
+        """The message's own generation, or a newer one that is known, so that it runs anyhow.
+
+        Copies of one dead letter get one generation: they are one invocation. A newer generation
+        that has not ended is taken for an earlier replay of this dead letter that crashed before
+        the completion: the same id is made again. With one transaction for both there is no such
+        crash, and a newer one is always somebody else's.
+        """
+        if message.key not in self._given:
+            self._given[message.key] = self._newest(message)
+        return self._given[message.key]
+
+    def _newest(self, message: TaskMessage) -> int:
+        known = self._results.get(message.id) if self._results is not None else None
+        newest = known.key.generation if known is not None else 0
+        if newest <= message.generation or known is None:
+            return message.generation
+        return newest if known.state.final or self._joint else newest - 1
+
+
 class _Pace:
     """Keeps to a rate; without one it does nothing."""
 
-    def __init__(
-        self, rate: float | None, clock: Clock, sleep: Callable[[float], None]
-    ) -> None:
+    def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
         self._rate = rate
         self._clock = clock
         self._sleep = sleep
         self._next_at = clock.monotonic()
 
     def limit(self, size: int) -> int:
-        """The batch size that keeps the steps short, about a second at most."""
+        """The batch size that keeps the steps short: about a second, where the rate allows it."""
         return size if self._rate is None else max(1, min(size, int(self._rate)))
 
     def wait(self, sent: int) -> None:
         """`sent` messages went out: wait until the next may."""
-        if self._rate is not None:
-            now = self._clock.monotonic()
-            self._next_at = max(self._next_at, now) + sent / self._rate
-            self._sleep(max(0.0, self._next_at - now))
-
-
-class _Sweep:
-    """Takes dead letters under renewed leases; those that are not settled are released at exit."""
-
-    def __init__(self, app: App, queue: str, clock: Clock) -> None:
-        self._app = app
-        self._queue = queue
-        self._clock = clock
-        self._wait = REMOTE_WAIT if app.broker.capabilities.remote else LOCAL_WAIT
-        self._keeper = LeaseKeeper(app.broker, clock=clock)
-        self._receiver: Receiver | None = None
-        self._held: dict[Lease, None] = {}
-        self.joint = _joint(app)
-        self.report = Report()
-
-    def __enter__(self) -> Self:
-        self._receiver = self._app.broker.receiver(
-            self._queue, lease=LEASE_SECONDS, dead_letter=True
-        )
-        self._keeper.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Release what is held; an error of the block is never hidden by one in here."""
-        try:
-            leases = list(self._held)
-            self._settle([lease for lease in leases if self._begin(lease)], Release())
-        except AztaskError:
-            if not any(error):
-                raise
-        finally:
-            self._keeper.stop()
-            self._open_receiver().close()
-
-    def take(self, limit: int) -> Sequence[Lease]:
-        """Up to `limit` further dead letters; none when there are no more."""
-        deliveries = self._open_receiver().receive(limit, self._wait)
-        leases = [
-            Lease(each, each.lease_seconds, each.deadline - each.lease_seconds)
-            for each in deliveries
-        ]
-        self._held.update(dict.fromkeys(leases))
-        self._keeper.hold(self._open_receiver(), leases)
-        return leases
-
-    def replay(
-        self,
-        again: Iterable[tuple[DeadLetterView, tuple[Envelope, TaskMessage | None]]],
-        batch: Sequence[tuple[DeadLetterView, Lease]],
-    ) -> None:
-        """Send, note the new runs, complete. See `DeadLetters.replay` for the crash window."""
-        sent = [new for _, new in again]
-        ours = [
-            (new, letter, lease)
-            for new, (letter, lease) in zip(sent, batch, strict=True)
-            if self._begin(lease)
-        ]
-        if not ours:
+        if self._rate is None:
             return
-        leases = [lease for _, _, lease in ours]
-        try:
-            with self._transaction():
-                self._app.broker.send(self._queue, [envelope for (envelope, _), _, _ in ours])
-                self._expect(message for (_, message), _, _ in ours if message is not None)
-                settled = self._settle(leases, Complete())
-                if self.joint is not None and not settled:
-                    raise _Undo
-        except _Undo:
-            pass
-        except BaseException:
-            for lease in leases:
-                self._keeper.settlement_failed(lease)
-            raise
-        self._book(settled, [(letter, lease) for _, letter, lease in ours])
-
-    def complete(self, batch: Sequence[tuple[DeadLetterView, Lease]]) -> None:
-        """Remove these."""
-        ours = [(letter, lease) for letter, lease in batch if self._begin(lease)]
-        self._book(self._settle([lease for _, lease in ours], Complete()), ours)
-
-    def _begin(self, lease: Lease) -> bool:
-        """Whether it may be settled now; a lapsed lease is counted as lost."""
-        try:
-            self._keeper.begin(lease)
-        except AztaskError:
-            self._held.pop(lease, None)
-            return False
-        return True
-
-    def _settle(self, leases: Sequence[Lease], how: Complete | Release) -> set[Lease]:
-        """Settle leases that `_begin` allowed; which of them are settled for sure."""
-        if not leases:
-            return set()
-        answers = self._open_receiver().settle([(lease.delivery, how) for lease in leases])
-        settled = set()
-        for lease, answer in zip(leases, answers, strict=True):
-            if isinstance(answer, Settled):
-                settled.add(lease)
-            elif isinstance(answer, Lost):
-                self._keeper.lapse(lease, answer.reason)
-            else:
-                self._keeper.settlement_failed(lease)
-            self._held.pop(lease, None)
-        return settled
-
-    def _book(
-        self, settled: set[Lease], batch: Sequence[tuple[DeadLetterView, Lease]]
-    ) -> None:
-        self._keeper.settled(settled)
-        for letter, lease in batch:
-            if lease in settled:
-                self.report.done += 1
-                self.report.ids.append(letter.id)
-            else:
-                self.report.lost += 1
-
-    def _expect(self, messages: Iterable[TaskMessage]) -> None:
-        if self._app.results is not None:
-            self._app.results.expect(
-                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING)
-                for message in messages
-            )
-
-    def _transaction(self) -> AbstractContextManager[None]:
-        return self.joint.transaction() if self.joint is not None else nullcontext()
-
-    def _open_receiver(self) -> Receiver:
-        if self._receiver is None:
-            raise RuntimeError("a sweep is a context manager")
-        return self._receiver
-
-
-class _Undo(Exception):
-    """The lease was lost inside the joint transaction: nothing shall have been sent."""
-
-
-def _joint(app: App) -> Transactional | None:
-    """The broker, where it and the result store can share a transaction."""
-    broker, results = app.broker, app.results
-    if (
-        isinstance(broker, Transactional)
-        and isinstance(results, Transactional)
-        and broker.transaction_key == results.transaction_key
-    ):
-        return broker
-    return None
-
-
+        now = self._clock.monotonic()
+        self._next_at = max(self._next_at, now) + sent / self._rate
+        self._sleep(max(0.0, self._next_at - now))

@@ -40,7 +40,6 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (SendUnconfirmed, UNREACHABLE),
     (ConfigurationError, CONFIGURATION),
     (InvalidQueueName, CONFIGURATION),
-    (PermissionError, CONFIGURATION),
     (QueueNotFound, NOT_FOUND),
     (UnknownTask, NOT_FOUND),
 )
@@ -70,36 +69,43 @@ def report(error: BaseException) -> int:
     if os.environ.get(DEBUG_VARIABLE) and not isinstance(error, SystemExit):
         trace = "".join(traceback.format_exception(error))
         _write(mask(trace))
-    if line:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        _write(error.format_message() + "\n")
+    elif line:
         _write(f"aztask: error: {one_line(line)}\n")
     return code
 
 
 def diagnose(error: BaseException) -> tuple[int, str]:
     """(exit code, what to say); nothing is said of a reader that went away or of Ctrl-C."""
-    if isinstance(error, SystemExit):
-        _forget_stdout()  # click ends so when the reader of our output is gone
-        return (error.code if isinstance(error.code, int) else FAILURE), ""
-    if isinstance(error, click.Abort) and not isinstance(error.__cause__, KeyboardInterrupt):
-        return FAILURE, "aborted; nothing was changed"
-    if isinstance(error, KeyboardInterrupt | click.Abort):
+    if isinstance(error, click.Abort):
+        interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        return (INTERRUPTED, "") if interrupted else (FAILURE, "aborted; nothing was changed")
+    if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, ""
-    if isinstance(error, BrokenPipeError):
-        _forget_stdout()
-        return FAILURE, ""
     if isinstance(error, click.ClickException):
         return error.exit_code, _click_text(error)
+    if isinstance(error, SystemExit | OSError):
+        return _of_the_system(error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), FAILURE)
     if isinstance(error, AztaskError):
         return code, str(error)
-    if isinstance(error, OSError):
-        _forget_stdout()  # it may be what failed (a full disk): no second error at exit
-        where = f": {os.fsdecode(error.filename)}" if error.filename is not None else ""
-        return code, f"{error.strerror or type(error).__name__}{where}"
     return code, (
         f"unexpected {type(error).__name__}: {_text(error)} "
         f"({DEBUG_VARIABLE}=1 shows where; please report it)"
     )
+
+
+def _of_the_system(error: SystemExit | OSError) -> tuple[int, str]:
+    """Exits and errors of files. Stdout may be what failed: nothing more is written to it."""
+    _forget_stdout()
+    if isinstance(error, SystemExit):  # click ends so when the reader of our output is gone
+        return (error.code if isinstance(error.code, int) else FAILURE), ""
+    if isinstance(error, BrokenPipeError):
+        return FAILURE, ""
+    code = CONFIGURATION if isinstance(error, PermissionError) else FAILURE
+    where = f": {os.fsdecode(error.filename)}" if error.filename is not None else ""
+    return code, f"{error.strerror or type(error).__name__}{where}"
 
 
 def one_line(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -83,6 +83,11 @@ class Names(click.ParamType[tuple[str, ...]]):
         if not all(names):
             self.fail(f"{printable(value, 60)} holds an empty name; write a,b", param, ctx)
         return names
+
+
+def all_names(given: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The names of an option that may be given several times, each once, in order."""
+    return tuple(dict.fromkeys(name for names in given for name in names))
 
 
 def _refuse(constant: str) -> NoReturn:

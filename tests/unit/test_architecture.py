@@ -23,8 +23,8 @@ LAYERS = {
     "engine": "engine",
     "adapters": "brokers results emulator",
     "transport": "claimcheck leasekeeper unacked translation publisher transport connections",
-    "app": """asyncresult context task queues app loading middleware deadletters canvas schedule
-        heldlease __init__""",
+    "app": """asyncresult context task queues app loading middleware deadletter sweep deadletters
+        canvas schedule heldlease __init__""",
     "worker": "worker",
     "edges": "testing cli spark __main__",
 }
