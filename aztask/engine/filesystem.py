@@ -13,13 +13,12 @@ from pathlib import Path
 
 from aztask.errors import ConfigurationError
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    """
-    nfs nfs4 cifs smb3 smbfs ncpfs afs 9p ceph glusterfs lustre beegfs gpfs ocfs2 gfs2 orangefs
-    davfs fuse.sshfs fuse.s3fs fuse.glusterfs fuse.rclone fuse.blobfuse fuse.blobfuse2 fuse.davfs2
-    fuse.ceph fuse.ceph-fuse fuse.cifs fuse.smbnetfs fuse.gcsfuse fuse.juicefs
-    """.split()
-)
+_NETWORK = """
+nfs nfs4 cifs smb3 smbfs ncpfs afs 9p ceph glusterfs lustre beegfs gpfs ocfs2 gfs2 orangefs davfs
+fuse.sshfs fuse.s3fs fuse.glusterfs fuse.rclone fuse.blobfuse fuse.blobfuse2 fuse.davfs2 fuse.ceph
+fuse.ceph-fuse fuse.cifs fuse.smbnetfs fuse.gcsfuse fuse.juicefs
+"""
+NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split())
 """Types, as /proc/self/mountinfo spells them, that other machines may have mounted as well."""
 
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))

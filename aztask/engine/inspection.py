@@ -93,4 +93,4 @@ def _looked(row: tuple[Any, ...]) -> Looked:
     *common, state, moment, reason, description = row
     due = moment if state == SCHEDULED else None
     lease_until = moment if state == LEASED else None
-    return Looked(*common, STATES[state], due, lease_until, reason, description)
+    return Looked._make((*common, STATES[state], due, lease_until, reason, description))

@@ -1,0 +1,244 @@
+"""The local broker: the broker protocol over the embedded engine, for one machine.
+
+Rules
+1. Queues come into being when they are first sent to or received from. A name that the rule
+   forbids is refused, never rewritten.
+2. Nothing waits for a network, but several processes may share the file: whoever waits for messages
+   looks at the file's change counter every `POLL_SECONDS`, and is woken at once by a send of its
+   own process.
+3. An envelope's expiry travels in it and is judged by whoever runs it; only a queue's own time to
+   live makes the engine move messages to the dead letters.
+4. The database belongs to whoever opened it: closing the broker leaves it open.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from aztask.brokers.base import (
+    AnySession,
+    Capabilities,
+    MessageState,
+    Peeked,
+    Position,
+    QueueOptions,
+    QueueStats,
+    Receiver,
+)
+from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, new_message
+from aztask.brokers.local_receiver import Bell, LocalReceiver, sequence_number
+from aztask.brokers.local_session import SessionReceiver
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.engine import Database, Engine, Looked, QueueSettings
+from aztask.envelope import Envelope
+from aztask.errors import (
+    BrokerError,
+    ConfigurationError,
+    InvalidQueueName,
+    QueueNotFound,
+)
+
+CAPABILITIES: Final = Capabilities(
+    name="local",
+    sessions=True,
+    defer=True,
+    update=True,
+    release=True,
+    duplicate_detection=True,
+    atomic_resubmit=True,
+    native_dead_letter=True,
+    paged_peek=True,
+    cancel_scheduled=True,
+    remote=False,
+    max_message_bytes=MESSAGE_LIMIT,
+    receive_limit=1000,
+)
+DEFAULTS: Final = QueueSettings(max_deliveries=1000, dead_letter_expired=True)
+"""aztask has a delivery limit of its own, which is lower and explains itself better."""
+
+_NAME: Final = re.compile(r"[a-z0-9._](?:-?[a-z0-9._])*", re.ASCII)
+_NAME_LIMIT: Final = 63
+
+
+class LocalBroker:
+    """Queues in `database`. Any thread may call; other processes may use the same file.
+
+    clock: injected in tests. Raises what the engine raises (`aztask.engine.engine`, rule 3).
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.engine = Engine(database, clock=clock)
+        self._database = database
+        self._clock = clock
+        self._bells: dict[str, Bell] = {}
+        self._ensured: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything, without a network."""
+        return CAPABILITIES
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the queue, or apply those options that are given to the one that exists."""
+        self._usable()
+        check_name(queue)
+        given = {
+            "lease_seconds": options.lease,
+            "duplicate_window": options.duplicate_window,
+            "max_deliveries": options.max_deliveries,
+            "time_to_live": options.time_to_live,
+            "sessions": options.sessions,
+        }
+        changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        with self._database.transaction():
+            if not self.engine.create_queue(queue, replace(DEFAULTS, **changes)) and changes:
+                self.engine.update_queue(queue, replace(self.engine.queue(queue), **changes))
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        self._usable()
+        self.engine.delete_queue(queue)
+        self._ensured.discard(queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        self._usable()
+        return self.engine.queues()
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all, or none: on return they are in the file."""
+        self._usable()
+        now = self._clock.wall()
+        messages = [new_message(envelope, envelope.delay, now) for envelope in envelopes]
+        self._ensure(queue)
+        try:
+            self.engine.send(queue, messages)
+        except QueueNotFound:  # another process deleted it since
+            self._ensured.discard(queue)
+            self._ensure(queue)
+            self.engine.send(queue, messages)
+        self._database.at_end(self.bell(queue).ring)
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """Remove messages that are not due yet; how many were removed."""
+        self._usable()
+        return len(self.engine.cancel_scheduled_ids(queue, message_ids))
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+    ) -> Receiver:
+        """A receiver whose leases last `lease` seconds. Nothing is fetched ahead.
+
+        A queue that does not exist is created, with sessions if one is asked for.
+        """
+        self._usable()
+        if not 0 < lease <= CAPABILITIES.max_lease_seconds:
+            raise ConfigurationError(
+                f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
+                f"{CAPABILITIES.max_lease_seconds:.0f} s"
+            )
+        self._ensure(queue, sessions=session is not None)
+        if session is None or dead_letter:
+            return LocalReceiver(
+                self.engine, self.bell(queue), queue, lease, dead_letter=dead_letter, delete=delete
+            )
+        wanted = session if isinstance(session, str) else None
+        return SessionReceiver(self.engine, self.bell(queue), queue, lease, wanted, delete=delete)
+
+    def stats(self, queue: str) -> QueueStats:
+        """The queue's counts. Raises QueueNotFound."""
+        self._usable()
+        return QueueStats(queue, *self.engine.stats(queue))
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """Look at messages in order of position, those after `after`, without taking them."""
+        self._usable()
+        start = 0 if after is None else sequence_number(after) + 1
+        return [
+            _peeked(looked)
+            for looked in self.engine.peek(queue, start, limit, dead_letter=dead_letter)
+        ]
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete what nobody holds a lease of; how many were deleted."""
+        self._usable()
+        return self.engine.purge(queue, dead_letter=dead_letter)
+
+    def close(self) -> None:
+        """End all receivers; what is leased stays leased until its lease ends."""
+        self._closed = True
+        for bell in list(self._bells.values()):
+            bell.silence()
+
+    @property
+    def transaction_key(self) -> str:
+        """Equal for brokers and stores of the same file."""
+        return self._database.key
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing for what this thread does inside; may be nested."""
+        with self._database.transaction():
+            yield
+
+    def bell(self, queue: str) -> Bell:
+        """What wakes this process's receivers of the queue."""
+        bell = self._bells.get(queue)
+        if bell is None:
+            with self._lock:
+                bell = self._bells.setdefault(queue, Bell())
+        return bell
+
+    def _ensure(self, queue: str, *, sessions: bool = False) -> None:
+        if queue not in self._ensured:
+            check_name(queue)
+            self.engine.create_queue(queue, replace(DEFAULTS, sessions=sessions))
+            self._ensured.add(queue)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise BrokerError("the local broker was closed; make another one")
+
+
+def check_name(queue: str) -> None:
+    """Raise InvalidQueueName unless the local broker allows the name."""
+    if len(queue) > _NAME_LIMIT or not _NAME.fullmatch(queue):
+        shown = queue if len(queue) <= 2 * _NAME_LIMIT else queue[:_NAME_LIMIT] + "..."
+        raise InvalidQueueName(
+            f"{shown!a} cannot name a queue: use 1 to {_NAME_LIMIT} lower-case letters, "
+            "digits, '.', '_' and single hyphens between them"
+        )
+
+
+def _peeked(looked: Looked) -> Peeked:
+    return Peeked(
+        envelope_of(looked.payload),
+        looked.seq,
+        MessageState(looked.state),
+        looked.delivery_count,
+        looked.enqueued_at,
+        looked.due,
+        looked.reason,
+        looked.description,
+    )

@@ -1,0 +1,90 @@
+"""How the local broker writes an envelope into the engine's payload, and reads it again.
+
+One msgpack array: a version, then the envelope's fields but its delay. A payload that is not one
+(somebody else's, in the same file) becomes an envelope of plain bytes, so that whoever decodes it
+refuses it with its reason, and it does not block the queue.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgpack
+
+from aztask.engine import NewMessage
+from aztask.envelope import Envelope
+from aztask.errors import ConfigurationError, EncodeError, MessageTooLarge
+
+MESSAGE_LIMIT: Final = 64 * 1024 * 1024
+"""Bytes of an envelope with its headers: the engine could hold more, but reads it at once."""
+
+_VERSION: Final = 1
+_FIELDS: Final = 11
+_UNREADABLE: Final = "application/octet-stream"
+
+
+def payload_of(envelope: Envelope) -> bytes:
+    """The envelope as bytes. Raises EncodeError or MessageTooLarge."""
+    fields = (
+        _VERSION,
+        envelope.body,
+        envelope.headers,
+        envelope.message_id,
+        envelope.content_type,
+        envelope.content_encoding,
+        envelope.subject,
+        envelope.correlation_id,
+        envelope.session,
+        envelope.partition_key,
+        envelope.expires_at,
+        envelope.properties,
+    )
+    try:
+        payload: bytes = msgpack.packb(fields)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(
+            f"the headers of message {envelope.message_id!r} cannot be written ({error}); "
+            "use text, numbers, bytes, and lists and maps of those"
+        ) from error
+    if len(payload) > MESSAGE_LIMIT:
+        raise MessageTooLarge(
+            f"message {envelope.message_id!r} has {len(payload)} bytes, the local broker takes "
+            f"{MESSAGE_LIMIT}; store the data elsewhere and send a reference to it"
+        )
+    return payload
+
+
+def envelope_of(payload: bytes) -> Envelope:
+    """The envelope that `payload_of` wrote, with no delay."""
+    try:
+        version, *fields = msgpack.unpackb(payload, strict_map_key=False)
+    except (TypeError, ValueError, msgpack.UnpackException):
+        return Envelope(payload, content_type=_UNREADABLE)
+    if version != _VERSION or len(fields) != _FIELDS:
+        return Envelope(payload, content_type=_UNREADABLE)
+    (body, headers, message_id, kind, encoding, subject, correlation, session, partition) = fields[
+        :9
+    ]
+    return Envelope(
+        body,
+        headers,
+        message_id,
+        kind,
+        encoding,
+        subject,
+        correlation,
+        session,
+        partition,
+        0.0,
+        fields[9],
+        fields[10],
+    )
+
+
+def new_message(envelope: Envelope, delay: float, now: float) -> NewMessage:
+    """What the engine stores for `envelope`, to be received `delay` seconds after `now`."""
+    if not 0 <= delay < math.inf:
+        raise ConfigurationError(f"a delay is a number of seconds from 0 on, not {delay!r}")
+    due = now + delay if delay else None
+    return NewMessage(payload_of(envelope), envelope.message_id, envelope.session, due)

@@ -1,0 +1,299 @@
+"""Receivers of the local broker: waiting for messages, holding their leases, settling them.
+
+Rules
+1. The engine is the only judge of a lease: it counts on the same clock as our deadlines, and
+   serialises renewals and settlements, from whatever thread or process they come.
+2. A delivery remembers that it was settled. If the transaction that settled it is taken back, it
+   forgets it again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.local_payload import envelope_of, new_message, payload_of
+from aztask.engine import Engine, Leased, NewMessage
+from aztask.envelope import Envelope
+from aztask.errors import AlreadySettled, ConfigurationError
+from aztask.settlement import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Release,
+    Resubmit,
+    Settlement,
+)
+
+POLL_SECONDS: Final = 0.012
+"""How often a waiting receiver looks for what other processes did: about 0.6 % of a core."""
+
+RETRY_SECONDS: Final = 0.05
+"""How soon to look again when messages are there but cannot be had: their session is held."""
+
+GONE: Final = Lost("the lease has ended, or the message was settled before")
+
+
+class Bell:
+    """Wakes the threads that wait for a queue's messages."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self.rings = 0
+        self.silent = False
+
+    def ring(self, committed: bool = True) -> None:
+        """Wake who waits; nothing to tell if the transaction was taken back."""
+        if committed:
+            with self._condition:
+                self.rings += 1
+                self._condition.notify_all()
+
+    def silence(self) -> None:
+        """Nothing more will come: waiting ends, now and later."""
+        self.silent = True
+        self.ring()
+
+    def wait(self, rings: int, seconds: float) -> None:
+        """Return when it has rung since `rings` was read, at the latest after `seconds`."""
+        with self._condition:
+            if self.rings == rings:
+                self._condition.wait(seconds)
+
+
+@dataclass(slots=True, eq=False)
+class LocalDelivery(Delivery):
+    """A delivery that knows whether it was settled."""
+
+    settled: bool = False
+
+
+class LocalReceiver:
+    """Takes deliveries from one queue, or from its dead letters."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        bell: Bell,
+        queue: str,
+        lease: float,
+        *,
+        dead_letter: bool = False,
+        delete: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._clock = engine.clock
+        self._bell = bell
+        self._queue = queue
+        self._lease = lease
+        self._dead_letter = dead_letter
+        self._delete = delete
+        self._closed = False
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
+        until = time.monotonic() + wait
+        deliveries = [] if self._ended else self._take(limit)
+        changes, look_at = -1, 0.0
+        while not deliveries and not self._ended:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            rings, now = self._bell.rings, self._clock.monotonic()
+            changed = self._engine.database.changes()
+            if changed != changes or now >= look_at:
+                changes = changed
+                pending = self._engine.pending(self._queue, dead_letter=self._dead_letter)
+                look_at = now + (pending or RETRY_SECONDS)
+                if pending == 0.0:
+                    deliveries = self._take(limit)
+                    if deliveries:
+                        break
+            self._bell.wait(rings, min(POLL_SECONDS, left))
+        return deliveries
+
+    @property
+    def _ended(self) -> bool:
+        return self._closed or self._bell.silent
+
+    def _take(self, limit: int) -> list[Delivery]:
+        deadline = self._clock.monotonic() + self._lease
+        return self._deliveries(
+            self._engine.receive(
+                self._queue,
+                limit,
+                self._lease,
+                dead_letter=self._dead_letter,
+                delete=self._delete,
+            ),
+            deadline,
+            self._lease,
+        )
+
+    def _deliveries(
+        self, messages: Sequence[Leased], deadline: float, lease: float
+    ) -> list[Delivery]:
+        queue, settled = self._queue, self._delete
+        deliveries: list[Delivery] = []
+        for seq, token, payload, _, session, count, enqueued_at, _, _, reason, text in messages:
+            envelope = envelope_of(payload)
+            deliveries.append(
+                LocalDelivery(
+                    queue,
+                    envelope,
+                    seq,
+                    token,
+                    count,
+                    enqueued_at,
+                    deadline,
+                    lease,
+                    session,
+                    reason,
+                    text,
+                    settled,
+                )
+            )
+        return deliveries
+
+    def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
+        """Lease deferred messages; those that are gone or leased are left out."""
+        deadline = self._clock.monotonic() + self._lease
+        messages = self._engine.receive_deferred(
+            self._queue,
+            [sequence_number(position) for position in positions],
+            self._lease,
+            dead_letter=self._dead_letter,
+            delete=self._delete,
+        )
+        return self._deliveries(messages, deadline, self._lease)
+
+    def renew(
+        self, deliveries: Sequence[Delivery], seconds: float | None = None
+    ) -> list[Renewed | Lost | Unknown]:
+        """Extend each lease to `seconds` from now (the receiver's lease by default)."""
+        lease = self._lease if seconds is None else seconds
+        deadline = self._clock.monotonic() + lease
+        ends = self._engine.renew(
+            self._queue, leases(deliveries), lease, dead_letter=self._dead_letter
+        )
+        return renewed(deliveries, ends, deadline, lease)
+
+    def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
+        """Replace the message's content in place, also in `delivery`, and renew its lease."""
+        deadline = self._clock.monotonic() + self._lease
+        ((seq, token),) = leases([delivery])
+        end = self._engine.update(
+            self._queue,
+            seq,
+            token,
+            payload_of(envelope),
+            self._lease,
+            dead_letter=self._dead_letter,
+        )
+        if end is not None:
+            delivery.envelope = envelope
+        return renewed([delivery], [end], deadline, self._lease)[0]
+
+    def settle(
+        self, pairs: Sequence[tuple[Delivery, Settlement]]
+    ) -> list[Settled | Lost | Unknown]:
+        """Carry out each settlement, all in one transaction.
+
+        If the process dies, either all took effect or none did, clones included.
+        """
+        ours = [_unsettled(delivery) for delivery, _ in pairs]
+        kinds = {type(settlement) for _, settlement in pairs}
+        if kinds == {Complete}:
+            answers = self._engine.complete(
+                self._queue, leases(ours), dead_letter=self._dead_letter
+            )
+        else:
+            with self._engine.database.transaction():
+                answers = [self._settle(delivery, settlement) for delivery, settlement in pairs]
+            self._engine.database.at_end(self._bell.ring)
+        done = [delivery for delivery, held in zip(ours, answers, strict=True) if held]
+        self._engine.database.at_end(partial(_mark, done))
+        _mark(done, True)
+        return [Settled() if held else GONE for held in answers]
+
+    def _settle(self, delivery: Delivery, settlement: Settlement) -> bool:
+        engine, queue, dead = self._engine, self._queue, self._dead_letter
+        held = leases([delivery])
+        match settlement:
+            case Complete():
+                answers = engine.complete(queue, held, dead_letter=dead)
+            case Abandon():
+                answers = engine.abandon(queue, held, dead_letter=dead)
+            case Release():
+                answers = engine.release(queue, held, dead_letter=dead)
+            case Defer():
+                answers = engine.defer(queue, held, dead_letter=dead)
+            case DeadLetter(reason, description):
+                answers = engine.dead_letter(queue, held, reason, description, dead_letter=dead)
+            case Resubmit():
+                clone = self._clone(settlement)
+                answers = engine.replace(queue, [(*held[0], clone)], dead_letter=dead)
+        return answers[0]
+
+    def _clone(self, settlement: Resubmit) -> NewMessage:
+        if settlement.envelope is None:
+            raise ConfigurationError(
+                "a resubmission needs its clone; give it with aztask.settlement.with_envelope"
+            )
+        return new_message(settlement.envelope, settlement.delay, self._clock.wall())
+
+    def close(self) -> None:
+        """Stop receiving. What is leased stays leased until its lease ends."""
+        self._closed = True
+        self._bell.ring()
+
+
+def sequence_number(position: Position) -> int:
+    """A position as the engine's number; one that is too large for it stays too large."""
+    try:
+        number = int(position)
+    except ValueError:
+        raise ConfigurationError(
+            f"{position!r} is not a position of the local broker; give a number that peek shows"
+        ) from None
+    return max(-1, min(number, 2**63 - 2))
+
+
+def leases(deliveries: Sequence[Delivery]) -> list[tuple[int, str]]:
+    return [(int(delivery.position), delivery.token) for delivery in deliveries]
+
+
+def _unsettled(delivery: Delivery) -> LocalDelivery:
+    if not isinstance(delivery, LocalDelivery):
+        raise ConfigurationError("this delivery came from another broker; settle it there")
+    if delivery.settled:
+        raise AlreadySettled(
+            f"message {delivery.position} of queue {delivery.queue!r} was settled before, or was "
+            "received and deleted; settle each delivery once"
+        )
+    return delivery
+
+
+def _mark(deliveries: Sequence[LocalDelivery], settled: bool) -> None:
+    """Remember whether they are settled; also called when their transaction has ended."""
+    for delivery in deliveries:
+        delivery.settled = settled
+
+
+def renewed(
+    deliveries: Sequence[Delivery], ends: Sequence[float | None], deadline: float, lease: float
+) -> list[Renewed | Lost | Unknown]:
+    answers: list[Renewed | Lost | Unknown] = []
+    for delivery, end in zip(deliveries, ends, strict=True):
+        if end is None:
+            answers.append(GONE)
+        else:
+            delivery.deadline, delivery.lease_seconds = deadline, lease
+            answers.append(Renewed(deadline))
+    return answers

@@ -1,0 +1,111 @@
+"""The local broker's receiver of sessions.
+
+Rules
+1. A receiver of a named session waits until it can have it, and holds it from then on. One that
+   takes any session lets go of it when nothing is left in it, and looks for the next.
+2. The session's lease is renewed with its deliveries; between two of them nobody renews it, and
+   when it has ended the session is accepted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aztask.brokers.base import Delivery, Lost, Renewed, Unknown
+from aztask.brokers.local_receiver import GONE, Bell, LocalDelivery, LocalReceiver, leases, renewed
+from aztask.engine import Engine, SessionLease
+from aztask.envelope import Envelope
+from aztask.errors import LeaseLost
+
+
+class SessionReceiver(LocalReceiver):
+    """Takes the deliveries of one session, or of one after the other. Renewing one renews all.
+
+    Closing it lets go of the session: what is leased in it goes back, uncounted. Its state is
+    guarded by the database's own lock: with a second one, two threads could wait for each other.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        bell: Bell,
+        queue: str,
+        lease: float,
+        wanted: str | None,
+        *,
+        delete: bool = False,
+    ) -> None:
+        super().__init__(engine, bell, queue, lease, delete=delete)
+        self._wanted = wanted
+        self._session: SessionLease | None = None
+        self._deadline = 0.0
+        self._held: list[Delivery] = []
+        self._serial = engine.database.statement()
+
+    def _take(self, limit: int) -> list[Delivery]:
+        with self._serial:
+            while self._accepted():
+                try:
+                    messages = self._engine.receive(
+                        self._queue, limit, session=self._session, delete=self._delete
+                    )
+                except LeaseLost:
+                    self._session = None
+                    continue
+                deliveries = self._deliveries(messages, self._deadline, self._lease)
+                self._held = [d for d in self._held if self._is_held(d)] + deliveries
+                if deliveries or self._wanted is not None or self._held:
+                    return deliveries
+                self._let_go()
+            return []
+
+    def _accepted(self) -> bool:
+        if self._session is None:
+            deadline = self._clock.monotonic() + self._lease
+            self._session = self._engine.accept_session(self._queue, self._wanted, self._lease)
+            self._deadline = deadline
+        return self._session is not None
+
+    def _is_held(self, delivery: Delivery) -> bool:
+        settled = isinstance(delivery, LocalDelivery) and delivery.settled
+        return not settled and self._clock.monotonic() < delivery.deadline
+
+    def _let_go(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._engine.release_session(self._queue, session)
+
+    def renew(
+        self, deliveries: Sequence[Delivery], seconds: float | None = None
+    ) -> list[Renewed | Lost | Unknown]:
+        """Extend the session's lease, and with it every lease in it."""
+        lease = self._lease if seconds is None else seconds
+        with self._serial:
+            deadline = self._clock.monotonic() + lease
+            session = self._session
+            if session is not None:
+                session = self._engine.renew_session(self._queue, session, lease)
+            if session is None:
+                self._session = None
+                return [GONE] * len(deliveries)
+            self._session, self._deadline = session, deadline
+            ends = self._engine.renew(self._queue, leases(deliveries))
+            for other in self._held:
+                other.deadline = deadline
+            return renewed(deliveries, ends, deadline, lease)
+
+    def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
+        """Replace the message's content in place, and renew the session."""
+        answer = self.renew([delivery])[0]
+        if not isinstance(answer, Renewed):
+            return answer
+        deadline = delivery.deadline
+        answer = super().update(delivery, envelope)
+        delivery.deadline = deadline
+        return Renewed(deadline) if isinstance(answer, Renewed) else answer
+
+    def close(self) -> None:
+        """Stop receiving and let go of the session."""
+        super().close()
+        with self._serial:
+            self._let_go()

@@ -1,0 +1,138 @@
+"""The brokers under test, and what a test may do with one.
+
+To put another broker under the contract, add a factory to `FACTORIES`: a context manager that takes
+a temporary directory and gives a `Subject`. Servers that it starts, it stops.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aztask.brokers.base import Broker, Delivery, Peeked, QueueOptions, Receiver
+from aztask.brokers.local import LocalBroker
+from aztask.clock import Clock
+from aztask.engine import Database
+from aztask.envelope import Envelope
+from aztask.settlement import Settlement
+
+_names = itertools.count(1)
+
+
+@dataclass
+class Subject:
+    """One broker under test.
+
+    another: a second broker of the same service, as another process would have it. pass_time: let
+    that many seconds pass, for leases and for schedules. lease: seconds, as short as the service
+    takes it. patience: how long to wait for what must come; silence: for what must not come.
+    coarse: seconds that the service's times may be off.
+    """
+
+    name: str
+    broker: Broker
+    another: Callable[[], Broker]
+    pass_time: Callable[[float], None]
+    lease: float
+    patience: float = 5.0
+    silence: float = 0.03
+    coarse: float = 0.5
+    opened: list[Receiver] = field(default_factory=list)
+
+    @property
+    def can(self) -> Any:
+        return self.broker.capabilities
+
+    def queue(self, **options: Any) -> str:
+        """A new, empty queue."""
+        name = f"contract-{next(_names)}"
+        self.broker.declare(name, QueueOptions(**{"lease": self.lease, **options}))
+        return name
+
+    def receiver(self, queue: str, *, broker: Broker | None = None, **options: Any) -> Receiver:
+        """A receiver that is closed when the test ends."""
+        receiver = (broker or self.broker).receiver(queue, **{"lease": self.lease, **options})
+        self.opened.append(receiver)
+        return receiver
+
+    def send(self, queue: str, *bodies: bytes, **properties: Any) -> None:
+        self.broker.send(queue, [Envelope(body, **properties) for body in bodies])
+
+    def take(self, receiver: Receiver, count: int = 1) -> list[Delivery]:
+        """That many deliveries, in as many receives as it needs."""
+        taken: list[Delivery] = []
+        until = time.monotonic() + self.patience
+        while len(taken) < count and time.monotonic() < until:
+            taken += receiver.receive(count - len(taken), self.patience)
+        assert len(taken) == count, f"{len(taken)} of {count} deliveries came"
+        return taken
+
+    def one(self, receiver: Receiver) -> Delivery:
+        return self.take(receiver)[0]
+
+    def assert_nothing(self, receiver: Receiver) -> None:
+        assert receiver.receive(10, self.silence) == []
+
+    def lapse(self) -> None:
+        """Let every lease end that was granted until now."""
+        self.pass_time(self.lease + self.coarse)
+
+    def peek(self, queue: str, **options: Any) -> list[Peeked]:
+        return self.broker.peek(queue, **options)
+
+
+def settle(receiver: Receiver, settlement: Settlement, *deliveries: Delivery) -> list[Any]:
+    return receiver.settle([(delivery, settlement) for delivery in deliveries])
+
+
+def bodies(messages: Sequence[Delivery] | Sequence[Peeked]) -> list[bytes]:
+    return [message.envelope.body for message in messages]
+
+
+class ShiftedClock:
+    """A clock that goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+        self.clock = Clock(
+            monotonic=lambda: 1000.0 + self.passed, wall=lambda: 1_800_000_000.0 + self.passed
+        )
+
+    def pass_time(self, seconds: float) -> None:
+        self.passed += seconds
+
+
+@contextmanager
+def local_file(directory: Path) -> Iterator[Subject]:
+    """The local broker on a file, the second broker with a connection of its own."""
+    time_machine = ShiftedClock()
+    path = str(directory / "queues.db")
+    databases = [Database(path), Database(path)]
+    brokers = [LocalBroker(database, clock=time_machine.clock) for database in databases]
+    yield Subject("local", brokers[0], lambda: brokers[1], time_machine.pass_time, lease=30.0)
+    for database in databases:
+        database.close()
+
+
+@contextmanager
+def local_memory(directory: Path) -> Iterator[Subject]:
+    """The local broker in memory."""
+    time_machine = ShiftedClock()
+    database = Database(":memory:")
+
+    def broker() -> LocalBroker:
+        return LocalBroker(database, clock=time_machine.clock)
+
+    yield Subject("local-memory", broker(), broker, time_machine.pass_time, lease=30.0)
+    database.close()
+
+
+FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
+    "local": local_file,
+    "local-memory": local_memory,
+}

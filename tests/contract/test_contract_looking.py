@@ -1,0 +1,100 @@
+"""Peeking, counting and purging."""
+
+import pytest
+from subjects import bodies, settle
+
+from aztask.brokers.base import MessageState
+from aztask.settlement import DeadLetter, Defer
+
+
+def test_peeking_takes_nothing(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x", message_id="m")
+    for _ in range(2):
+        (peeked,) = subject.peek(queue)
+        assert peeked.envelope.body == b"x"
+        assert peeked.envelope.message_id == "m"
+        assert peeked.state is MessageState.ACTIVE
+        assert peeked.delivery_count == 0
+    assert subject.one(subject.receiver(queue)).delivery_count == 1
+
+
+def test_peeking_pages_through_everything(subject):
+    queue = subject.queue()
+    sent = [b"%02d" % number for number in range(25)]
+    subject.send(queue, *sent)
+    if not subject.can.paged_peek:
+        assert bodies(subject.peek(queue, limit=10)) == sent[:10]
+        return
+    seen: list[bytes] = []
+    after = None
+    while page := subject.peek(queue, after=after, limit=10):
+        seen += bodies(page)
+        after = page[-1].position
+    assert seen == sent
+
+
+def test_peeking_shows_the_state(subject):
+    if not subject.can.paged_peek:
+        return
+    queue = subject.queue()
+    receiver = subject.receiver(queue)
+    subject.send(queue, b"leased")
+    subject.one(receiver)
+    subject.send(queue, b"deferred")
+    if subject.can.defer:
+        settle(receiver, Defer(), subject.one(receiver))
+    subject.send(queue, b"scheduled", delay=60.0)
+    subject.send(queue, b"active")
+    states = {peeked.envelope.body: peeked for peeked in subject.peek(queue)}
+    assert states[b"active"].state is MessageState.ACTIVE
+    assert states[b"scheduled"].state is MessageState.SCHEDULED
+    assert states[b"scheduled"].due is not None
+    if subject.can.defer:
+        assert states[b"deferred"].state is MessageState.DEFERRED
+    assert states[b"leased"].delivery_count == 1
+
+
+@pytest.mark.parametrize("dead_letter", [False, True])
+def test_an_empty_queue_has_nothing_to_see(subject, dead_letter):
+    queue = subject.queue()
+    assert subject.peek(queue, dead_letter=dead_letter) == []
+    assert subject.broker.purge(queue, dead_letter=dead_letter) == 0
+
+
+def test_counts(subject):
+    queue = subject.queue()
+    receiver = subject.receiver(queue)
+    subject.send(queue, b"dead", b"leased", b"deferred")
+    dead, _, deferred = subject.take(receiver, 3)
+    settle(receiver, DeadLetter("why"), dead)
+    if subject.can.defer:
+        settle(receiver, Defer(), deferred)
+    subject.send(queue, b"1", b"2")
+    subject.send(queue, b"later", delay=60.0)
+    stats = subject.broker.stats(queue)
+    assert stats.queue == queue
+    expected = {"active": 2, "leased": 1, "scheduled": 1, "deferred": 1, "dead": 1}
+    if not subject.can.defer:
+        expected |= {"leased": 2, "deferred": 0}
+    for name, count in expected.items():
+        assert getattr(stats, name) in (count, None), name
+    assert stats.dead == 1
+
+
+def test_purging_empties_and_counts(subject):
+    queue = subject.queue()
+    subject.send(queue, *(b"%d" % number for number in range(40)))
+    assert subject.broker.purge(queue) == 40
+    subject.assert_nothing(subject.receiver(queue))
+
+
+def test_purging_the_dead_letters_leaves_the_living(subject):
+    queue = subject.queue()
+    receiver = subject.receiver(queue)
+    subject.send(queue, b"dead", b"dead too")
+    settle(receiver, DeadLetter("why"), *subject.take(receiver, 2))
+    subject.send(queue, b"alive")
+    assert subject.broker.purge(queue, dead_letter=True) == 2
+    assert subject.peek(queue, dead_letter=True) == []
+    assert subject.one(receiver).envelope.body == b"alive"

@@ -1,0 +1,98 @@
+"""Sessions: in order, one receiver at a time."""
+
+import pytest
+from subjects import bodies, settle
+
+from aztask.brokers.base import ANY_SESSION, Lost, Renewed, Settled
+from aztask.errors import AztaskError, CapabilityError
+from aztask.settlement import Abandon, Complete
+
+
+@pytest.fixture
+def queue(subject):
+    if subject.can.sessions:
+        return subject.queue(sessions=True)
+    with pytest.raises(CapabilityError):
+        subject.queue(sessions=True)
+    with pytest.raises(CapabilityError):
+        subject.receiver(subject.queue(), session="a")
+    return pytest.skip("no sessions here, and asking for them is an error")
+
+
+def test_a_session_is_received_in_order_by_its_receiver_alone(subject, queue):
+    for body, session in ((b"a1", "a"), (b"b1", "b"), (b"a2", "a")):
+        subject.send(queue, body, session=session)
+    first = subject.receiver(queue, session="a")
+    taken = subject.take(first, 2)
+    assert bodies(taken) == [b"a1", b"a2"]
+    assert {delivery.session for delivery in taken} == {"a"}
+    subject.assert_nothing(subject.receiver(queue, session="a", broker=subject.another()))
+    assert bodies(subject.take(subject.receiver(queue, session="b"))) == [b"b1"]
+
+
+def test_any_session_is_one_without_a_receiver(subject, queue):
+    for session in ("a", "b"):
+        subject.send(queue, session.encode(), session=session)
+    receivers = [subject.receiver(queue, session=ANY_SESSION) for _ in range(2)]
+    taken = [subject.one(receiver) for receiver in receivers]
+    assert sorted(bodies(taken)) == [b"a", b"b"]
+    subject.assert_nothing(subject.receiver(queue, session=ANY_SESSION))
+    for receiver, delivery in zip(receivers, taken, strict=True):
+        assert settle(receiver, Complete(), delivery) == [Settled()]
+
+
+def test_an_abandoned_message_keeps_its_place(subject, queue):
+    subject.send(queue, b"1", b"2", session="a")
+    receiver = subject.receiver(queue, session="a")
+    settle(receiver, Abandon(), subject.one(receiver))
+    assert bodies(subject.take(receiver, 2)) == [b"1", b"2"]
+
+
+def test_renewing_keeps_the_session(subject, queue):
+    subject.send(queue, b"1", b"2", session="a")
+    receiver = subject.receiver(queue, session="a")
+    first, second = subject.take(receiver, 2)
+    other = subject.receiver(queue, session="a")
+    for _ in range(2):
+        subject.pass_time(subject.lease * 0.6)
+        assert isinstance(receiver.renew([first])[0], Renewed)
+    subject.assert_nothing(other)
+    assert settle(receiver, Complete(), first, second) == [Settled()] * 2
+
+
+def test_a_lapsed_session_is_lost_with_what_was_leased_in_it(subject, queue):
+    subject.send(queue, b"1", session="a")
+    receiver = subject.receiver(queue, session="a")
+    late = subject.one(receiver)
+    subject.lapse()
+    other = subject.receiver(queue, session="a", broker=subject.another())
+    again = subject.one(other)
+    assert again.delivery_count == 2
+    assert isinstance(receiver.renew([late])[0], Lost)
+    assert isinstance(settle(receiver, Complete(), late)[0], Lost)
+    assert settle(other, Complete(), again) == [Settled()]
+
+
+def test_closing_lets_go_of_the_session(subject, queue):
+    subject.send(queue, b"1", b"2", session="a")
+    receiver = subject.receiver(queue, session="a")
+    settle(receiver, Complete(), subject.one(receiver))
+    receiver.close()
+    other = subject.receiver(queue, session="a")
+    assert subject.one(other).envelope.body == b"2"
+
+
+def test_a_message_without_session_is_refused(subject, queue):
+    with pytest.raises(AztaskError, match="session"):
+        subject.send(queue, b"x")
+
+
+def test_a_receiver_without_session_is_refused(subject, queue):
+    subject.send(queue, b"x", session="a")
+    with pytest.raises(AztaskError, match="session"):
+        subject.receiver(queue).receive(1, 0.0)
+
+
+def test_asking_a_plain_queue_for_a_session_is_refused(subject, queue):
+    with pytest.raises(AztaskError, match="session"):
+        subject.receiver(subject.queue(), session="a").receive(1, 0.0)

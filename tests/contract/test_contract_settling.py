@@ -1,0 +1,227 @@
+"""Every settlement, its effect, and what a second one does."""
+
+import pytest
+from subjects import bodies, settle
+
+from aztask.brokers.base import Settled
+from aztask.envelope import Envelope
+from aztask.errors import AlreadySettled, CapabilityError
+from aztask.settlement import (
+    REASON_LIMIT,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Release,
+    Resubmit,
+    with_envelope,
+)
+
+
+def test_a_completed_message_is_gone(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver = subject.receiver(queue)
+    assert settle(receiver, Complete(), subject.one(receiver)) == [Settled()]
+    subject.lapse()
+    subject.assert_nothing(receiver)
+
+
+def test_an_abandoned_message_comes_again_at_once(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver = subject.receiver(queue)
+    assert settle(receiver, Abandon(), subject.one(receiver)) == [Settled()]
+    again = subject.one(receiver)
+    assert again.envelope.body == b"x"
+    assert again.delivery_count == 2
+
+
+@pytest.mark.parametrize(
+    "settlement", [Complete(), Abandon(), DeadLetter("why"), Release(), Resubmit()]
+)
+def test_a_second_settlement_is_an_error_and_has_no_effect(subject, settlement):
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver = subject.receiver(queue)
+    delivery = subject.one(receiver)
+    if isinstance(settlement, Resubmit):
+        settlement = with_envelope(settlement, Envelope(b"clone"), 0.0)
+    settle(receiver, Complete(), delivery)
+    with pytest.raises(AlreadySettled):
+        settle(receiver, settlement, delivery)
+    subject.lapse()
+    subject.assert_nothing(receiver)
+    assert subject.peek(queue, dead_letter=True) == []
+
+
+def test_a_resubmitted_message_comes_as_its_clone_after_the_delay(subject):
+    queue = subject.queue()
+    subject.send(queue, b"original", message_id="t:0:0")
+    receiver = subject.receiver(queue)
+    delivery = subject.one(receiver)
+    clone = Envelope(b"clone", {"hop": 1}, "t:0:1")
+    assert settle(receiver, with_envelope(Resubmit(2.0), clone, 2.0), delivery) == [Settled()]
+    subject.assert_nothing(receiver)
+    subject.pass_time(2.0 + subject.coarse)
+    again = subject.one(receiver)
+    assert again.envelope.body == b"clone"
+    assert dict(again.envelope.headers) == {"hop": 1}
+    settle(receiver, Complete(), again)
+    subject.lapse()
+    subject.assert_nothing(receiver)
+
+
+def test_a_clone_without_delay_comes_at_once(subject):
+    queue = subject.queue()
+    subject.send(queue, b"original")
+    receiver = subject.receiver(queue)
+    settle(receiver, with_envelope(Resubmit(), Envelope(b"clone"), 0.0), subject.one(receiver))
+    assert subject.one(receiver).envelope.body == b"clone"
+
+
+def test_a_clone_under_a_new_id_is_no_duplicate(subject):
+    if not subject.can.duplicate_detection:
+        return
+    queue = subject.queue(duplicate_window=60.0)
+    subject.send(queue, b"original", message_id="t:0:0")
+    receiver = subject.receiver(queue)
+    for hop in (1, 2):
+        clone = Envelope(b"clone", message_id=f"t:0:{hop}")
+        settle(receiver, with_envelope(Resubmit(), clone, 0.0), subject.one(receiver))
+    assert subject.one(receiver).envelope.message_id == "t:0:2"
+
+
+def test_a_dead_letter_keeps_its_content_and_says_why(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x", message_id="m", headers={"task": "a.b"})
+    receiver = subject.receiver(queue)
+    assert settle(receiver, DeadLetter("why", "because"), subject.one(receiver)) == [Settled()]
+    subject.assert_nothing(receiver)
+    (peeked,) = subject.peek(queue, dead_letter=True)
+    assert (peeked.dead_letter_reason, peeked.dead_letter_description) == ("why", "because")
+    dead = subject.one(subject.receiver(queue, dead_letter=True))
+    assert (dead.dead_letter_reason, dead.dead_letter_description) == ("why", "because")
+    assert dead.envelope == Envelope(b"x", {"task": "a.b"}, "m")
+
+
+def test_the_longest_reason_fits(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver = subject.receiver(queue)
+    settle(receiver, DeadLetter("r" * 5000, "ü" * 5000), subject.one(receiver))
+    dead = subject.one(subject.receiver(queue, dead_letter=True))
+    assert dead.dead_letter_reason == "r" * REASON_LIMIT
+    assert dead.dead_letter_description == "ü" * REASON_LIMIT
+
+
+def test_a_dead_letter_is_replayed_by_sending_and_completing(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x", message_id="t:0:0")
+    receiver = subject.receiver(queue)
+    settle(receiver, DeadLetter("why"), subject.one(receiver))
+    graveyard = subject.receiver(queue, dead_letter=True)
+    dead = subject.one(graveyard)
+    replayed = Envelope(dead.envelope.body, dead.envelope.headers, "t:1:0")
+    subject.broker.send(queue, [replayed])
+    assert settle(graveyard, Complete(), dead) == [Settled()]
+    assert subject.one(receiver).envelope == replayed
+    subject.lapse()
+    subject.assert_nothing(graveyard)
+
+
+def test_a_dead_letter_is_replayed_by_resubmitting_it(subject):
+    if not subject.can.atomic_resubmit:
+        return
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver = subject.receiver(queue)
+    settle(receiver, DeadLetter("why"), subject.one(receiver))
+    graveyard = subject.receiver(queue, dead_letter=True)
+    clone = Envelope(b"x", message_id="t:1:0")
+    settle(graveyard, with_envelope(Resubmit(), clone, 0.0), subject.one(graveyard))
+    assert subject.one(receiver).envelope == clone
+    subject.lapse()
+    subject.assert_nothing(graveyard)
+
+
+def test_dead_letters_are_held_under_leases_too(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver = subject.receiver(queue)
+    settle(receiver, DeadLetter("why"), subject.one(receiver))
+    graveyard = subject.receiver(queue, dead_letter=True)
+    dead = subject.one(graveyard)
+    subject.assert_nothing(graveyard)
+    settle(graveyard, Abandon(), dead)
+    dead = subject.one(graveyard)
+    subject.lapse()
+    assert subject.one(graveyard).envelope.body == b"x"
+
+
+def test_a_deferred_message_is_received_by_its_position_alone(subject):
+    queue = subject.queue()
+    subject.send(queue, b"aside", b"other")
+    receiver = subject.receiver(queue)
+    aside, other = subject.take(receiver, 2)
+    if not subject.can.defer:
+        with pytest.raises(CapabilityError):
+            settle(receiver, Defer(), aside)
+        with pytest.raises(CapabilityError):
+            receiver.receive_deferred([aside.position])
+        return
+    assert settle(receiver, Defer(), aside) == [Settled()]
+    settle(receiver, Complete(), other)
+    subject.lapse()
+    subject.assert_nothing(receiver)
+    (found,) = receiver.receive_deferred([aside.position])
+    assert found.envelope.body == b"aside"
+    assert found.delivery_count == 2
+    assert receiver.receive_deferred([aside.position]) == []
+    settle(receiver, Abandon(), found)
+    subject.assert_nothing(receiver)
+    (found,) = receiver.receive_deferred([aside.position])
+    assert settle(receiver, Complete(), found) == [Settled()]
+    assert receiver.receive_deferred([aside.position]) == []
+
+
+def test_a_batch_of_different_settlements(subject):
+    queue = subject.queue()
+    subject.send(queue, b"complete", b"abandon", b"release", b"dead", b"again")
+    receiver = subject.receiver(queue)
+    taken = {delivery.envelope.body: delivery for delivery in subject.take(receiver, 5)}
+    clone = with_envelope(Resubmit(), Envelope(b"clone"), 0.0)
+    answers = receiver.settle(
+        [
+            (taken[b"complete"], Complete()),
+            (taken[b"abandon"], Abandon()),
+            (taken[b"release"], Release()),
+            (taken[b"dead"], DeadLetter("why")),
+            (taken[b"again"], clone),
+        ]
+    )
+    assert answers == [Settled()] * 5
+    assert sorted(bodies(subject.take(receiver, 3))) == [b"abandon", b"clone", b"release"]
+    assert bodies(subject.peek(queue, dead_letter=True)) == [b"dead"]
+
+
+def test_the_services_own_limit_ends_in_the_dead_letters(subject):
+    if not subject.can.native_dead_letter:
+        return
+    queue = subject.queue(max_deliveries=2)
+    subject.send(queue, b"poison")
+    receiver = subject.receiver(queue)
+    settle(receiver, Abandon(), subject.one(receiver))
+    settle(receiver, Abandon(), subject.one(receiver))
+    subject.assert_nothing(receiver)
+    (dead,) = subject.peek(queue, dead_letter=True)
+    assert dead.dead_letter_reason == "MaxDeliveryCountExceeded"
+
+
+def test_a_queues_own_time_to_live_takes_messages_out_of_the_way(subject):
+    if not subject.can.native_dead_letter:
+        return
+    queue = subject.queue(time_to_live=2.0)
+    subject.send(queue, b"short-lived")
+    subject.pass_time(2.0 + subject.coarse)
+    subject.assert_nothing(subject.receiver(queue))
