@@ -13,6 +13,7 @@ from aztask.app import App
 from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import Failed, NotFound, visible
+from aztask.cli.group import Group
 from aztask.cli.options import Names, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
 from aztask.cli.target import open_app
@@ -21,7 +22,7 @@ from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group("dlq")
+@click.group("dlq", cls=Group)
 @app_option
 def command() -> None:
     """Look at dead letters, replay or purge them.
@@ -152,7 +153,10 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
 @queues_option
 @json_option
 def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
-    """Show everything about the dead letters of ID: a task id, a message id or @POSITION."""
+    """Show everything about one dead letter.
+
+    ID: a task id, a message id or @POSITION, as list shows them.
+    """
     with open_app() as app:
         letters = list(_find(app, queues, Selection(frozenset([letter_id]))))
         if not letters:
@@ -175,9 +179,10 @@ def replay(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Send dead letters again, with all their retries, and remove them from the dead letters.
+    """Send dead letters again, with all their retries.
 
-    ID: a task id, a message id or @POSITION, as list shows them.
+    They are removed from the dead letters once they are sent. ID: a task id, a message id or
+    @POSITION, as list shows them.
     """
     with open_app() as app:
         _act(

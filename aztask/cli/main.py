@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import click
 
 from aztask.cli import failures
+from aztask.cli.group import Group
 from aztask.cli.options import app_option
-from aztask.errors import did_you_mean
 from aztask.version import __version__
 
 COMMANDS = {
@@ -41,7 +41,7 @@ EPILOG = (
 )
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports ``aztask.cli.NAME`` when NAME is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,17 +54,6 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"aztask.cli.{cmd_name}").command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse an unknown command with the one that was probably meant."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            raise click.UsageError(
-                f"there is no command {name!r}.{did_you_mean(name, list(COMMANDS))}", ctx
-            )
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, out of the table."""

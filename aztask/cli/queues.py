@@ -11,13 +11,14 @@ from aztask.app import App
 from aztask.brokers.base import QueueStats
 from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.failures import visible
+from aztask.cli.group import Group
 from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.errors import QueueNotFound
 
 
-@click.group("queues", invoke_without_command=True)
+@click.group("queues", cls=Group, invoke_without_command=True)
 @app_option
 @json_option
 @click.pass_context
@@ -57,7 +58,7 @@ def create(names: tuple[str, ...], **options: Any) -> None:
     What the service cannot change on a queue that exists is left as it is.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    with open_app() as app:
+    with open_app(creates=True) as app:
         for name in names:
             app.broker.declare(name, replace(app.queue_options(name), **given))
             click.echo(f"queue {visible(name)} is there")

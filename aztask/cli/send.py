@@ -53,7 +53,7 @@ def command(
         raise click.UsageError("--timeout goes with --wait", click.get_current_context())
     given = {name: value for name, value in options.items() if value not in (None, False)}
     _check_texts(task, given)
-    with open_app() as app:
+    with open_app(creates=True) as app:
         if wait:
             results_of(app)  # say now that there is nothing to wait for, not after the send
         _check_call(app, task, args, kwargs)

@@ -6,26 +6,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
 from aztask.app import App
 from aztask.cli.failures import ImportFailed
 from aztask.cli.options import chosen_app
+from aztask.config import read_environment
 from aztask.errors import ConfigurationError
 from aztask.loading import load_app
 from aztask.results.base import ResultStore
+from aztask.urls import DEFAULT_FILE
 
 NAMELESS = "aztask"
 
 
 @contextmanager
-def open_app(*, required: str = "") -> Iterator[App]:
+def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
     """The app; its connections are closed at the end.
 
-    required: what needs an app of the user's own, for the error when none is named.
+    required: what needs an app of the user's own, for the error when none is named. creates:
+    whether the command may be the first one to use the default queue file.
     """
     app = find_app(required=required)
+    if not creates:
+        _check_default_file()
     try:
         yield app
     finally:
@@ -56,6 +62,16 @@ def find_app(*, required: str = "") -> App:
 def app_spec() -> str | None:
     """What -A said."""
     return chosen_app(click.get_current_context())
+
+
+def _check_default_file() -> None:
+    """Without any word of where the queues are, an empty answer would be a wrong one."""
+    named = app_spec() or read_environment("AZTASK_BROKER")
+    if not named and not (Path.cwd() / DEFAULT_FILE).exists():
+        raise ConfigurationError(
+            f"there is no queue file {DEFAULT_FILE} here: name the app with -A module:app, or say "
+            "in AZTASK_BROKER where the queues are"
+        )
 
 
 def results_of(app: App) -> ResultStore:
