@@ -2,8 +2,8 @@
 
 Rules
 1. Both ways call the same encoder and give the broker equal envelopes, byte for byte.
-2. Any number of threads may publish through one publisher, and a child process may go on using
-   its parent's: the broker underneath is opened anew.
+2. Any number of threads may publish through one publisher. After a fork the child makes its own,
+   over a broker of its own.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ LAYERS = {
         event events config urls connection_strings""",
     "engine": "engine",
     "adapters": "brokers results emulator",
-    "transport": "claimcheck leasekeeper unacked translation publisher transport connections",
+    "transport": """claimcheck leasekeeper unacked translation transport_options publisher transport
+        connections""",
     "app": """asyncresult context task queues app loading middleware deadletter sweep deadletters
         canvas schedule heldlease __init__""",
     "worker": "worker",

@@ -4,7 +4,7 @@ import pytest
 
 from aztask.errors import ConfigurationError
 from aztask.limits import Limits
-from aztask.transport_options import TransportOptions
+from aztask.transport.options import TransportOptions
 
 
 def test_defaults():
@@ -41,12 +41,17 @@ def test_bad_options_are_refused(options):
         TransportOptions.read(options)
 
 
-@pytest.mark.parametrize("broker", [None, 5, list, object()])
-def test_what_is_no_broker_is_refused_with_an_example(broker):
-    with pytest.raises(ConfigurationError, match="transport_options"):
-        TransportOptions.read({"broker": broker}).open(None)
+@pytest.mark.parametrize("broker", [None, 5, list, object(), "nonsense", "redis://x"])
+def test_what_is_no_broker_is_refused(broker):
+    with pytest.raises(ConfigurationError):
+        TransportOptions.read({"broker": broker}).open()
 
 
-def test_a_text_needs_somebody_who_opens_it():
-    with pytest.raises(ConfigurationError, match="register"):
-        TransportOptions.read({"broker": "local://"}).open(None)
+def test_a_broker_that_was_opened_here_is_closed_here(tmp_path):
+    broker, close = TransportOptions.read({"broker": f"local://{tmp_path}/q.db"}).open()
+    broker.declare("q")
+    close()
+    assert (tmp_path / "q.db").exists()
+    given, leave = TransportOptions.read({"broker": broker}).open()
+    assert given is broker
+    leave()

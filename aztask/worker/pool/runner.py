@@ -134,7 +134,7 @@ class Runner:
                 args, kwargs = self._app.codec.decode_arguments(message)
                 saved = self._app.codec.decode_value(message.saved) if message.saved else None
             except CodecError as error:
-                verdict = DeadLetter("Undecodable", str(error))
+                verdict = DeadLetter("undecodable", str(error))
                 return ["failed", to_record(verdict), *_described(error)]
             context = Context(
                 message,
@@ -178,7 +178,7 @@ class Runner:
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, EncodeError):
             # running it again would give the same value: fail once
-            verdict: Any = DeadLetter("UnserialisableResult", str(error))
+            verdict: Any = DeadLetter("unserialisable-result", str(error))
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl):

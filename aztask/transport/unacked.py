@@ -6,16 +6,15 @@ Rules
    never overtaken.
 3. A lease that was lost is told in the log, once when it is lost and once when its consumer
    acknowledges too late; nothing is settled then, and somebody else runs the message again.
-4. What was handed out before a fork belongs to the parent: in the child it does not exist.
+4. A delivery whose lease lapsed before it was handed out is dropped, and never handed out.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from aztask.brokers.base import Broker, Receiver
 from aztask.clock import boot_seconds
 from aztask.delivery import Delivery, Lost, Settled
-from aztask.errors import BrokerUnavailable
+from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.lease import Lease, LeaseState
 from aztask.leasekeeper import LeaseKeeper
 from aztask.settlement import Settlement, name_of
@@ -45,6 +44,10 @@ class Holding:
     consumer_tag: str = ""
     lease: Lease | None = None
 
+    def lapsed(self) -> bool:
+        """Whether its lease is over: then nobody may work on it."""
+        return self.lease is not None and not self.lease.alive(boot_seconds())
+
 
 class Source:
     """One consumer of one queue, whose receiver is opened at the first use."""
@@ -62,7 +65,13 @@ class Source:
         self.no_ack = no_ack
         self.consumer_tag = consumer_tag
         self.callback = callback
-        self._open = partial(broker.receiver, queue, lease=lease, delete=no_ack)
+        self._queue = queue
+        self._lease = lease
+        self.reopen(broker)
+
+    def reopen(self, broker: Broker) -> None:
+        """Receive through `broker` from now on."""
+        self._open = partial(broker.receiver, self._queue, lease=self._lease, delete=self.no_ack)
         self._receiver: Receiver | None = None
 
     @property
@@ -84,7 +93,6 @@ class Unacked:
     def __init__(self, keeper: LeaseKeeper) -> None:
         self._keeper = keeper
         self._holdings: dict[int, Holding] = {}
-        self._pid = os.getpid()
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -100,7 +108,7 @@ class Unacked:
 
     def tags_up_to(self, tag: int) -> list[int]:
         """The tags of what was handed out no later than `tag`, in order."""
-        return sorted(held for held in self._holdings if held <= tag)
+        return sorted(held for held in list(self._holdings) if held <= tag)
 
     def settle(self, tag: int, settlement: Settlement) -> bool:
         """Carry out `settlement`; whether it took effect.
@@ -109,11 +117,12 @@ class Unacked:
         the broker gave no answer within a few tries: the message may come back then. If the
         process dies before the broker has answered, the lease lapses and the message comes back.
         """
-        if self._pid != os.getpid():
-            logger.warning("a message that was received before the fork is settled by the parent")
-            return False
         holding = self._holdings.pop(tag, None)
         if holding is None or holding.lease is None:
+            logger.warning(
+                "message %s is not held here (settled before, or received before a fork):"
+                " cannot %s it", tag, name_of(settlement),
+            )  # fmt: skip
             return False
         try:
             return self._settle(holding, holding.lease, settlement)
@@ -121,9 +130,35 @@ class Unacked:
             with self._changed:
                 self._changed.notify_all()
 
-    def forget(self) -> None:
-        """Let go of everything without a word to the broker: after a fork, in the child."""
-        self._holdings.clear()
+    def give_back(self, tags: Sequence[int], settlement: Settlement) -> None:
+        """Settle these because nobody will acknowledge them any more; never raises.
+
+        When the broker cannot be reached the rest is left to its leases, which end by themselves.
+        """
+        for number, tag in enumerate(tags):
+            try:
+                self.settle(tag, settlement)
+            except BrokerError as error:
+                rest = [self._holdings.pop(left, None) for left in tags[number + 1 :]]
+                self._keeper.drop([held.lease for held in rest if held and held.lease])
+                logger.warning(
+                    "could not give back %d messages; they come back when their leases end: %s",
+                    len(tags) - number,
+                    error,
+                )
+                return
+
+    def drop(self, holding: Holding) -> None:
+        """Forget one whose lease lapsed before its consumer saw it: somebody else runs it."""
+        self._holdings.pop(holding.tag, None)
+        if holding.lease is not None:
+            self._keeper.drop([holding.lease])
+        logger.warning(
+            "message %s of queue %s waited here until its lease lapsed: it is not handed out;"
+            " lower the prefetch count or make the lease longer",
+            holding.delivery.envelope.message_id,
+            holding.delivery.queue,
+        )
 
     def wait_for_change(self, seconds: float) -> None:
         """Until something is settled, at most `seconds`."""
@@ -135,7 +170,11 @@ class Unacked:
             if not self._begin(lease):
                 self._too_late(holding, lease, settlement)
                 return False
-            answer = self._answer(holding, settlement)
+            try:
+                answer = self._answer(holding, settlement)
+            except AztaskError:
+                self._keeper.drop([lease])
+                raise
             if isinstance(answer, Settled):
                 self._keeper.settled([lease])
                 return True
@@ -167,6 +206,8 @@ class Unacked:
         except BrokerUnavailable as error:
             logger.warning("could not %s a message: %s", name_of(settlement), error)
             return None
+        except AlreadySettled:
+            return Settled()
         return answer if isinstance(answer, Settled | Lost) else None
 
     @staticmethod

@@ -7,7 +7,7 @@ import pytest
 from aztask.envelope import Envelope
 from aztask.errors import ContentRefused, DecodeError, EncodeError
 from aztask.limits import Limits
-from aztask.translation import (
+from aztask.transport.translation import (
     LONGEST_DELAY,
     next_link,
     seconds_early,
@@ -103,6 +103,8 @@ def test_an_expiration_in_milliseconds_becomes_a_time():
         {"expiration": "never"},
         {"expiration": "nan"},
         {"expiration": "-5"},
+        {"message_id": "x" * 129},
+        {"message_id": 7},
     ],
 )
 def test_delays_that_cannot_be_are_refused(given):

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 
 from aztask.brokers.base import Broker
 from aztask.codec import CONTENT_TYPES
+from aztask.connections import Connections
 from aztask.durations import to_seconds
 from aztask.errors import ConfigurationError
 from aztask.limits import Limits
@@ -20,7 +21,7 @@ _PLAIN = frozenset({"application/data", "text/plain"})
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """broker: a Broker, a function that returns one, or a text for the function that opens them.
+    """broker: a URL or connection string, a function that returns a Broker, or a Broker.
 
     lease: seconds that each message is held for, again and again until it is acknowledged.
     declare: whether queues are created where they are missing. accept: content types that
@@ -55,23 +56,26 @@ class TransportOptions:
             limits=limits,
         )
 
-    def open(self, open_broker: Callable[[str], Broker] | None) -> Broker:
-        """The broker that the options name. Raises ConfigurationError."""
+    def open(self) -> tuple[Broker, Callable[[], None]]:
+        """(the broker that the options name, what closes it). Raises ConfigurationError.
+
+        A broker that was given as such is its owner's to close.
+        """
         given = self.broker
         if isinstance(given, str):
-            if open_broker is None:
-                raise ConfigurationError(
-                    "the transport option broker is a text, and nothing here opens it; call"
-                    " aztask.transport.register(open_broker=...) first, or give a broker"
-                )
-            return open_broker(given)
-        broker: Broker = given() if callable(given) else given
-        if not hasattr(broker, "receiver"):
+            connections = Connections(given, None)
+            return connections.broker(), connections.close
+        broker: Any = given() if callable(given) else given
+        if not isinstance(broker, Broker):
             raise ConfigurationError(
                 "the transport option broker is missing or is no broker; write"
-                ' Connection("aztask://", transport_options={"broker": broker})'
+                ' Connection("aztask://", transport_options={"broker": "local://"})'
             )
-        return broker
+        return broker, nothing if broker is given else broker.close
+
+
+def nothing(*_: object) -> None:
+    """What is called where there is nothing to do."""
 
 
 def _accepted(names: object) -> frozenset[str]:

@@ -1,0 +1,348 @@
+"""The Kombu channel: publishing, consuming and settling over a broker.
+
+Rules: publishing and settling are safe from any thread; receiving belongs to one thread, as Kombu
+has it. The rest is in `aztask.transport`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from time import time
+from typing import Any, Final, Protocol
+
+from amqp.protocol import queue_declare_ok_t
+from kombu.transport import base, virtual
+
+from aztask.brokers.base import Broker
+from aztask.display import one_line
+from aztask.envelope import Envelope
+from aztask.errors import CodecError, QueueNotFound
+from aztask.leasekeeper import LeaseKeeper
+from aztask.retry import EXPIRED
+from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
+from aztask.transport.options import TransportOptions, nothing
+from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
+from aztask.transport.unacked import Holding, Source, Unacked
+
+logger = logging.getLogger(__name__)
+
+UNDECODABLE: Final = "undecodable"
+REJECTED: Final = "rejected"
+
+BATCH: Final = 32
+"""Messages that one request may bring where no prefetch count says less."""
+
+_REMOTE_WAIT = 1.0
+
+
+class Link(Protocol):
+    """What a channel needs of its connection."""
+
+    client: Any
+    options: TransportOptions
+
+    @property
+    def broker(self) -> Broker:
+        """The broker of this process."""
+        ...
+
+    @property
+    def keeper(self) -> LeaseKeeper:
+        """What renews the leases of this connection."""
+        ...
+
+    def check_body(self, body: bytes, content_type: str) -> None:
+        """Raises CodecError unless a consumer can decode `body` safely."""
+        ...
+
+
+class Channel(virtual.Channel):
+    """What producers and consumers talk to. Publishing and settling are safe from any thread."""
+
+    Message = base.Message
+    do_restore = False
+    supports_fanout = False
+
+    def __init__(self, connection: Link, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.link = connection
+        self.no_ack_consumers: set[str] = set()
+        self._sources: dict[str, Source] = {}
+        self._getters: dict[tuple[str, bool], Source] = {}
+        self._retired: list[Source] = []
+        self._ready: deque[Holding] = deque()
+        self._unacked: Unacked | None = None
+        self._prefetch = 0
+        self._tags = count(1)
+        self._pid = os.getpid()
+
+    # -- producers ---------------------------------------------------------------------------
+
+    def prepare_message(
+        self,
+        body: Any,
+        priority: int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Called by Kombu's producer for each message."""
+        properties = {} if properties is None else properties
+        if priority:
+            properties["priority"] = priority
+        return {
+            "body": body,
+            "content-type": content_type,
+            "content-encoding": content_encoding,
+            "headers": headers or {},
+            "properties": properties,
+        }
+
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **_: Any
+    ) -> None:
+        """Send to one queue, or to every queue that is bound to the exchange.
+
+        Raises EncodeError, or what `Broker.send` raises. A direct exchange without a queue is
+        QueueNotFound: a message is never dropped silently.
+        """
+        envelopes = [to_envelope(message, time())]
+        broker = self.link.broker
+        for queue in self._routes(exchange, routing_key) if exchange else (routing_key,):
+            broker.send(queue, envelopes)
+
+    def _routes(self, exchange: str, routing_key: str) -> list[str]:
+        routes = sorted(self._lookup(exchange, routing_key))
+        if not routes and self.typeof(exchange).type == "direct":
+            raise QueueNotFound(
+                f"no queue is bound to exchange {exchange!r} with key {routing_key!r} in this"
+                " process; declare the queue before publishing, or publish to the queue itself"
+            )
+        return routes
+
+    # -- queues ------------------------------------------------------------------------------
+
+    def queue_declare(self, queue: str, passive: bool = False, **_: Any) -> Any:
+        """Create the queue if it is missing, unless the option ``declare`` is False."""
+        if not passive and self.link.options.declare:
+            self.link.broker.declare(queue)
+        return queue_declare_ok_t(queue, self._size(queue) if passive else 0, 0)
+
+    def _size(self, queue: str) -> int:
+        return self.link.broker.stats(queue).active or 0
+
+    def _purge(self, queue: str) -> int:
+        return self.link.broker.purge(queue)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
+    ) -> None:
+        """Delete the queue with all that is in it; with `if_empty` only if nothing is."""
+        if not (if_empty and self._size(queue)):
+            for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
+                self.queue_unbind(queue, exchange, routing_key)
+            self.state.queue_bindings_delete(queue)
+            self.link.broker.delete(queue)
+
+    # -- consumers ---------------------------------------------------------------------------
+
+    def basic_qos(
+        self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
+    ) -> None:
+        """At most `prefetch_count` messages unacknowledged on this channel; 0 for no limit."""
+        self._prefetch = prefetch_count or 0
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **_: Any,
+    ) -> None:
+        """Hand what comes into `queue` to `callback`; no_ack: deleted at receipt."""
+        self._sources[consumer_tag] = self._source(queue, no_ack, consumer_tag, callback)
+        if no_ack:
+            self.no_ack_consumers.add(consumer_tag)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Stop; what was received and not handed out yet is given back."""
+        source = self._sources.pop(consumer_tag, None)
+        if source is None:
+            return
+        mine = [holding for holding in self._ready if holding.consumer_tag == consumer_tag]
+        for holding in mine:
+            self._ready.remove(holding)
+        self.unacked.give_back([holding.tag for holding in mine if holding.lease], Release())
+        # What was handed out is still to be settled through this receiver.
+        self._retired.append(source)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
+        """One message, or None."""
+        found: list[Any] = []
+        key = (queue, bool(no_ack))
+        source = self._getters.get(key)
+        if source is None:
+            source = self._getters[key] = self._source(queue, no_ack, "", nothing)
+        source.callback = found.append
+        remote = self.link.broker.capabilities.remote
+        while not found and self.fetch(source, _REMOTE_WAIT if remote else 0.0, limit=1):
+            self._hand_out(source, self._ready.pop())
+        return found[0] if found else None
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
+        """Complete; with `multiple`, everything handed out before it too."""
+        tags = self.unacked.tags_up_to(delivery_tag) if multiple else [delivery_tag]
+        for tag in tags:
+            self.unacked.settle(tag, Complete())
+
+    def basic_reject(self, delivery_tag: int, requeue: bool = False) -> None:
+        """Dead-letter, or with `requeue` make it available again at once."""
+        self.unacked.settle(
+            delivery_tag,
+            Abandon() if requeue else DeadLetter(REJECTED, "a consumer rejected the message"),
+        )
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        """Give everything back that was handed out and not acknowledged."""
+        self.unacked.give_back(self.unacked.tags_up_to(next(self._tags)), Abandon())
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    @property
+    def unacked(self) -> Unacked:
+        """What was handed out and not settled."""
+        self._notice_fork()
+        if self._unacked is None:
+            self._unacked = Unacked(self.link.keeper)
+        return self._unacked
+
+    def open_sources(self) -> Iterator[Source]:
+        """The consumers that may receive now, as far as the prefetch count allows."""
+        if not self._prefetch or len(self.unacked) < self._prefetch:
+            yield from self._sources.values()
+
+    def deliver_one(self) -> bool:
+        """Hand out one message that was received before; whether there was one."""
+        self._notice_fork()
+        while self._ready:
+            holding = self._ready.popleft()
+            if holding.lapsed():
+                self.unacked.drop(holding)
+                continue
+            source = self._sources.get(holding.consumer_tag)
+            if source is None:
+                self.unacked.settle(holding.tag, Release())
+            elif self._hand_out(source, holding):
+                return True
+        return False
+
+    def fetch(self, source: Source, wait: float, limit: int = BATCH) -> bool:
+        """Receive from `source`, waiting at most `wait` seconds; whether anything came."""
+        if self._prefetch and source.consumer_tag:
+            limit = min(limit, self._prefetch - len(self.unacked))
+        if source.no_ack:
+            limit = 1  # what is deleted at receipt and not handed out would be lost
+        deliveries = source.receiver.receive(limit, wait)
+        holdings = [
+            Holding(next(self._tags), source.receiver, delivery, source.consumer_tag)
+            for delivery in deliveries
+        ]
+        if not source.no_ack:
+            self.unacked.hold(source.receiver, holdings, self.link.options.lease)
+        self._ready.extend(holdings)
+        return bool(deliveries)
+
+    def _source(
+        self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
+    ) -> Source:
+        lease = self.link.options.lease
+        return Source(
+            self.link.broker,
+            queue,
+            lease=lease,
+            no_ack=bool(no_ack),
+            consumer_tag=consumer_tag,
+            callback=callback,
+        )
+
+    def _hand_out(self, source: Source, holding: Holding) -> bool:
+        """Give one message to its consumer, unless no consumer may see it now."""
+        delivery = holding.delivery
+        verdict = self._judge(delivery.envelope, time())
+        if not isinstance(verdict, dict):
+            self._keep_back(holding, verdict)
+            return False
+        info = {
+            "exchange": "",
+            "routing_key": delivery.queue,
+            "consumer_tag": holding.consumer_tag,
+            "redelivered": delivery.delivery_count > 1,
+            "delivery_count": delivery.delivery_count,
+        }
+        verdict["properties"].update(delivery_tag=holding.tag, delivery_info=info)
+        source.callback(
+            self.Message(delivery_tag=holding.tag, delivery_info=info, channel=self, **verdict)
+        )
+        return True
+
+    def _judge(self, envelope: Envelope, now: float) -> dict[str, Any] | Settlement:
+        """The arguments of Kombu's Message, or what happens instead of handing it out."""
+        early = seconds_early(envelope, now)
+        if early:
+            clone = replace(envelope, message_id=next_link(envelope), delay=early)
+            return Resubmit(early, counted=False, envelope=clone)
+        # Celery's messages carry the expiry as a header too: Celery itself records it as revoked.
+        expires_at = envelope.expires_at
+        if expires_at is not None and expires_at <= now and not envelope.headers.get("expires"):
+            return DeadLetter(EXPIRED, "its expiry had passed when a consumer received it")
+        try:
+            fields = to_message(envelope, self.link.options.limits)
+            self.link.check_body(fields["body"], envelope.content_type)
+        except CodecError as error:
+            return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
+        return fields
+
+    def _keep_back(self, holding: Holding, settlement: Settlement) -> None:
+        """Settle a message that no consumer gets to see.
+
+        One that was deleted at receipt is gone: an early one is sent again, the others are told.
+        """
+        envelope = holding.delivery.envelope
+        if holding.lease is not None:
+            self.unacked.settle(holding.tag, settlement)
+        elif isinstance(settlement, Resubmit) and settlement.envelope is not None:
+            self.link.broker.send(holding.delivery.queue, [settlement.envelope])
+        else:
+            logger.warning(
+                "dropped message %s, received with no_ack: %s", envelope.message_id, settlement
+            )
+
+    def close(self) -> None:
+        """Cancel the consumers and give back what they have not acknowledged."""
+        if not self.closed:
+            self._notice_fork()
+            for tag in list(self._sources):
+                self.basic_cancel(tag)
+            if self._unacked is not None:
+                self.basic_recover(requeue=True)
+            for source in (*self._retired, *self._getters.values()):
+                source.close()
+        super().close()
+
+    def _notice_fork(self) -> None:
+        """In a child, forget what the parent received, and receive through an own broker."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._ready.clear()
+            self._unacked = None
+            self._retired.clear()
+            self._getters.clear()
+            for source in self._sources.values():
+                source.reopen(self.link.broker)

@@ -1,0 +1,115 @@
+"""The Kombu transport itself: one connection, its broker, its channels and their lease keeper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from kombu.transport import virtual
+
+from aztask.brokers.base import Broker
+from aztask.codec import CONTENT_TYPES, Codec
+from aztask.display import one_line
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ContentRefused,
+    SendUnconfirmed,
+)
+from aztask.leasekeeper import LeaseKeeper
+from aztask.transport.channel import Channel
+from aztask.transport.options import TransportOptions, nothing
+from aztask.transport.unacked import log_lost
+
+_LONGEST_WAIT = 1.0
+_LOCAL_WAIT = 0.1
+
+
+class Transport(virtual.Transport):
+    """One connection: its broker, its channels, and the keeper of what they handed out."""
+
+    Channel = Channel
+    driver_type = "aztask"
+    driver_name = "aztask"
+    connection_errors = (BrokerUnavailable, SendUnconfirmed, ConnectionError, OSError)
+    channel_errors = (BrokerError,)
+    implements = virtual.Transport.implements.extend(exchange_type=frozenset({"direct", "topic"}))
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.options = TransportOptions.read(client.transport_options)
+        self._codec = Codec(limits=self.options.limits)
+        self._broker: Broker | None = None
+        self._close_broker: Callable[[], None] = nothing
+        self._keeper: LeaseKeeper | None = None
+        self._pid = 0
+        self._turn = 0
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        """None: the address is the option ``broker``, and ``aztask://`` names no host."""
+        return {}
+
+    @property
+    def broker(self) -> Broker:
+        """The broker of this process; a child opens its own after a fork."""
+        if self._broker is None or self._pid != os.getpid():
+            self._broker, self._close_broker = self.options.open()
+            self._keeper, self._pid = None, os.getpid()
+        return self._broker
+
+    @property
+    def keeper(self) -> LeaseKeeper:
+        """Renews what the channels of this connection handed out; started at the first use."""
+        broker = self.broker
+        if self._keeper is None:
+            self._keeper = LeaseKeeper(broker, on_lost=log_lost).start()
+        return self._keeper
+
+    def check_body(self, body: bytes, content_type: str) -> None:
+        """Raises CodecError unless a consumer can decode `body` safely."""
+        if content_type not in self.options.accept:
+            raise ContentRefused(
+                f"content type {one_line(repr(content_type), 60)} is not accepted here;"
+                " the transport option accept names further ones"
+            )
+        if content_type in CONTENT_TYPES.values():
+            self._codec.decode_body(body, content_type)
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Hand one message to its consumer. Raises socket.timeout after `timeout` seconds."""
+        ends_at = None if timeout is None else monotonic() + timeout
+        while not any(channel.deliver_one() for channel in list(self.channels)):
+            left = _LONGEST_WAIT if ends_at is None else ends_at - monotonic()
+            if not self._fetch(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
+                raise TimeoutError
+
+    def _fetch(self, wait: float) -> bool:
+        """Receive from one consumer's queue, in turns, waiting at most `wait` seconds in all."""
+        sources = [(ch, source) for ch in list(self.channels) for source in ch.open_sources()]
+        if not sources:
+            for channel in list(self.channels)[:1]:
+                channel.unacked.wait_for_change(min(wait, _LOCAL_WAIT))
+            return False
+        self._turn += 1
+        first = self._turn % len(sources)
+        turns = sources[first:] + sources[:first]
+        if len(turns) > 1:
+            if any(channel.fetch(source, 0.0) for channel, source in turns):
+                return True
+            share = _LOCAL_WAIT if not self.broker.capabilities.remote else wait / len(turns)
+            wait = min(wait, share)
+        channel, source = turns[0]
+        return bool(channel.fetch(source, wait))
+
+    def close_connection(self, connection: Any) -> None:
+        """Close the channels, stop renewing, and close the broker if it was opened here."""
+        super().close_connection(connection)
+        if self._pid != os.getpid():
+            return
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._close_broker()
+        self._keeper = self._broker = None
