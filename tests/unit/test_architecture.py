@@ -24,8 +24,8 @@ LAYERS = {
     "adapters": "brokers results emulator",
     "transport": """claimcheck leasekeeper unacked translation transport_options publisher transport
         connections""",
-    "app": """asyncresult context task queues app loading middleware deadletters canvas schedule
-        heldlease __init__""",
+    "app": """asyncresult context task queues app loading middleware deadletter sweep deadletters
+        canvas schedule heldlease __init__""",
     "worker": "worker",
     "edges": "testing cli spark __main__",
 }
