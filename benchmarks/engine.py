@@ -87,7 +87,7 @@ def main() -> None:
     durability: Durability = "full" if "full" in sys.argv[1:] else "process"
     print(machine(("msgpack",)))
     print(f"durability: {durability}; file, {len(PAYLOAD)}-byte payloads; us per message")
-    print(f"{'':<34} {'send':>6} {'receive':>8} {'complete':>9}   sum of the three")
+    print(f"{'':<42} {'send':>6} {'receive':>8} {'complete':>9}   sum of the three")
     for depth in DEPTHS:
         with filled(depth, durability) as database:
             engine, broker = Engine(database), LocalBroker(database)
@@ -113,10 +113,9 @@ def main() -> None:
                 send, receive, complete = (
                     percentile(step, 0.5) for step in zip(*costs, strict=True)
                 )
-                print(
-                    f"depth {depth:>7,}, {name:<19} {send:>6.1f} {receive:>8.1f} {complete:>9.1f}   "
-                    f"{spread([sum(cost) for cost in costs])}"
-                )
+                label = f"depth {depth:,}, {name}"
+                total = spread([sum(cost) for cost in costs])
+                print(f"{label:<42} {send:>6.1f} {receive:>8.1f} {complete:>9.1f}   {total}")
 
 
 if __name__ == "__main__":
