@@ -1,7 +1,7 @@
 """Book each order once, whatever happens to the workers.
 
-A task may run twice: a worker can die after its work and before that was recorded. So the work has to
-be such that the second run changes nothing:
+A task may run twice: a worker can die after its work and before that was recorded. So the work has
+to be such that the second run changes nothing:
 
 * the task's id is the order's number, so sending an order again adds no second task;
 * the booking is keyed by the task's id, in the database itself;
@@ -39,7 +39,8 @@ def connect() -> sqlite3.Connection:
 def book(context: Context, articles: list[str]) -> int:
     """Pick the articles one by one, then book the order."""
     picked: int = context.saved or 0  # what an earlier run had picked already
-    for picked in range(picked + 1, len(articles) + 1):
+    while picked < len(articles):
+        picked += 1
         context.checkpoint(picked)
     with closing(connect()) as connection, connection:
         connection.execute(
