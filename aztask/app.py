@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -24,18 +23,21 @@ from aztask.connections import Connections
 from aztask.context import Context, current_context
 from aztask.errors import DuplicateTask, EncodeError
 from aztask.events import Event, EventSink, FileEventSink, NullEventSink
+from aztask.frozen import build
 from aztask.heldlease import HeldLease
-from aztask.message import TaskMessage
+from aztask.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.publisher import Publisher
 from aztask.results.base import ResultStore, RunKey, RunRecord, State
 from aztask.retry import RetryPolicy
 from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
-from aztask.publisher import Publisher
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 REPR_CHARACTERS = 256
 DEFAULT_BROKER = "local://"
+BATCH = 500
+"""Messages that `map` sends at once: one transaction, and little memory for millions of calls."""
 
 
 class AppOptions(TypedDict, total=False):
@@ -277,20 +279,28 @@ class App:
             return [self.result(str(own_id))]
         expires = options.get("expires") or (task.expires if task else None)
         expires_at = None if expires is None else time.time() + expires
-        messages = [
-            self._message(name, queue, call, own_id, generation, expires_at) for call in calls
-        ]
         delay = options.get("delay", 0.0)
+        parent = current_context()
+        ids: list[str] = []
+        for first in range(0, len(calls), BATCH):
+            messages = [
+                self._message(name, queue, call, own_id or new_id(), generation, expires_at, parent)
+                for call in calls[first : first + BATCH]
+            ]
+            self._publish(queue, messages, delay)
+            ids += [message.id for message in messages]
+            if own_id:
+                self._expect(messages)
+            if self.settings.events is not None:
+                self._tell_enqueued(messages)
+        return list(map(self.result, ids))
+
+    def _publish(self, queue: str, messages: Sequence[TaskMessage], delay: float) -> None:
         publisher = self._open_publisher()
         if len(messages) == 1:
             publisher.publish(queue, messages[0], delay=delay)
         else:
             publisher.publish_many(queue, messages, delay=delay)
-        if own_id:
-            self._expect(messages)
-        if self.settings.events is not None:
-            self._tell_enqueued(messages)
-        return [self.result(message.id) for message in messages]
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:
         """The generation to send under; None when the task id is known and not forced.
@@ -321,28 +331,29 @@ class App:
         name: str,
         queue: str,
         call: Call,
-        own_id: str | None,
+        task_id: str,
         generation: int,
         expires_at: float | None,
+        parent: Context | None,
     ) -> TaskMessage:
         body, content_type, content_encoding = self.codec.encode_arguments(call.args, call.kwargs)
-        task_id = own_id or str(uuid.uuid4())
-        parent = current_context()
-        return TaskMessage(
-            task_id,
-            name,
-            queue,
-            body,
-            content_type,
-            content_encoding,
-            root_id=(parent.message.root_id or parent.task_id) if parent else task_id,
-            parent_id=parent.task_id if parent else None,
-            expires=expires_at,
-            argsrepr=_shown(call.args),
-            kwargsrepr=_shown(call.kwargs),
-            origin=self._origin,
-            generation=generation,
-        )
+        values = {
+            **MESSAGE_DEFAULTS,
+            "id": task_id,
+            "task": name,
+            "queue": queue,
+            "body": body,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
+            "parent_id": parent.task_id if parent else None,
+            "expires": expires_at,
+            "argsrepr": _shown(call.args),
+            "kwargsrepr": _shown(call.kwargs),
+            "origin": self._origin,
+            "generation": generation,
+        }
+        return build(TaskMessage, values)
 
     def _open_publisher(self) -> Publisher:
         """The publisher of the current broker (a forked child has another)."""
@@ -362,6 +373,13 @@ class App:
             for message in messages:
                 sink.emit(Event("enqueued", message.id, message.task, message.queue, ts=now))
             sink.flush()
+
+
+def new_id() -> str:
+    """A random UUID (RFC 9562, version 4) as text; several times faster than `uuid.uuid4`."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def _shown(value: object) -> str:

@@ -32,16 +32,17 @@ from aztask.errors import (
     EncodeError,
     did_you_mean,
 )
+from aztask.frozen import build
 from aztask.headers import (
     COMPRESSION,
     SIGNATURE,
-    check_extra,
+    check_outgoing,
     read_headers,
     read_text,
     write_headers,
 )
 from aztask.limits import Limits, check_json, check_msgpack, check_size
-from aztask.message import MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
 from aztask.signing import Signer
 
 CONTENT_TYPES = {"msgpack": formats.MSGPACK, "json": formats.JSON}
@@ -121,12 +122,7 @@ class Codec:
 
     def encode_value(self, value: Any) -> bytes:
         """A result or a checkpoint as msgpack, whatever the serializer. Raises EncodeError."""
-        try:
-            data = formats.pack(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            _not_encodable("the value", "msgpack", error)
-        self._check_written(data, formats.MSGPACK)
-        return data
+        return self._packed(value, "the value")
 
     def decode_value(self, data: bytes) -> Any:
         """What `encode_value` wrote. Raises DecodeError or ContentRefused."""
@@ -159,7 +155,7 @@ class Codec:
 
         Raises EncodeError for an id, a name or a time that no reader would accept.
         """
-        _check_outgoing(message, self.limits)
+        check_outgoing(message, self.limits)
         try:
             headers = write_headers(message)
         except ValueError as error:
@@ -169,18 +165,22 @@ class Codec:
                 message.body, message.content_type, message.content_encoding, message.queue, headers
             )
             headers[SIGNATURE] = self._signer.sign(parts)
-        return Envelope(
-            body=message.body,
-            headers=headers,
-            message_id=message.message_id,
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            subject=message.task,
-            correlation_id=message.correlation_id or message.id,
-            session=message.session,
-            delay=delay,
-            expires_at=message.expires,
-            properties={"reply_to": message.reply_to} if message.reply_to else {},
+        return build(
+            Envelope,
+            {
+                "body": message.body,
+                "headers": headers,
+                "message_id": message.message_id,
+                "content_type": message.content_type,
+                "content_encoding": message.content_encoding,
+                "subject": message.task,
+                "correlation_id": message.correlation_id or message.id,
+                "session": message.session,
+                "partition_key": None,
+                "delay": delay,
+                "expires_at": message.expires,
+                "properties": {"reply_to": message.reply_to} if message.reply_to else {},
+            },
         )
 
     def from_envelope(self, envelope: Envelope, queue: str) -> TaskMessage:
@@ -201,18 +201,25 @@ class Codec:
         content_type = self._check_content(envelope.content_type, envelope.content_encoding)
         values = read_headers(headers, self.limits)
         body = self._plain_body(envelope)
-        return TaskMessage(
-            queue=queue,
-            body=body,
-            content_type=content_type,
-            content_encoding=envelope.content_encoding,
-            **_properties(envelope, values["id"]),
-            **values,
+        return build(
+            TaskMessage,
+            {
+                **MESSAGE_DEFAULTS,
+                "queue": queue,
+                "body": body,
+                "content_type": content_type,
+                "content_encoding": envelope.content_encoding,
+                **_properties(envelope, values["id"]),
+                **values,
+            },
         )
 
     # -- inside ------------------------------------------------------------------------------
 
     def _dumps(self, value: Any, what: str) -> tuple[str, str, bytes]:
+        if self.content_type == formats.MSGPACK:
+            # what Kombu's registry would call, without its detour
+            return formats.MSGPACK, "binary", self._packed(value, what)
         try:
             content_type, encoding, body = serialization.dumps(value, self.serializer)
         except KombuError as error:
@@ -223,6 +230,14 @@ class Codec:
             _check_json_values(body, EncodeError, what)
         self._check_written(body, content_type)
         return content_type, encoding, body
+
+    def _packed(self, value: Any, what: str) -> bytes:
+        try:
+            data = formats.pack(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            _not_encodable(what, "msgpack", error)
+        self._check_written(data, formats.MSGPACK)
+        return data
 
     def _check_written(self, body: bytes, content_type: str) -> None:
         """Refuse now what a reader with the same limits would refuse later (rule 3)."""
@@ -303,23 +318,6 @@ def _check_embed(embed: object) -> None:
             f"the message embeds {one_line(', '.join(asked), 100)}, which aztask does not run;"
             " send each task by itself"
         )
-
-
-def _check_outgoing(message: TaskMessage, limits: Limits) -> None:
-    try:
-        read_text("the task id", message.id)
-        read_text("the task name", message.task, 512)
-        for name, value in (
-            ("session", message.session),
-            ("group", message.group),
-            ("correlation_id", message.correlation_id),
-        ):
-            if value is not None:
-                read_text(name, value, MESSAGE_ID_LIMIT if name == "session" else 1024)
-        if message.extra:
-            check_extra(message.extra, limits)
-    except DecodeError as error:
-        raise EncodeError(str(error)) from None
 
 
 def _signed_parts(

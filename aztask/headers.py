@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
-from aztask.errors import DecodeError
+from aztask.errors import DecodeError, EncodeError
 from aztask.limits import Limits
-from aztask.message import COUNTER_LIMIT, TaskMessage
+from aztask.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
 
 PROTOCOL: Final = 1
 """Version of the ``aztask-`` headers."""
@@ -41,6 +42,22 @@ LONGEST_RUN: Final = 10 * 366 * 86400.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+_OPTIONAL: Final = {
+    "root_id": "root_id",
+    "parent_id": "parent_id",
+    "group": "group",
+    "argsrepr": "argsrepr",
+    "kwargsrepr": "kwargsrepr",
+    "origin": "origin",
+    "aztask-saved": "saved",
+    "aztask-unknown-since": "unknown_since",
+    "traceparent": "traceparent",
+}
+"""Headers that are left out when there is nothing to say, and the message's fields."""
+_OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
+_optional_of = attrgetter(*_OPTIONAL.values())
+
+
 def write_headers(message: TaskMessage) -> dict[str, Any]:
     """The headers of `message`, ready for an envelope (without a signature)."""
     headers: dict[str, Any] = {
@@ -53,17 +70,7 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
         "aztask-generation": message.generation,
         "aztask-resubmit-count": message.resubmit_count,
     }
-    for name, value in (
-        ("root_id", message.root_id),
-        ("parent_id", message.parent_id),
-        ("group", message.group),
-        ("argsrepr", message.argsrepr),
-        ("kwargsrepr", message.kwargsrepr),
-        ("origin", message.origin),
-        ("aztask-saved", message.saved),
-        ("aztask-unknown-since", message.unknown_since),
-        ("traceparent", message.traceparent),
-    ):
+    for name, value in zip(_OPTIONAL_NAMES, _optional_of(message), strict=True):
         if value is not None:
             headers[name] = value
     if message.eta is not None:
@@ -79,6 +86,23 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
     if message.extra:
         return {**message.extra, **headers}
     return headers
+
+
+def check_outgoing(message: TaskMessage, limits: Limits) -> None:
+    """Refuse what no reader would accept. Raises EncodeError."""
+    try:
+        read_text("the task id", message.id)
+        read_text("the task name", message.task, 512)
+        if message.session is not None:
+            read_text("session", message.session, MESSAGE_ID_LIMIT)
+        if message.group is not None:
+            read_text("group", message.group)
+        if message.correlation_id is not None:
+            read_text("correlation_id", message.correlation_id)
+        if message.extra:
+            check_extra(message.extra, limits)
+    except DecodeError as error:
+        raise EncodeError(str(error)) from None
 
 
 def read_headers(headers: Mapping[str, Any], limits: Limits) -> dict[str, Any]:

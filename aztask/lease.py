@@ -200,7 +200,7 @@ class LeaseBook:
             lease.change(LeaseEvent.RENEW_FAILED)
             lease.failures += 1
             pause = min(0.1 * 2**lease.failures, 0.1 * lease.delivery.lease_seconds)
-            self._schedule(lease, asked_at + pause)
+            self._schedule(lease, min(asked_at + pause, lease.deadline))
 
     def token_gone(self, lease: Lease) -> None:
         """The renewal's reply was lost and its token with it: run to the deadline, no further."""
@@ -245,8 +245,8 @@ class LeaseBook:
         return lease not in self._leases or lease.due_at != at
 
     def _early_at(self, lease: Lease) -> float:
-        if lease.failures or lease.state is not LeaseState.HELD:
-            return lease.due_at
+        if lease.failures or lease.state is not LeaseState.HELD or lease.due_at >= lease.deadline:
+            return lease.due_at  # a retry, or only its end is left to be seen
         return min(lease.due_at, lease.granted_at + BATCH_FROM * self._granted(lease))
 
     @staticmethod

@@ -130,6 +130,7 @@ class Task(Generic[P, R]):
                 f"lease ({self.lease:g} s)"
             )
         self.signature = inspect.signature(function)
+        self._fewest, self._most = _positional_counts(self.signature, with_context=with_context)
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -188,6 +189,8 @@ class Task(Generic[P, R]):
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError, as the call itself would, when the arguments do not fit."""
+        if not kwargs and self._fewest <= len(args) <= self._most:
+            return  # the usual case, without building a binding
         try:
             if self.with_context:
                 self.signature.bind(None, *args, **kwargs)
@@ -221,6 +224,22 @@ class BoundTask(Generic[P, R]):
         if "task_id" in self._options:
             raise ConfigurationError("task_id names one invocation; map sends many")
         return self._task._send_many(self._options, calls)
+
+
+def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:
+    """(fewest, most) positional arguments that fit without keywords; (1, 0) when none do."""
+    kinds = inspect.Parameter
+    positional = [
+        each
+        for each in signature.parameters.values()
+        if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    ][int(with_context) :]
+    if any(
+        each.kind is kinds.KEYWORD_ONLY and each.default is kinds.empty
+        for each in signature.parameters.values()
+    ):
+        return 1, 0
+    return sum(each.default is kinds.empty for each in positional), len(positional)
 
 
 def _choice(value: object, known: Sequence[str], what: str) -> str:

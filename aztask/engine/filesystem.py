@@ -21,6 +21,8 @@ fuse.ceph-fuse fuse.cifs fuse.smbnetfs fuse.gcsfuse fuse.juicefs
 NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split())
 """Types, as /proc/self/mountinfo spells them, that other machines may have mounted as well."""
 
+MOUNTINFO = Path("/proc/self/mountinfo")
+
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
@@ -51,7 +53,7 @@ def refuse_network(directory: str) -> None:
     What cannot be told (no /proc, an unknown type) passes.
     """
     try:
-        with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="surrogateescape") as lines:
+        with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:
             kind = file_system(directory, lines)
     except OSError:
         return

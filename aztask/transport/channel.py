@@ -25,7 +25,7 @@ from aztask.errors import CodecError, QueueNotFound
 from aztask.leasekeeper import LeaseKeeper
 from aztask.retry import EXPIRED
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
-from aztask.transport.options import TransportOptions
+from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
 from aztask.transport.unacked import Holding, Source, Unacked
 
@@ -73,6 +73,8 @@ class Channel(virtual.Channel):
         self.link = connection
         self.no_ack_consumers: set[str] = set()
         self._sources: dict[str, Source] = {}
+        self._getters: dict[tuple[str, bool], Source] = {}
+        self._retired: list[Source] = []
         self._ready: deque[Holding] = deque()
         self._unacked: Unacked | None = None
         self._prefetch = 0
@@ -177,13 +179,18 @@ class Channel(virtual.Channel):
         mine = [holding for holding in self._ready if holding.consumer_tag == consumer_tag]
         for holding in mine:
             self._ready.remove(holding)
-            self.unacked.settle(holding.tag, Release())
-        source.close()
+        self.unacked.give_back([holding.tag for holding in mine if holding.lease], Release())
+        # What was handed out is still to be settled through this receiver.
+        self._retired.append(source)
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """One message, or None."""
         found: list[Any] = []
-        source = self._source(queue, no_ack, "", found.append)
+        key = (queue, bool(no_ack))
+        source = self._getters.get(key)
+        if source is None:
+            source = self._getters[key] = self._source(queue, no_ack, "", nothing)
+        source.callback = found.append
         remote = self.link.broker.capabilities.remote
         while not found and self.fetch(source, _REMOTE_WAIT if remote else 0.0, limit=1):
             self._hand_out(source, self._ready.pop())
@@ -204,8 +211,7 @@ class Channel(virtual.Channel):
 
     def basic_recover(self, requeue: bool = False) -> None:
         """Give everything back that was handed out and not acknowledged."""
-        for tag in self.unacked.tags_up_to(next(self._tags)):
-            self.unacked.settle(tag, Abandon())
+        self.unacked.give_back(self.unacked.tags_up_to(next(self._tags)), Abandon())
 
     # -- receiving ---------------------------------------------------------------------------
 
@@ -239,7 +245,7 @@ class Channel(virtual.Channel):
 
     def fetch(self, source: Source, wait: float, limit: int = BATCH) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; whether anything came."""
-        if self._prefetch:
+        if self._prefetch and source.consumer_tag:
             limit = min(limit, self._prefetch - len(self.unacked))
         if source.no_ack:
             limit = 1  # what is deleted at receipt and not handed out would be lost
@@ -326,6 +332,8 @@ class Channel(virtual.Channel):
                 self.basic_cancel(tag)
             if self._unacked is not None:
                 self.basic_recover(requeue=True)
+            for source in (*self._retired, *self._getters.values()):
+                source.close()
         super().close()
 
     def _notice_fork(self) -> None:
@@ -334,5 +342,7 @@ class Channel(virtual.Channel):
             self._pid = os.getpid()
             self._ready.clear()
             self._unacked = None
+            self._retired.clear()
+            self._getters.clear()
             for source in self._sources.values():
                 source.reopen(self.link.broker)

@@ -48,6 +48,11 @@ class Transport(virtual.Transport):
         self._turn = 0
 
     @property
+    def default_connection_params(self) -> dict[str, Any]:
+        """None: the address is the option ``broker``, and ``aztask://`` names no host."""
+        return {}
+
+    @property
     def broker(self) -> Broker:
         """The broker of this process; a child opens its own after a fork."""
         if self._broker is None or self._pid != os.getpid():

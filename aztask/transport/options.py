@@ -74,8 +74,8 @@ class TransportOptions:
         return broker, nothing if broker is given else broker.close
 
 
-def nothing() -> None:
-    """Close nothing."""
+def nothing(*_: object) -> None:
+    """What is called where there is nothing to do."""
 
 
 def _accepted(names: object) -> frozenset[str]:

@@ -59,6 +59,8 @@ def to_envelope(message: dict[str, Any], now: float) -> Envelope:
     message_id = properties.get("message_id")
     if message_id is None:
         message_id = properties["message_id"] = str(uuid4())
+    elif not isinstance(message_id, str) or not 0 < len(message_id) <= MESSAGE_ID_LIMIT:
+        raise EncodeError(f"message_id must be a text of 1 to {MESSAGE_ID_LIMIT} characters")
     delay = properties.get("delay")
     if delay is None:
         delay, headers = _delay(properties, headers, now)

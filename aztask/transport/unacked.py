@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from aztask.brokers.base import Broker, Receiver
 from aztask.clock import boot_seconds
 from aztask.delivery import Delivery, Lost, Settled
-from aztask.errors import BrokerUnavailable
+from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.lease import Lease, LeaseState
 from aztask.leasekeeper import LeaseKeeper
 from aztask.settlement import Settlement, name_of
@@ -108,7 +108,7 @@ class Unacked:
 
     def tags_up_to(self, tag: int) -> list[int]:
         """The tags of what was handed out no later than `tag`, in order."""
-        return sorted(held for held in self._holdings if held <= tag)
+        return sorted(held for held in list(self._holdings) if held <= tag)
 
     def settle(self, tag: int, settlement: Settlement) -> bool:
         """Carry out `settlement`; whether it took effect.
@@ -129,6 +129,24 @@ class Unacked:
         finally:
             with self._changed:
                 self._changed.notify_all()
+
+    def give_back(self, tags: Sequence[int], settlement: Settlement) -> None:
+        """Settle these because nobody will acknowledge them any more; never raises.
+
+        When the broker cannot be reached the rest is left to its leases, which end by themselves.
+        """
+        for number, tag in enumerate(tags):
+            try:
+                self.settle(tag, settlement)
+            except BrokerError as error:
+                rest = [self._holdings.pop(left, None) for left in tags[number + 1 :]]
+                self._keeper.drop([held.lease for held in rest if held and held.lease])
+                logger.warning(
+                    "could not give back %d messages; they come back when their leases end: %s",
+                    len(tags) - number,
+                    error,
+                )
+                return
 
     def drop(self, holding: Holding) -> None:
         """Forget one whose lease lapsed before its consumer saw it: somebody else runs it."""
@@ -152,7 +170,11 @@ class Unacked:
             if not self._begin(lease):
                 self._too_late(holding, lease, settlement)
                 return False
-            answer = self._answer(holding, settlement)
+            try:
+                answer = self._answer(holding, settlement)
+            except AztaskError:
+                self._keeper.drop([lease])
+                raise
             if isinstance(answer, Settled):
                 self._keeper.settled([lease])
                 return True
@@ -184,6 +206,8 @@ class Unacked:
         except BrokerUnavailable as error:
             logger.warning("could not %s a message: %s", name_of(settlement), error)
             return None
+        except AlreadySettled:
+            return Settled()
         return answer if isinstance(answer, Settled | Lost) else None
 
     @staticmethod

@@ -140,7 +140,8 @@ class Worker:
             raise AssertionError(f"the worker did not end:\n{self.log}") from None
 
     def stop(self, seconds: float = 30.0) -> int:
-        """SIGTERM, and its exit code."""
+        """SIGTERM, once it has said that it is up, and its exit code."""
+        wait_until(lambda: self.log or self.process.poll() is not None, 15, "the worker is up")
         self.signal(signal.SIGTERM)
         return self.wait(seconds)
 

@@ -187,6 +187,40 @@ def test_a_message_can_be_fetched_by_hand(connect, broker):
     assert counts(broker) == (0, 0, 0, 0)
 
 
+def test_a_message_fetched_by_hand_does_not_wait_for_the_prefetch_count(connect):
+    connection = connect()
+    for n in range(3):
+        connection.Producer().publish(n, routing_key="q")
+    consumer = consume(connection, prefetch_count=1)
+    drain(connection, consumer)
+    assert kombu.Queue("q", channel=consumer.channel).get().payload == 1
+
+
+def test_an_ack_that_the_broker_does_not_confirm_is_an_error_and_closing_still_ends(path, caplog):
+    database = Database(path)
+    connection = kombu.Connection("aztask://", transport_options={"broker": LocalBroker(database)})
+    for n in range(3):
+        connection.Producer().publish(n, routing_key="q")
+    consumer = consume(connection)
+    message = drain(connection, consumer)
+    database.close()
+    with pytest.raises(connection.connection_errors + connection.channel_errors):
+        message.ack()
+    assert not message.acknowledged
+    connection.release()
+    assert "could not give back 2 messages" in caplog.text
+
+
+def test_closing_does_not_fail_when_the_queue_is_gone(connect, broker, caplog):
+    connection = connect()
+    for n in range(3):
+        connection.Producer().publish(n, routing_key="q")
+    drain(connection, consume(connection))
+    broker.delete("q")
+    connection.release()
+    assert broker.queues() == []
+
+
 # -- leases ------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,8 @@ def test_an_expiration_in_milliseconds_becomes_a_time():
         {"expiration": "never"},
         {"expiration": "nan"},
         {"expiration": "-5"},
+        {"message_id": "x" * 129},
+        {"message_id": 7},
     ],
 )
 def test_delays_that_cannot_be_are_refused(given):

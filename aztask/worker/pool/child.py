@@ -22,6 +22,7 @@ from typing import Any
 
 from aztask.loading import load_app
 from aztask.worker.board import Board
+from aztask.worker.logs import configure
 from aztask.worker.packets import Packets
 from aztask.worker.pool.interrupt import Slot
 from aztask.worker.pool.runner import Runner
@@ -104,9 +105,7 @@ def main() -> None:
     # ^C reaches the whole terminal: the worker alone decides when its pool ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = [path for path in setup["path"] if path not in sys.path]
-    logging.basicConfig(
-        level=setup["log_level"], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure(*setup["log"])
     try:
         Child(setup).run()
     except (BrokenPipeError, ConnectionResetError):

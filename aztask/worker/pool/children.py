@@ -27,6 +27,7 @@ from typing import Any
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.board import Board
 from aztask.worker.job import Job
+from aztask.worker.logs import configured
 from aztask.worker.packets import Packets, socket_pair
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class PoolProcess:
             "control": theirs[2].fileno(),
             "board": self.board.descriptor,
             "path": [path for path in sys.path if path],
-            "log_level": logging.getLogger().getEffectiveLevel(),
+            "log": configured(),
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "aztask.worker.pool.child", json.dumps(setup)],

@@ -34,7 +34,8 @@ from aztask.errors import (
     TaskControl,
     TimeLimitExceeded,
 )
-from aztask.message import TaskMessage
+from aztask.frozen import build
+from aztask.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, to_record
 from aztask.task import Task
 from aztask.worker.board import Board
@@ -90,7 +91,7 @@ class Runner:
     def run(self, slot: Slot, packet: list[Any]) -> None:
         """Run the delivery in `packet` and send the answer."""
         number, fields, delivery_count, deadline = packet
-        message = TaskMessage(*fields)
+        message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
         self._leases[number] = lease
         started = boot_seconds()
@@ -134,7 +135,7 @@ class Runner:
                 args, kwargs = self._app.codec.decode_arguments(message)
                 saved = self._app.codec.decode_value(message.saved) if message.saved else None
             except CodecError as error:
-                verdict = DeadLetter("Undecodable", str(error))
+                verdict = DeadLetter("undecodable", str(error))
                 return ["failed", to_record(verdict), *_described(error)]
             context = Context(
                 message,
@@ -178,7 +179,7 @@ class Runner:
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, EncodeError):
             # running it again would give the same value: fail once
-            verdict: Any = DeadLetter("UnserialisableResult", str(error))
+            verdict: Any = DeadLetter("unserialisable-result", str(error))
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl):

@@ -1,0 +1,6 @@
+"""``python -m aztask``: the same as the command ``aztask``."""
+
+from aztask.cli.main import main
+
+if __name__ == "__main__":
+    main()

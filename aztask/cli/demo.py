@@ -1,0 +1,219 @@
+"""``aztask demo``: the main job on the embedded broker, with real input and real workers."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from aztask.app import App
+from aztask.asyncresult import AsyncResult
+from aztask.cli.demo_work import (
+    QUEUE,
+    Facts,
+    facts,
+    fails_first,
+    files_under,
+    portable,
+    register,
+)
+from aztask.cli.demo_worker import DemoWorker
+from aztask.cli.failures import Failed, NotFound, visible
+from aztask.cli.options import json_option
+from aztask.cli.output import plural, print_fields, print_json, print_table
+from aztask.cli.progress import Progress
+from aztask.cli.target import results_of
+from aztask.results.base import RunRecord, State
+
+CHECK_SECONDS = 0.05
+SLOWEST = 5
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file: its name, its task's handle, and how that ended."""
+
+    name: str
+    record: RunRecord | None
+    value: Any
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the task did."""
+        return self.record is not None and self.record.state is State.SUCCEEDED
+
+    @property
+    def retried(self) -> bool:
+        """Whether it took more than one run."""
+        return self.record is not None and self.record.key.hop > 0
+
+    @property
+    def seconds(self) -> float:
+        """How long the last run took."""
+        outcome = self.record.outcome if self.record is not None else None
+        return outcome.duration if outcome is not None else 0.0
+
+
+@click.command("demo")
+@click.argument("path", type=click.Path(exists=True), required=False)
+@json_option
+def command(path: str | None, as_json: bool) -> None:
+    """Run one task for each file under PATH, and check every result.
+
+    PATH is Python's standard library by default. A worker process computes each file's size, lines,
+    SHA-256 and names; some tasks fail at first on purpose, so that their retries can be seen.
+    Nothing is left behind: queue, results and events live in a temporary folder.
+    """
+    root, names = _input(path)
+    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="aztask-demo-") as folder:
+        jobs, seconds, checks = _run(Path(folder), root, names)
+    wrong = [job.name for job in jobs if not _right(root, job, checks[job.name])]
+    if as_json:
+        print_json(
+            {
+                "tasks": len(jobs),
+                "succeeded": sum(job.succeeded for job in jobs),
+                "retried": sum(job.retried for job in jobs),
+                "seconds": round(seconds, 3),
+            }
+        )
+    else:
+        _print_summary(jobs, seconds)
+    if wrong:
+        shown = ", ".join(visible(name) for name in wrong[:NAMED])
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        raise Failed(f"{plural(len(wrong), 'result')} of {len(jobs):,} wrong: {shown}{more}")
+
+
+def _input(path: str | None) -> tuple[str, list[str]]:
+    """(folder, names of the files in it)."""
+    given = Path(path if path is not None else sysconfig.get_paths()["stdlib"]).absolute()
+    root, names = (
+        (str(given), list(files_under(str(given))))
+        if given.is_dir()
+        else (str(given.parent), [given.name])
+    )
+    if not names:
+        raise NotFound(f"there is no file under {str(given)!r}")
+    fail = sum(map(fails_first, names))
+    click.echo(
+        f"{plural(len(names), 'file')} under {visible(root)}, one task each; "
+        f"{plural(fail, 'task')} will fail at first, on purpose",
+        err=True,
+    )
+    return root, names
+
+
+def _run(
+    folder: Path, root: str, names: Sequence[str]
+) -> tuple[list[Job], float, dict[str, Facts]]:
+    """(how each file's task ended, seconds from the first send, the facts computed here)."""
+    address = f"local://{folder}/demo.db"
+    app = App("demo", broker=address, results=address, events=str(folder / "events"))
+    task = register(app)
+    started = time.monotonic()
+    try:
+        with DemoWorker(folder, address) as worker:
+            base = portable(root)
+            results = task.map([(base, portable(name)) for name in names])
+            worker.start()
+            checks = _watch(app, worker, root, names)
+            seconds = time.monotonic() - started
+        for name in names[len(checks) :]:
+            checks[name] = facts(root, name)
+        jobs = [_job(app, *pair) for pair in zip(names, results, strict=True)]
+    finally:
+        app.close()
+    return jobs, seconds, checks
+
+
+def _watch(app: App, worker: DemoWorker, root: str, names: Sequence[str]) -> dict[str, Facts]:
+    """Show progress until the worker has ended; meanwhile compute here what it computes there."""
+    progress = Progress(len(names), "tasks")
+    checks: dict[str, Facts] = {}
+    left = iter(names)
+    try:
+        while worker.runs():
+            stats = app.broker.stats(QUEUE)
+            waiting = stats.scheduled or 0
+            open_tasks = (stats.active or 0) + (stats.leased or 0) + waiting
+            note = f", {waiting} wait for their retry" if waiting else ""
+            progress.show(len(names) - open_tasks, note)
+            _check_some(root, left, checks)
+        stats = app.broker.stats(QUEUE)
+        open_tasks = sum((stats.active or 0, stats.leased or 0, stats.scheduled or 0))
+        progress.show(len(names) - open_tasks, last=True)
+    except BaseException:
+        progress.clear()
+        raise
+    return checks
+
+
+def _check_some(root: str, left: Iterator[str], checks: dict[str, Facts]) -> None:
+    """Compute for a moment, or rest when all is computed."""
+    until = time.monotonic() + CHECK_SECONDS
+    for name in left:
+        checks[name] = facts(root, name)
+        if time.monotonic() >= until:
+            return
+    time.sleep(max(0.0, until - time.monotonic()))
+
+
+def _job(app: App, name: str, result: AsyncResult[Facts]) -> Job:
+    record = results_of(app).get(result.id)
+    value = None
+    if record is not None and record.outcome is not None and record.outcome.value is not None:
+        value = app.codec.decode_value(record.outcome.value)
+    return Job(name, record, value)
+
+
+def _right(root: str, job: Job, expected: Facts) -> bool:
+    """Whether the result is what the file gives here; a file may have changed: it is read anew."""
+    return job.succeeded and (job.value == expected or job.value == facts(root, job.name))
+
+
+def _print_summary(jobs: Sequence[Job], seconds: float) -> None:
+    values = [job.value for job in jobs if isinstance(job.value, dict)]
+    succeeded = sum(job.succeeded for job in jobs)
+    print_fields(
+        [
+            ("tasks", f"{len(jobs):,}"),
+            ("succeeded", f"{succeeded:,}"),
+            ("retried", f"{sum(job.retried for job in jobs):,}"),
+            ("failed", f"{len(jobs) - succeeded:,}"),
+            ("seconds", f"{seconds:.2f}"),
+            ("tasks/s", f"{len(jobs) / max(seconds, 1e-6):,.0f}"),
+            ("bytes", f"{sum(value.get('size', 0) for value in values):,}"),
+            ("lines", f"{sum(value.get('lines', 0) for value in values):,}"),
+        ]
+    )
+    click.echo()
+    slowest = sorted(jobs, key=lambda job: job.seconds, reverse=True)[:SLOWEST]
+    print_table(["seconds", "slowest files"], [[f"{j.seconds:.3f}", j.name] for j in slowest])
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does: through its clean-up."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, _leave) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)

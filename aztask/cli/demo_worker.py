@@ -1,0 +1,96 @@
+"""The demo's worker: a real ``aztask worker`` in a child process, which ends with the demo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aztask
+from aztask.cli.demo_work import APP, QUEUE
+from aztask.cli.failures import Failed
+
+MOST_CONCURRENCY = 16
+PATIENCE_SECONDS = 5.0
+
+
+class DemoWorker:
+    """A context manager: whatever happens in the block, no process is left behind.
+
+    The worker gets a session of its own, so that Ctrl-C reaches the demo alone, which then ends
+    the worker. If the demo itself is killed, the worker ends when the queue is empty (--burst).
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder = folder
+        self._address = address
+        self._log = folder / "worker.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it: ask, ask again, kill."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            process.send_signal(number)
+            try:
+                process.wait(PATIENCE_SECONDS)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+        process.wait()
+
+    def start(self) -> None:
+        """Start it."""
+        slots = max(2, min(MOST_CONCURRENCY, os.cpu_count() or 1))
+        command = [sys.executable, "-m", "aztask", "worker", "-A", APP, "-Q", QUEUE]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--burst", "-c", str(slots), "--name", "demo"],
+                cwd=self._folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def runs(self) -> bool:
+        """Whether it is at work; Failed, with the end of its log, when it ended with an error."""
+        code = self._process.poll() if self._process is not None else None
+        if code:
+            lines = self._log.read_text("utf-8", "replace").splitlines() or ["it said nothing"]
+            raise Failed(f"the worker ended with code {code}: {lines[-1]}")
+        return code is None
+
+    def _environment(self) -> dict[str, str]:
+        """This process's, without settings of the user's own apps."""
+        kept = {name: value for name, value in os.environ.items() if not _is_setting(name)}
+        home = Path(aztask.__file__).parents[1]
+        path = [] if home.name.endswith("-packages") else [str(home)]
+        if before := kept.get("PYTHONPATH"):
+            path.append(before)
+        return {
+            **kept,
+            **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
+            "AZTASK_BROKER": self._address,
+            "AZTASK_RESULTS": self._address,
+            "AZTASK_EVENTS": str(self._folder / "events"),
+        }
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith("AZTASK_") and name != "AZTASK_DEBUG"

@@ -1,0 +1,274 @@
+"""``aztask dlq``: dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from aztask.app import App
+from aztask.cli.confirm import confirm, dry_run_option, yes_option
+from aztask.cli.deadletter_view import print_letter, summary
+from aztask.cli.failures import Failed, NotFound, visible
+from aztask.cli.group import Group
+from aztask.cli.options import Names, all_names, app_option, json_option
+from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
+from aztask.cli.target import open_app
+from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
+from aztask.sweep import LEASE_SECONDS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group("dlq", cls=Group)
+@app_option
+def command() -> None:
+    """Look at dead letters, replay or purge them.
+
+    Without -Q, the dead letters of all queues are meant.
+    """
+
+
+def queues_option(function: Command) -> Command:
+    """``-Q``: whose dead letters."""
+    option: Callable[[Command], Command] = click.option(
+        "-Q",
+        "--queues",
+        type=Names(),
+        multiple=True,
+        help="Only these queues, a,b or several times. [default: all]",
+    )
+    return option(function)
+
+
+def selection_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Ids and filters, gathered into one `Selection`."""
+
+    @click.argument("ids", nargs=-1, metavar="[ID]...")
+    @click.option("--task", help="Those of this task.")
+    @click.option("--reason", help="Those with this dead-letter reason.")
+    @click.option("--all", "everything", is_flag=True, help="All of them.")
+    @wraps(function)
+    def gathered(
+        ids: Sequence[str],
+        task: str | None,
+        reason: str | None,
+        everything: bool,
+        **rest: Any,
+    ) -> None:
+        narrowed = bool(ids) or task is not None or reason is not None
+        if everything == narrowed:
+            raise click.UsageError(
+                "--all goes without ids, --task and --reason"
+                if everything
+                else "say which: ids, --task, --reason or --all",
+                click.get_current_context(),
+            )
+        function(selection=Selection(frozenset(ids), task, reason, everything), **rest)
+
+    return gathered
+
+
+@command.command("list")
+@app_option
+@queues_option
+@click.option("--task", help="Only those of this task.")
+@click.option("--reason", help="Only those with this dead-letter reason.")
+@click.option("--limit", type=click.IntRange(1), default=100, help="How many at most.")
+@json_option
+def list_(
+    queues: Sequence[tuple[str, ...]],
+    task: str | None,
+    reason: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List dead letters, oldest first."""
+    selection = Selection(frozenset(), task, reason, task is None and reason is None)
+    with open_app() as app:
+        letters = list(islice(_find(app, queues, selection), limit))
+    if as_json:
+        for letter in letters:
+            print_json(summary(letter))
+        return
+    print_table(
+        ["id", "queue", "task", "reason", "enqueued", "retries", "description"],
+        [
+            [
+                letter.id,
+                letter.queue,
+                letter.task,
+                letter.reason,
+                local_time(letter.at),
+                letter.resubmit_count,
+                letter.description or letter.problem,
+            ]
+            for letter in letters
+        ],
+    )
+
+
+@command.command("groups")
+@app_option
+@queues_option
+@json_option
+def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
+    """Count dead letters by task and reason, the largest groups first."""
+    with open_app() as app:
+        found = [(each.queue, group) for each in _queues(app, queues) for group in each.groups()]
+    if as_json:
+        for queue, group in found:
+            print_json(
+                {
+                    "queue": queue,
+                    "task": group.task,
+                    "reason": group.reason,
+                    "count": group.count,
+                    "first_at": iso_time(group.first_at),
+                    "last_at": iso_time(group.last_at),
+                }
+            )
+        return
+    print_table(
+        ["count", "queue", "task", "reason", "first", "last"],
+        [
+            [
+                group.count,
+                queue,
+                group.task,
+                group.reason,
+                local_time(group.first_at),
+                local_time(group.last_at),
+            ]
+            for queue, group in found
+        ],
+    )
+
+
+@command.command("show")
+@app_option
+@click.argument("letter_id", metavar="ID")
+@queues_option
+@json_option
+def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
+    """Show everything about one dead letter.
+
+    ID: a task id, a message id or @POSITION, as list shows them.
+    """
+    with open_app() as app:
+        letters = list(_find(app, queues, Selection(frozenset([letter_id]))))
+        if not letters:
+            raise NotFound(f"there is no dead letter {letter_id!r}; see: aztask dlq list")
+        for letter in letters:
+            print_letter(app, letter, as_json=as_json)
+
+
+@command.command("replay")
+@app_option
+@selection_options
+@queues_option
+@click.option("--rate", type=click.FloatRange(0.001, 1e6), help="At most so many a second.")
+@dry_run_option
+@yes_option
+def replay(
+    selection: Selection,
+    queues: Sequence[tuple[str, ...]],
+    rate: float | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Send dead letters again, with all their retries.
+
+    They are removed from the dead letters once they are sent. ID: a task id, a message id or
+    @POSITION, as list shows them.
+    """
+    with open_app() as app:
+        _act(
+            app,
+            queues,
+            selection,
+            ("replay", "replayed"),
+            lambda letters, progress: letters.replay(selection, rate=rate, progress=progress),
+            dry_run=dry_run,
+            yes=yes,
+        )
+
+
+@command.command("purge")
+@app_option
+@selection_options
+@queues_option
+@dry_run_option
+@yes_option
+def purge(
+    selection: Selection, queues: Sequence[tuple[str, ...]], dry_run: bool, yes: bool
+) -> None:
+    """Delete dead letters for good.
+
+    ID: a task id, a message id or @POSITION, as list shows them.
+    """
+    with open_app() as app:
+        _act(
+            app,
+            queues,
+            selection,
+            ("purge", "purged"),
+            lambda letters, progress: letters.purge(selection, progress=progress),
+            dry_run=dry_run,
+            yes=yes,
+        )
+
+
+Act = Callable[[DeadLetters, Callable[[Report], None]], Report]
+
+
+def _act(
+    app: App,
+    queues: Sequence[tuple[str, ...]],
+    selection: Selection,
+    words: tuple[str, str],
+    act: Act,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Count, ask, act, and say what was done, also when it is broken off."""
+    verb, past = words
+    counts = [(letters, letters.count(selection)) for letters in _queues(app, queues)]
+    counts = [(letters, count) for letters, count in counts if count]
+    total = sum(count for _, count in counts)
+    if not total and selection.ids:
+        raise NotFound(f"no dead letter has the id {', '.join(sorted(selection.ids))}")
+    if not total:
+        click.echo(f"there is nothing to {verb}")
+        return
+    places = ", ".join(f"{count:,} of {visible(letters.queue)}" for letters, count in counts)
+    if not confirm(f"{verb} {plural(total, 'dead letter')} ({places})", dry_run=dry_run, yes=yes):
+        return
+    reports: dict[str, Report] = {}
+    try:
+        for letters, _ in counts:
+            reports[letters.queue] = act(letters, partial(reports.__setitem__, letters.queue))
+    finally:
+        done = sum(report.done for report in reports.values())
+        click.echo(f"{past} {plural(done, 'dead letter')}")
+    if lost := sum(report.lost for report in reports.values()):
+        raise Failed(
+            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or held by somebody "
+            f"else, for {LEASE_SECONDS:g} s if that one died; look again: aztask dlq list"
+        )
+
+
+def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:
+    names = all_names(queues) or app.broker.queues()
+    return [DeadLetters(app, name) for name in names]
+
+
+def _find(
+    app: App, queues: Sequence[tuple[str, ...]], selection: Selection
+) -> Iterator[DeadLetterView]:
+    for letters in _queues(app, queues):
+        yield from letters.find(selection)

@@ -1,0 +1,114 @@
+"""The command group. Rules
+
+1. ``aztask --help`` loads no command: names and short help stand in `COMMANDS`, and a test holds
+   them equal to what the commands say themselves.
+2. Nothing here imports Kombu, an SDK or the App; a command's module does when it is loaded.
+3. Whatever goes wrong ends in `aztask.cli.failures`: one line on stderr and an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from aztask.cli import failures
+from aztask.cli.group import Group
+from aztask.cli.options import app_option
+from aztask.version import __version__
+
+COMMANDS = {
+    "demo": "Run real work on the embedded broker, check every result.",
+    "worker": "Run tasks from queues until stopped.",
+    "send": "Send one invocation of a task.",
+    "result": "Show how a task ended, or the newest runs.",
+    "cancel": "Have tasks not started any more.",
+    "tasks": "List the tasks that an app registers.",
+    "workers": "List the workers that have told of themselves.",
+    "queues": "List, create and delete queues.",
+    "dlq": "Look at dead letters, replay or purge them.",
+}
+
+EPILOG = (
+    "Exit codes: 0 ok, 1 failure, 2 usage or import error, 3 broker unreachable, "
+    "4 configuration or permission, 5 not found. Every option has an environment variable: "
+    "AZTASK_WORKER_CONCURRENCY for the worker's --concurrency. Without -A, AZTASK_BROKER and "
+    "AZTASK_RESULTS say where queues and results are."
+)
+
+
+class LazyGroup(Group):
+    """Imports ``aztask.cli.NAME`` when NAME is run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of `COMMANDS`, which begins with what a newcomer needs."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"aztask.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, out of the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"aztask {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={
+        "auto_envvar_prefix": "AZTASK",
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+        "max_content_width": 100,
+    },
+)
+@app_option
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run Python functions as background tasks on Azure queues, under auto-renewing leases."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")  # names may hold anything, a locale may not
+    try:
+        code = cli.main(arguments, prog_name="aztask", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BaseException as error:  # noqa: BLE001  # the one place that turns errors into codes
+        return failures.report(error)
+    return code if isinstance(code, int) else failures.OK
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    sys.exit(run())

@@ -1,0 +1,107 @@
+"""``aztask queues``: list, create, delete."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import click
+
+from aztask.app import App
+from aztask.brokers.base import QueueStats
+from aztask.cli.confirm import confirm, dry_run_option, yes_option
+from aztask.cli.failures import visible
+from aztask.cli.group import Group
+from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
+from aztask.cli.output import plural, print_json, print_table
+from aztask.cli.target import open_app
+from aztask.errors import QueueNotFound
+
+
+@click.group("queues", cls=Group, invoke_without_command=True)
+@app_option
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """List, create and delete queues; without a command, list them."""
+    if ctx.invoked_subcommand is None:
+        _print_queues(as_json=as_json)
+    elif as_json:
+        raise click.UsageError("--json goes behind the command: aztask queues list --json")
+
+
+@command.command("list")
+@app_option
+@json_option
+def list_(as_json: bool) -> None:
+    """List the queues and how many messages each one holds."""
+    _print_queues(as_json=as_json)
+
+
+@command.command("create")
+@app_option
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--lease", type=Duration(least=0.1, most=LONGEST_LEASE), help="The queue's lease.")
+@click.option(
+    "--duplicate-window",
+    type=Duration(),
+    help="Time within which a message id is stored once; 0 switches it off.",
+)
+@click.option("--time-to-live", type=Duration(least=1.0), help="Time after which messages expire.")
+@click.option(
+    "--max-deliveries", type=click.IntRange(1, 2**31 - 1), help="The broker's own delivery limit."
+)
+@click.option("--sessions/--no-sessions", default=None, help="Messages of one session in order.")
+def create(names: tuple[str, ...], **options: Any) -> None:
+    """Create each queue NAME that is missing, as the app and the options say.
+
+    What the service cannot change on a queue that exists is left as it is.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    with open_app(creates=True) as app:
+        for name in names:
+            app.broker.declare(name, replace(app.queue_options(name), **given))
+            click.echo(f"queue {visible(name)} is there")
+
+
+@command.command("delete")
+@app_option
+@click.argument("name")
+@dry_run_option
+@yes_option
+def delete(name: str, dry_run: bool, yes: bool) -> None:
+    """Delete the queue NAME with its messages and dead letters."""
+    with open_app() as app:
+        stats = app.broker.stats(name)
+        held = sum(count or 0 for count in _counts(stats))
+        what = f"delete queue {visible(name)} with {plural(held, 'message')}"
+        if confirm(what, dry_run=dry_run, yes=yes):
+            app.broker.delete(name)
+            click.echo(f"queue {visible(name)} is deleted")
+
+
+def _print_queues(*, as_json: bool) -> None:
+    with open_app() as app:
+        found = _stats(app)
+    if as_json:
+        for stats in found:
+            print_json(asdict(stats))
+        return
+    print_table(
+        ["queue", "active", "leased", "scheduled", "deferred", "dead"],
+        [[stats.queue, *_counts(stats)] for stats in found],
+    )
+
+
+def _stats(app: App) -> list[QueueStats]:
+    found = []
+    for name in app.broker.queues():
+        try:
+            found.append(app.broker.stats(name))
+        except QueueNotFound:
+            continue  # deleted meanwhile
+    return found
+
+
+def _counts(stats: QueueStats) -> tuple[int | None, ...]:
+    return stats.active, stats.leased, stats.scheduled, stats.deferred, stats.dead

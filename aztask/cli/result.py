@@ -1,0 +1,159 @@
+"""``aztask result``: how a task ended, or what ran last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from aztask.app import App
+from aztask.cli.failures import NotFound, visible
+from aztask.cli.options import app_option, json_option
+from aztask.cli.output import (
+    iso_time,
+    local_time,
+    print_fields,
+    print_json,
+    print_table,
+    to_json,
+)
+from aztask.cli.target import open_app, results_of
+from aztask.errors import CodecError
+from aztask.results.base import ResultStore, RunRecord, State
+from aztask.settlement import name_of
+
+
+@click.command("result")
+@app_option
+@click.argument("task_id", required=False, metavar="[ID]")
+@click.option("--state", type=click.Choice([each.value for each in State]), help="Only these runs.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, help="Runs to list.")
+@json_option
+def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """Show the task ID with all its runs, or without an ID the newest runs, newest first."""
+    with open_app() as app:
+        store = results_of(app)
+        if task_id is None:
+            _print_recent(store, State(state) if state else None, limit, as_json=as_json)
+        else:
+            _print_one(app, store, task_id, as_json=as_json)
+
+
+def _print_recent(store: ResultStore, state: State | None, limit: int, *, as_json: bool) -> None:
+    runs = store.recent(state=state, limit=limit)
+    if as_json:
+        for run in runs:
+            print_json(_summary(run))
+        return
+    print_table(
+        ["id", "task", "state", "queue", "starts", "started", "seconds", "error"],
+        [
+            [
+                run.key.task_id,
+                run.task,
+                run.state.value,
+                run.queue,
+                run.starts,
+                local_time(run.started_at),
+                run.outcome.duration if run.outcome else None,
+                _error_line(run),
+            ]
+            for run in runs
+        ],
+    )
+
+
+def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> None:
+    latest = store.get(task_id)
+    if latest is None:
+        raise NotFound(f"nothing is known of a task {task_id!r}; it may not have started yet")
+    runs = store.history(task_id)
+    if as_json:
+        print_json(
+            {
+                **_summary(latest),
+                "value": _value(app, latest),
+                "traceback": latest.outcome.traceback if latest.outcome else "",
+                "runs": [_summary(run) for run in runs],
+            }
+        )
+        return
+    outcome = latest.outcome
+    succeeded = latest.state is State.SUCCEEDED
+    print_fields(
+        [
+            ("id", task_id),
+            ("task", latest.task or None),
+            ("state", latest.state.value),
+            ("queue", latest.queue or None),
+            ("worker", latest.worker or None),
+            ("started", local_time(latest.started_at)),
+            ("ended", local_time(outcome.at) if outcome else None),
+            ("seconds", f"{outcome.duration:.3f}" if outcome else None),
+            ("value", to_json(_value(app, latest)) if succeeded else None),
+            ("error", _error_line(latest)),
+        ]
+    )
+    if len(runs) > 1:
+        click.echo()
+        _print_runs(runs)
+    if outcome is not None and outcome.traceback:
+        click.echo()
+        for line in outcome.traceback.splitlines():
+            click.echo(visible(line))
+
+
+def _print_runs(runs: list[RunRecord]) -> None:
+    print_table(
+        ["generation", "hop", "state", "starts", "started", "seconds", "then", "error"],
+        [
+            [
+                run.key.generation,
+                run.key.hop,
+                run.state.value,
+                run.starts,
+                local_time(run.started_at),
+                run.outcome.duration if run.outcome else None,
+                name_of(run.outcome.settlement) if run.outcome else None,
+                _error_line(run),
+            ]
+            for run in runs
+        ],
+    )
+
+
+def _summary(run: RunRecord) -> dict[str, Any]:
+    outcome = run.outcome
+    return {
+        "id": run.key.task_id,
+        "generation": run.key.generation,
+        "hop": run.key.hop,
+        "task": run.task,
+        "queue": run.queue,
+        "state": run.state.value,
+        "worker": run.worker,
+        "starts": run.starts,
+        "started_at": iso_time(run.started_at),
+        "ended_at": iso_time(outcome.at) if outcome else None,
+        "duration_seconds": outcome.duration if outcome else None,
+        "settlement": name_of(outcome.settlement) if outcome else None,
+        "error_type": outcome.error_type if outcome else "",
+        "error": outcome.error if outcome else "",
+    }
+
+
+def _error_line(run: RunRecord) -> str | None:
+    if run.outcome is None or not run.outcome.error_type:
+        return None
+    lines = run.outcome.error.splitlines()
+    return f"{run.outcome.error_type}: {lines[0]}" if lines else run.outcome.error_type
+
+
+def _value(app: App, run: RunRecord) -> Any:
+    """The task's value; a value that this version cannot read is described, not refused."""
+    if run.outcome is None or run.outcome.value is None:
+        return None
+    try:
+        return app.codec.decode_value(run.outcome.value)
+    except CodecError as error:
+        return f"(cannot be read: {error})"

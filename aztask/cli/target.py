@@ -1,0 +1,85 @@
+"""The app that a command works on: the one that -A names, or a nameless one on the environment's
+addresses (AZTASK_BROKER, AZTASK_RESULTS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from aztask.app import App
+from aztask.cli.failures import ImportFailed
+from aztask.cli.options import chosen_app
+from aztask.config import read_environment
+from aztask.errors import ConfigurationError
+from aztask.loading import load_app
+from aztask.results.base import ResultStore
+from aztask.urls import DEFAULT_FILE
+
+NAMELESS = "aztask"
+
+
+@contextmanager
+def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
+    """The app; its connections are closed at the end.
+
+    required: what needs an app of the user's own, for the error when none is named. creates:
+    whether the command may be the first one to use the default queue file.
+    """
+    app = find_app(required=required)
+    if not creates:
+        _check_default_file()
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+def find_app(*, required: str = "") -> App:
+    """As `open_app`, without closing.
+
+    Raises ImportFailed where the module cannot be used, and the ConfigurationError of the module's
+    own settings where that is what is wrong.
+    """
+    spec = app_spec()
+    if spec is None:
+        if required:
+            raise click.UsageError(
+                f"{required} needs an app: name it with -A module:app, or in AZTASK_APP"
+            )
+        return App(NAMELESS)
+    try:
+        return load_app(spec)
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, ConfigurationError):
+            raise
+        raise ImportFailed(str(error)) from error
+
+
+def app_spec() -> str | None:
+    """What -A said."""
+    return chosen_app(click.get_current_context())
+
+
+def _check_default_file() -> None:
+    """Without any word of where the queues are, an empty answer would be a wrong one."""
+    named = app_spec() or read_environment("AZTASK_BROKER")
+    if not named and not (Path.cwd() / DEFAULT_FILE).exists():
+        raise ConfigurationError(
+            f"there is no queue file {DEFAULT_FILE} here: name the app with -A module:app, or say "
+            "in AZTASK_BROKER where the queues are"
+        )
+
+
+def results_of(app: App) -> ResultStore:
+    """The app's result store; ConfigurationError where it has none."""
+    store = app.results
+    if store is None:
+        raise ConfigurationError(
+            "no result store is configured: set AZTASK_RESULTS, for example to local://, or name "
+            "an app that has one with -A"
+        )
+    return store

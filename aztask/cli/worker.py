@@ -1,0 +1,136 @@
+"""``aztask worker``: receive, run, settle, until stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aztask.addresses import MEMORY
+from aztask.app import App
+from aztask.cli.options import LONGEST_LEASE, Duration, Names, all_names, app_option
+from aztask.cli.reload import Reloader
+from aztask.cli.target import app_spec, find_app
+from aztask.errors import ConfigurationError
+from aztask.worker.logs import FORMATS, configure
+from aztask.worker.options import MOST_CONCURRENCY, POOLS, WorkerOptions
+from aztask.worker.supervisor import Supervisor
+
+logger = logging.getLogger("aztask.worker")
+
+SHORTEST_LEASE = 0.1
+
+
+@click.command("worker")
+@app_option
+@click.option(
+    "-Q",
+    "--queues",
+    type=Names(),
+    multiple=True,
+    help="Queues to receive from, a,b or several times. [default: those that the app names]",
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1, MOST_CONCURRENCY),
+    default=8,
+    help="Tasks that run at once.",
+)
+@click.option(
+    "--pool",
+    type=click.Choice(POOLS),
+    default=POOLS[0],
+    help="processes: one task in each; threads: all in one child process.",
+)
+@click.option(
+    "--prefetch",
+    type=click.IntRange(0, 100_000),
+    help="Deliveries to hold beyond those that run. [default: as many as the measured speed asks]",
+)
+@click.option("--burst", is_flag=True, help="End when the queues are empty, delays included.")
+@click.option("--max-tasks", type=click.IntRange(1), help="End after so many tasks.")
+@click.option(
+    "--shutdown-timeout",
+    type=Duration(),
+    default="30s",
+    help="What running tasks get to end in after SIGTERM or Ctrl-C; then they are given back.",
+)
+@click.option(
+    "--lease",
+    type=Duration(least=SHORTEST_LEASE, most=LONGEST_LEASE),
+    help="How long a delivery is held before it must be renewed. [default: as the app says]",
+)
+@click.option(
+    "--max-lease",
+    type=Duration(least=SHORTEST_LEASE),
+    help="How long one run may hold its message, renewals included. [default: as the app says]",
+)
+@click.option("--name", default="", help="The worker's name. [default: made of host and process]")
+@click.option("--reload", is_flag=True, help="Start anew when the app's source files change.")
+@click.option("--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="On stderr.")
+def command(
+    queues: Sequence[tuple[str, ...]], reload: bool, log_format: str, **options: Any
+) -> None:
+    """Run tasks from queues until stopped.
+
+    SIGTERM or Ctrl-C: receive nothing more, let running tasks end, give back the rest. A second
+    one: give everything back now.
+    """
+    configure(log_format)
+    app = find_app(required="a worker")
+    try:
+        settings = WorkerOptions(queues=all_names(queues) or tuple(app.queue_names()), **options)
+        _check(app, settings)
+        restart = _run(app, settings, reload=reload)
+    finally:
+        app.close()
+    if restart:
+        os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])
+
+
+def _check(app: App, options: WorkerOptions) -> None:
+    """Find now what would otherwise be found again and again: a wrong name, a broker away."""
+    if app.address.partition("?")[0].endswith(MEMORY):
+        raise ConfigurationError(
+            f"{app.address} is seen by one process alone, so a worker finds nothing there; "
+            "give the app a file, for example local://"
+        )
+    for queue in options.queues:
+        lease = options.lease or app.queue_settings(queue).lease_seconds
+        app.broker.receiver(queue, lease=lease).close()
+
+
+def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:
+    """Work until stopped; whether to start anew."""
+    supervisor = Supervisor(app, app_spec() or "", options)
+    reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, supervisor.stop)
+    logger.info("%s", _start_line(app, supervisor.name, options))
+    if reloader is not None:
+        reloader.start()
+    supervisor.run()
+    logger.info("worker %s stopped: %s", supervisor.name, supervisor.journal.summary())
+    if reloader is None:
+        return False
+    reloader.stop()
+    return reloader.due
+
+
+def _start_line(app: App, name: str, options: WorkerOptions) -> str:
+    pool = "processes" if options.pool == "processes" else "threads in one process"
+    leases = sorted(
+        {options.lease or app.queue_settings(queue).lease_seconds for queue in options.queues}
+    )
+    held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
+    return (
+        f"worker {name}: {options.concurrency} {pool}, queues {', '.join(options.queues)}, "
+        f"broker {app.address}, lease {held} s"
+    )

@@ -1,0 +1,60 @@
+"""``aztask workers``: who told of himself lately."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from aztask.cli.options import app_option, json_option
+from aztask.cli.output import ago, iso_time, print_json, print_table
+from aztask.cli.target import open_app, results_of
+from aztask.results.base import WorkerRecord
+
+SILENT_SECONDS = 10.0
+"""A worker gives a sign of life every 2 s; after five that are missing it is called silent."""
+
+
+@click.command("workers")
+@app_option
+@json_option
+def command(as_json: bool) -> None:
+    """List the workers of the last day: alive, silent (killed, frozen or cut off) or stopped."""
+    with open_app() as app:
+        records = results_of(app).workers()
+    now = time.time()
+    if as_json:
+        for worker in records:
+            print_json(
+                {
+                    "worker": worker.name,
+                    "state": _state(worker, now),
+                    "queues": list(worker.queues),
+                    "running": worker.running,
+                    "finished": worker.finished,
+                    "started_at": iso_time(worker.started_at),
+                    "seen_at": iso_time(worker.seen_at),
+                }
+            )
+        return
+    print_table(
+        ["worker", "state", "queues", "running", "finished", "started", "seen"],
+        [
+            [
+                worker.name,
+                _state(worker, now),
+                ",".join(worker.queues),
+                worker.running,
+                worker.finished,
+                ago(worker.started_at, now),
+                ago(worker.seen_at, now),
+            ]
+            for worker in records
+        ],
+    )
+
+
+def _state(worker: WorkerRecord, now: float) -> str:
+    if worker.stopped:
+        return "stopped"
+    return "alive" if now - worker.seen_at <= SILENT_SECONDS else "silent"

@@ -1,0 +1,260 @@
+"""Dead letters: look at them, send them again, delete them.
+
+Rules
+1. Looking never takes: `list`, `find`, `count` and `groups` peek.
+2. Acting takes each dead letter under a lease, which is renewed until it is settled or released.
+   What is not selected is leased meanwhile too (services hand dead letters out in order only) and
+   released at the end, which does not count as a delivery where the service can do that.
+3. Only what was there at the beginning is acted on: a replayed message that fails again at once
+   is not replayed for ever.
+4. A dead letter is completed only after what replaces it was accepted.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from aztask.app import App
+from aztask.brokers.base import Delivery, Peeked, Position
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.deadletter import DeadLetterView, Group, Selection
+from aztask.errors import CodecError, ConfigurationError
+from aztask.headers import SIGNATURE
+from aztask.message import TaskMessage
+from aztask.sweep import Replacement, Report, Sweep, Taken, joint
+
+__all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
+
+PAGE = 100
+BATCH = 100
+
+
+class DeadLetters:
+    """The dead letters of one queue."""
+
+    def __init__(
+        self,
+        app: App,
+        queue: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """clock, sleep: injected by tests."""
+        self.queue = queue
+        self._app = app
+        self._clock = clock
+        self._sleep = sleep
+
+    def list(self, limit: int = PAGE, after: Position | None = None) -> Sequence[DeadLetterView]:
+        """Up to `limit` dead letters in order of position, those after `after`.
+
+        Raises QueueNotFound, BrokerUnavailable.
+        """
+        peeked = self._app.broker.peek(self.queue, dead_letter=True, after=after, limit=limit)
+        return [self._view(each) for each in peeked]
+
+    def find(self, selection: Selection) -> Iterator[DeadLetterView]:
+        """Every dead letter that is selected, page by page.
+
+        Where the service shows only its first messages (a Storage queue: 32), those.
+        """
+        return (letter for letter in self._all() if selection.matches(letter))
+
+    def count(self, selection: Selection) -> int:
+        """How many are selected."""
+        return sum(1 for _ in self.find(selection))
+
+    def groups(self) -> Sequence[Group]:
+        """All dead letters by task and reason, the largest group first."""
+        counts: Counter[tuple[str | None, str]] = Counter()
+        times: dict[tuple[str | None, str], tuple[float, float]] = {}
+        for letter in self._all():
+            key = (letter.task, letter.reason)
+            counts[key] += 1
+            first, last = times.get(key, (letter.at, letter.at))
+            times[key] = (min(first, letter.at), max(last, letter.at))
+        return [Group(*key, count, *times[key]) for key, count in counts.most_common()]
+
+    def replay(
+        self,
+        selection: Selection,
+        *,
+        rate: float | None = None,
+        progress: Callable[[Report], None] = lambda report: None,
+    ) -> Report:
+        """Send what is selected again, as new generations, then complete the dead letters.
+
+        rate: at most so many a second. progress: called after each batch. What cannot be decoded
+        is sent again as it is, byte for byte, under a fresh message id.
+
+        Crash window: if the process dies after the send and before the dead letter is completed,
+        the message is on its way and the dead letter is still there. Replaying it again makes the
+        same message id, which duplicate detection drops, or the worker, which finds the run in the
+        result store. Only where that run has ended meanwhile is it run again, as a further
+        generation: the store cannot tell it from a run that somebody else asked for. With broker
+        and results in one local file send and completion are one transaction, without a window.
+
+        Raises BrokerUnavailable, SendUnconfirmed (it is a dead letter still: replay it again),
+        and ConfigurationError when signed messages would be sent without a signing key.
+        """
+        if rate is not None and not 0 < rate < float("inf"):
+            raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
+        pace = _Pace(rate, self._clock, self._sleep)
+        generations = _Generations(self._app)
+        size = 1 if joint(self._app) else BATCH
+        return self._act(
+            selection,
+            pace.limit(size),
+            lambda sweep, batch: sweep.replace(
+                [(taken, self._replacement(taken.letter, generations)) for taken in batch]
+            ),
+            progress,
+            pace,
+        )
+
+    def purge(
+        self,
+        selection: Selection,
+        *,
+        progress: Callable[[Report], None] = lambda report: None,
+    ) -> Report:
+        """Delete what is selected, for good. Raises BrokerUnavailable, QueueNotFound.
+
+        If the process dies meanwhile, some are deleted and the rest are not.
+        """
+        if selection.everything:
+            return Report(done=self._app.broker.purge(self.queue, dead_letter=True))
+        pace = _Pace(None, self._clock, self._sleep)
+        return self._act(selection, BATCH, Sweep.remove, progress, pace)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _act(
+        self,
+        selection: Selection,
+        size: int,
+        act: Callable[[Sweep, Sequence[Taken]], None],
+        progress: Callable[[Report], None],
+        pace: _Pace,
+    ) -> Report:
+        """Have `act` done to all that is selected now, in batches."""
+        if self._app.broker.capabilities.paged_peek:
+            wanted = {letter.position for letter in self.find(selection)}
+            left = len(wanted)
+        else:
+            wanted, left = None, self._app.broker.stats(self.queue).dead or 0
+        if not left:
+            return Report()
+        with Sweep(self._app, self.queue, clock=self._clock, sleep=self._sleep) as sweep:
+            while left > 0 and (leases := sweep.take(BATCH)):
+                met = [Taken(self._view(lease.delivery), lease) for lease in leases]
+                if wanted is None:
+                    batch = [taken for taken in met if selection.matches(taken.letter)]
+                    left -= len(met)
+                else:
+                    batch = [taken for taken in met if taken.letter.position in wanted]
+                    left -= len(batch)
+                for start in range(0, len(batch), size):
+                    act(sweep, batch[start : start + size])
+                    progress(sweep.report)
+                    pace.wait(len(batch[start : start + size]))
+            if wanted is not None:
+                sweep.report.lost += left  # under the lease of somebody else, or gone meanwhile
+        return sweep.report
+
+    def _all(self) -> Iterator[DeadLetterView]:
+        page = self.list()
+        while page:
+            yield from page
+            if not self._app.broker.capabilities.paged_peek:
+                return
+            page = self.list(after=page[-1].position)
+
+    def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:
+        """What to send in the place of a dead letter."""
+        message = letter.message
+        if message is None:
+            name = f"{self.queue} {letter.position} {letter.envelope.message_id}"
+            fresh = str(uuid.uuid5(uuid.NAMESPACE_OID, f"aztask-replay {name}"))
+            envelope = replace(letter.envelope, message_id=fresh, delay=0.0, expires_at=None)
+            return Replacement(envelope, None)
+        if SIGNATURE in letter.envelope.headers and not self._app.settings.signing_keys:
+            raise ConfigurationError(
+                "the dead letters are signed and no signing key is configured here; name the app "
+                "with -A, whose key signs the replay as well"
+            )
+        message = replace(message, generation=generations.before_replay(message)).replayed()
+        return Replacement(self._app.codec.to_envelope(message), message)
+
+    def _view(self, found: Peeked | Delivery) -> DeadLetterView:
+        message, problem = None, ""
+        try:
+            message = self._app.codec.from_envelope(found.envelope, self.queue)
+        except CodecError as error:
+            problem = str(error)
+        return DeadLetterView(
+            self.queue,
+            found.position,
+            found.envelope,
+            found.dead_letter_reason or "",
+            found.dead_letter_description or "",
+            found.enqueued_at,
+            found.delivery_count,
+            message,
+            problem,
+        )
+
+
+class _Generations:
+    """Which generation a dead letter's replay follows. One for each replay."""
+
+    def __init__(self, app: App) -> None:
+        self._results = app.results
+        self._joint = joint(app) is not None
+        self._given: dict[tuple[str, int, int], int] = {}
+
+    def before_replay(self, message: TaskMessage) -> int:
+        """The message's own generation, or a newer one that is known, so that it runs anyhow.
+
+        Copies of one dead letter get one generation: they are one invocation. A newer generation
+        that has not ended is taken for an earlier replay of this dead letter that crashed before
+        the completion: the same id is made again. With one transaction for both there is no such
+        crash, and a newer one is always somebody else's.
+        """
+        if message.key not in self._given:
+            self._given[message.key] = self._newest(message)
+        return self._given[message.key]
+
+    def _newest(self, message: TaskMessage) -> int:
+        known = self._results.get(message.id) if self._results is not None else None
+        newest = known.key.generation if known is not None else 0
+        if newest <= message.generation or known is None:
+            return message.generation
+        return newest if known.state.final or self._joint else newest - 1
+
+
+class _Pace:
+    """Keeps to a rate; without one it does nothing."""
+
+    def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._next_at = clock.monotonic()
+
+    def limit(self, size: int) -> int:
+        """The batch size that keeps the steps short: about a second, where the rate allows it."""
+        return size if self._rate is None else max(1, min(size, int(self._rate)))
+
+    def wait(self, sent: int) -> None:
+        """`sent` messages went out: wait until the next may."""
+        if self._rate is None:
+            return
+        now = self._clock.monotonic()
+        self._next_at = max(self._next_at, now) + sent / self._rate
+        self._sleep(max(0.0, self._next_at - now))

@@ -1,0 +1,210 @@
+"""A sweep over dead letters: takes them under renewed leases, replaces or removes some of them.
+
+Rules
+1. A dead letter is completed only after what replaces it was accepted. Where broker and results
+   share a file, both are one transaction, one dead letter at a time.
+2. What was taken and not settled is released at the end, so that it does not count as a delivery.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Self
+
+from aztask.app import App
+from aztask.brokers.base import Transactional
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.deadletter import DeadLetterView
+from aztask.delivery import Lost, Settled, Unknown
+from aztask.envelope import Envelope
+from aztask.errors import AztaskError
+from aztask.lease import Lease, LeaseState
+from aztask.leasekeeper import LeaseKeeper
+from aztask.message import TaskMessage
+from aztask.results.base import RunKey, RunRecord, State
+from aztask.settlement import Complete, Release, Settlement
+
+LEASE_SECONDS = 30.0
+LOCAL_WAIT = 0.05
+REMOTE_WAIT = 5.0
+PAUSE = 0.01
+
+Answers = list[Settled | Lost | Unknown]
+
+
+@dataclass(slots=True)
+class Report:
+    """What a replay or a purge did.
+
+    done: dead letters acted on; ids: theirs. lost: those that somebody else held or removed
+    meanwhile, or whose completion was not confirmed: look again whether they are still there.
+    """
+
+    done: int = 0
+    lost: int = 0
+    ids: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What is sent in the place of a dead letter. message: None where it cannot be decoded."""
+
+    envelope: Envelope
+    message: TaskMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A dead letter under a lease."""
+
+    letter: DeadLetterView
+    lease: Lease
+
+
+class Sweep:
+    """A context manager around the dead letters of one queue."""
+
+    def __init__(
+        self,
+        app: App,
+        queue: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.joint = joint(app)
+        self.report = Report()
+        self._app = app
+        self._queue = queue
+        self._sleep = sleep
+        self._wait = REMOTE_WAIT if app.broker.capabilities.remote else LOCAL_WAIT
+        self._keeper = LeaseKeeper(app.broker, clock=clock)
+        self._receiver = app.broker.receiver(queue, lease=LEASE_SECONDS, dead_letter=True)
+        self._held: dict[Lease, None] = {}
+
+    def __enter__(self) -> Self:
+        self._keeper.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Release what is held; an error in here never hides one of the block."""
+        try:
+            ours = [lease for lease in self._held if self._begin(lease)]
+            self._book(ours, self._settle(ours, Release()))
+        except AztaskError:
+            if kind is None:
+                raise
+        finally:
+            self._keeper.stop()
+            self._receiver.close()
+
+    def take(self, limit: int) -> list[Lease]:
+        """Up to `limit` further dead letters; none when there are no more."""
+        leases = [
+            Lease(each, each.lease_seconds, each.deadline - each.lease_seconds)
+            for each in self._receiver.receive(limit, self._wait)
+        ]
+        self._held.update(dict.fromkeys(leases))
+        self._keeper.hold(self._receiver, leases)
+        return leases
+
+    def replace(self, batch: Sequence[tuple[Taken, Replacement]]) -> None:
+        """Send the replacements, note the new runs, complete the dead letters.
+
+        If the process dies between, replacements are on their way and their dead letters are
+        still there; not so where all of it is one transaction.
+        """
+        ours = [pair for pair in batch if self._begin(pair[0].lease)]
+        leases = [taken.lease for taken, _ in ours]
+        answers: Answers = []
+        try:
+            with self._transaction():
+                self._send([new for _, new in ours])
+                answers = self._settle(leases, Complete())
+                if self.joint is not None and not all(isinstance(a, Settled) for a in answers):
+                    raise _Undo
+        except _Undo:
+            pass  # the answers say which lease was lost
+        except AztaskError:
+            for lease in leases:
+                self._keeper.settlement_failed(lease)
+            raise
+        self._count([taken for taken, _ in batch], self._book(leases, answers))
+
+    def remove(self, batch: Sequence[Taken]) -> None:
+        """Complete these."""
+        leases = [taken.lease for taken in batch if self._begin(taken.lease)]
+        self._count(batch, self._book(leases, self._settle(leases, Complete())))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _send(self, new: Sequence[Replacement]) -> None:
+        if not new:
+            return
+        self._app.broker.send(self._queue, [each.envelope for each in new])
+        if self._app.results is not None:
+            self._app.results.expect(
+                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING)
+                for message in (each.message for each in new)
+                if message is not None
+            )
+
+    def _begin(self, lease: Lease) -> bool:
+        """Whether it may be settled now, after a renewal that is under way."""
+        while not self._keeper.begin_settlement([lease])[0]:
+            if lease.state is not LeaseState.RENEWING:
+                return False
+            self._sleep(PAUSE)
+        return True
+
+    def _settle(self, leases: Sequence[Lease], how: Settlement) -> Answers:
+        if not leases:
+            return []
+        return self._receiver.settle([(lease.delivery, how) for lease in leases])
+
+    def _book(self, leases: Sequence[Lease], answers: Answers) -> set[Lease]:
+        """Tell the keeper what became of leases; those that are settled for sure."""
+        settled = set()
+        for lease, answer in zip(leases, answers, strict=True):
+            if isinstance(answer, Settled):
+                settled.add(lease)
+            elif isinstance(answer, Lost):
+                self._keeper.lapse(lease, answer.reason)
+            else:
+                self._keeper.settlement_failed(lease)
+                self._keeper.drop([lease])
+        self._keeper.settled(settled)
+        for lease in leases:
+            self._held.pop(lease, None)
+        return settled
+
+    def _count(self, batch: Sequence[Taken], settled: set[Lease]) -> None:
+        for taken in batch:
+            self._held.pop(taken.lease, None)
+            if taken.lease in settled:
+                self.report.done += 1
+                self.report.ids.append(taken.letter.id)
+            else:
+                self.report.lost += 1
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self.joint.transaction() if self.joint is not None else nullcontext()
+
+
+class _Undo(Exception):
+    """The lease was lost inside the joint transaction: nothing shall have been sent."""
+
+
+def joint(app: App) -> Transactional | None:
+    """The broker, where it and the result store can share a transaction."""
+    broker, results = app.broker, app.results
+    if (
+        isinstance(broker, Transactional)
+        and isinstance(results, Transactional)
+        and broker.transaction_key == results.transaction_key
+    ):
+        return broker
+    return None

@@ -1,0 +1,87 @@
+"""The log of a worker and of its pool processes: plain lines or JSON lines on stderr.
+
+Rules
+1. A record that is written while a task runs carries that task's id.
+2. Every handler masks secrets: the filter sits on the handler, because a filter on a logger does
+   not see the records of its children.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from aztask.context import current_context
+from aztask.masking import SecretFilter
+
+FORMATS: Final = ("plain", "json")
+NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp")
+"""Loggers that tell of every request at level INFO."""
+
+
+class TaskFilter(logging.Filter):
+    """Adds ``task_id`` and ``task`` to records, "" outside of tasks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always True."""
+        context = current_context()
+        record.task_id = context.task_id if context else ""
+        record.task = context.task if context else ""
+        return True
+
+
+class PlainFormatter(logging.Formatter):
+    """``time LEVEL logger: [task id] message``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """The line, with the task's id in front of the message where there is one."""
+        task_id = getattr(record, "task_id", "")
+        if task_id:
+            record.message = f"[{task_id}] {record.message}"
+        return super().formatMessage(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ts (ISO 8601, UTC), level, logger, message, and where there is one
+    task_id, task, error (the traceback).
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("task_id", "task"):
+            if value := getattr(record, name, ""):
+                fields[name] = value
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            fields["error"] = record.exc_text
+        return json.dumps(fields)
+
+
+def configure(log_format: str, level: int = logging.INFO) -> None:
+    """Send the root logger's records to stderr in `log_format`, in place of what was set up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
+    handler.addFilter(TaskFilter())
+    handler.addFilter(SecretFilter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for name in NOISY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def configured() -> tuple[str, int]:
+    """(format, level) as they are now, for a pool process to take over."""
+    root = logging.getLogger()
+    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
+    return ("json" if is_json else "plain"), root.getEffectiveLevel()
