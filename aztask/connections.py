@@ -76,6 +76,10 @@ class Connections:
         wish = self._broker_wish
         if isinstance(wish, LocalAddress):
             return LocalBroker(self._database(wish))
+        if isinstance(wish, StorageQueueAddress):
+            adapter = importlib.import_module("aztask.brokers.storagequeue")
+            broker: Broker = adapter.StorageQueueBroker(wish, poll_ceiling=self._poll_ceiling)
+            return broker
         if isinstance(wish, Broker):
             return wish
         raise ConfigurationError(

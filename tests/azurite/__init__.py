@@ -1,8 +1,8 @@
 """Azurite's queue service as a child process, for the tests and for developers.
 
 It is installed with npm into this folder when it is missing (`package.json` pins the version), and
-runs on a free port of 127.0.0.1 with its data in a folder of the caller's. A test may move its clock.
-A developer starts it with ``python -m tests.azurite``.
+runs on a free port of 127.0.0.1 with its data in a folder of the caller's. A test may move its
+clock. A developer starts it with ``python -m tests.azurite``.
 """
 
 from __future__ import annotations
