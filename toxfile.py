@@ -7,6 +7,7 @@ installation for each environment instead of one for all.
 """
 
 import json
+import sys
 from pathlib import Path
 
 from tox.execute.api import Outcome
@@ -19,7 +20,8 @@ def tox_after_run_commands(tox_env: ToxEnv, exit_code: int, outcomes: list[Outco
     """Called after an environment's commands, whether they succeeded or not."""
     minutes = sum(outcome.elapsed for outcome in outcomes) / 60
     state = "passed" if exit_code == 0 else f"failed (exit {exit_code})"
-    print(f"{tox_env.conf.name}: {state} after {minutes:.1f} minutes", flush=True)
+    sys.stdout.write(f"{tox_env.conf.name}: {state} after {minutes:.1f} minutes\n")
+    sys.stdout.flush()
     record = Path(tox_env.env_dir) / ".tox-info.json"
     if record.is_file():
         known = json.loads(record.read_text())

@@ -23,8 +23,9 @@ from aztask.connections import Connections
 from aztask.context import Context, current_context
 from aztask.errors import DuplicateTask, EncodeError
 from aztask.events import Event, EventSink, FileEventSink, NullEventSink
+from aztask.frozen import build
 from aztask.heldlease import HeldLease
-from aztask.message import TaskMessage
+from aztask.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.publisher import Publisher
 from aztask.results.base import ResultStore, RunKey, RunRecord, State
 from aztask.retry import RetryPolicy
@@ -336,21 +337,23 @@ class App:
         parent: Context | None,
     ) -> TaskMessage:
         body, content_type, content_encoding = self.codec.encode_arguments(call.args, call.kwargs)
-        return TaskMessage(
-            task_id,
-            name,
-            queue,
-            body,
-            content_type,
-            content_encoding,
-            root_id=(parent.message.root_id or parent.task_id) if parent else task_id,
-            parent_id=parent.task_id if parent else None,
-            expires=expires_at,
-            argsrepr=_shown(call.args),
-            kwargsrepr=_shown(call.kwargs),
-            origin=self._origin,
-            generation=generation,
-        )
+        values = {
+            **MESSAGE_DEFAULTS,
+            "id": task_id,
+            "task": name,
+            "queue": queue,
+            "body": body,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
+            "parent_id": parent.task_id if parent else None,
+            "expires": expires_at,
+            "argsrepr": _shown(call.args),
+            "kwargsrepr": _shown(call.kwargs),
+            "origin": self._origin,
+            "generation": generation,
+        }
+        return build(TaskMessage, values)
 
     def _open_publisher(self) -> Publisher:
         """The publisher of the current broker (a forked child has another)."""

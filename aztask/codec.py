@@ -32,16 +32,17 @@ from aztask.errors import (
     EncodeError,
     did_you_mean,
 )
+from aztask.frozen import build
 from aztask.headers import (
     COMPRESSION,
     SIGNATURE,
-    check_extra,
+    check_outgoing,
     read_headers,
     read_text,
     write_headers,
 )
 from aztask.limits import Limits, check_json, check_msgpack, check_size
-from aztask.message import MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
 from aztask.signing import Signer
 
 CONTENT_TYPES = {"msgpack": formats.MSGPACK, "json": formats.JSON}
@@ -154,7 +155,7 @@ class Codec:
 
         Raises EncodeError for an id, a name or a time that no reader would accept.
         """
-        _check_outgoing(message, self.limits)
+        check_outgoing(message, self.limits)
         try:
             headers = write_headers(message)
         except ValueError as error:
@@ -164,18 +165,22 @@ class Codec:
                 message.body, message.content_type, message.content_encoding, message.queue, headers
             )
             headers[SIGNATURE] = self._signer.sign(parts)
-        return Envelope(
-            body=message.body,
-            headers=headers,
-            message_id=message.message_id,
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            subject=message.task,
-            correlation_id=message.correlation_id or message.id,
-            session=message.session,
-            delay=delay,
-            expires_at=message.expires,
-            properties={"reply_to": message.reply_to} if message.reply_to else {},
+        return build(
+            Envelope,
+            {
+                "body": message.body,
+                "headers": headers,
+                "message_id": message.message_id,
+                "content_type": message.content_type,
+                "content_encoding": message.content_encoding,
+                "subject": message.task,
+                "correlation_id": message.correlation_id or message.id,
+                "session": message.session,
+                "partition_key": None,
+                "delay": delay,
+                "expires_at": message.expires,
+                "properties": {"reply_to": message.reply_to} if message.reply_to else {},
+            },
         )
 
     def from_envelope(self, envelope: Envelope, queue: str) -> TaskMessage:
@@ -196,13 +201,17 @@ class Codec:
         content_type = self._check_content(envelope.content_type, envelope.content_encoding)
         values = read_headers(headers, self.limits)
         body = self._plain_body(envelope)
-        return TaskMessage(
-            queue=queue,
-            body=body,
-            content_type=content_type,
-            content_encoding=envelope.content_encoding,
-            **_properties(envelope, values["id"]),
-            **values,
+        return build(
+            TaskMessage,
+            {
+                **MESSAGE_DEFAULTS,
+                "queue": queue,
+                "body": body,
+                "content_type": content_type,
+                "content_encoding": envelope.content_encoding,
+                **_properties(envelope, values["id"]),
+                **values,
+            },
         )
 
     # -- inside ------------------------------------------------------------------------------
@@ -309,22 +318,6 @@ def _check_embed(embed: object) -> None:
             f"the message embeds {one_line(', '.join(asked), 100)}, which aztask does not run;"
             " send each task by itself"
         )
-
-
-def _check_outgoing(message: TaskMessage, limits: Limits) -> None:
-    try:
-        read_text("the task id", message.id)
-        read_text("the task name", message.task, 512)
-        if message.session is not None:
-            read_text("session", message.session, MESSAGE_ID_LIMIT)
-        if message.group is not None:
-            read_text("group", message.group)
-        if message.correlation_id is not None:
-            read_text("correlation_id", message.correlation_id)
-        if message.extra:
-            check_extra(message.extra, limits)
-    except DecodeError as error:
-        raise EncodeError(str(error)) from None
 
 
 def _signed_parts(

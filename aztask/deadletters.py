@@ -163,6 +163,8 @@ class DeadLetters:
                     act(sweep, batch[start : start + size])
                     progress(sweep.report)
                     pace.wait(len(batch[start : start + size]))
+            if wanted is not None:
+                sweep.report.lost += left  # under the lease of somebody else, or gone meanwhile
         return sweep.report
 
     def _all(self) -> Iterator[DeadLetterView]:

@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from aztask.errors import DecodeError
+from aztask.errors import DecodeError, EncodeError
 from aztask.limits import Limits
-from aztask.message import COUNTER_LIMIT, TaskMessage
+from aztask.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
 
 PROTOCOL: Final = 1
 """Version of the ``aztask-`` headers."""
@@ -86,6 +86,23 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
     if message.extra:
         return {**message.extra, **headers}
     return headers
+
+
+def check_outgoing(message: TaskMessage, limits: Limits) -> None:
+    """Refuse what no reader would accept. Raises EncodeError."""
+    try:
+        read_text("the task id", message.id)
+        read_text("the task name", message.task, 512)
+        if message.session is not None:
+            read_text("session", message.session, MESSAGE_ID_LIMIT)
+        if message.group is not None:
+            read_text("group", message.group)
+        if message.correlation_id is not None:
+            read_text("correlation_id", message.correlation_id)
+        if message.extra:
+            check_extra(message.extra, limits)
+    except DecodeError as error:
+        raise EncodeError(str(error)) from None
 
 
 def read_headers(headers: Mapping[str, Any], limits: Limits) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
@@ -24,7 +24,7 @@ COUNTER_LIMIT = 2**31 - 1
 """The highest hop, generation or count that is accepted: what AMQP's smaller integers hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskMessage:
     """One invocation on its way.
 
@@ -139,3 +139,14 @@ class TaskMessage:
             expires=expires,
             saved=self.saved if keep_saved else None,
         )
+
+
+MESSAGE_FIELDS = tuple(each.name for each in fields(TaskMessage))
+"""The names of all fields, in order."""
+
+MESSAGE_DEFAULTS: Mapping[str, Any] = {
+    each.name: {} if each.name == "extra" else each.default
+    for each in fields(TaskMessage)
+    if each.default is not MISSING or each.name == "extra"
+}
+"""The fields that may be left out, for `aztask.frozen.build`. Nobody changes ``extra`` in place."""

@@ -27,7 +27,7 @@ from aztask.message import TaskMessage
 from aztask.results.base import RunKey, RunRecord, State
 from aztask.settlement import Complete, Release, Settlement
 
-LEASE_SECONDS = 60.0
+LEASE_SECONDS = 30.0
 LOCAL_WAIT = 0.05
 REMOTE_WAIT = 5.0
 PAUSE = 0.01
@@ -39,8 +39,8 @@ Answers = list[Settled | Lost | Unknown]
 class Report:
     """What a replay or a purge did.
 
-    done: dead letters acted on; ids: theirs. lost: those whose lease ended first, or whose
-    completion was not confirmed: look again whether they are still there.
+    done: dead letters acted on; ids: theirs. lost: those that somebody else held or removed
+    meanwhile, or whose completion was not confirmed: look again whether they are still there.
     """
 
     done: int = 0

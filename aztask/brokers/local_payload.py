@@ -15,12 +15,25 @@ import msgpack
 from aztask.engine import NewMessage
 from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError, EncodeError, MessageTooLarge
+from aztask.frozen import build
 
 MESSAGE_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of an envelope with its headers: the engine could hold more, but reads it at once."""
 
 _VERSION: Final = 1
-_FIELDS: Final = 11
+_ORDER: Final = (
+    "body",
+    "headers",
+    "message_id",
+    "content_type",
+    "content_encoding",
+    "subject",
+    "correlation_id",
+    "session",
+    "partition_key",
+    "expires_at",
+    "properties",
+)
 _UNREADABLE: Final = "application/octet-stream"
 
 
@@ -61,25 +74,9 @@ def envelope_of(payload: bytes) -> Envelope:
         version, *fields = msgpack.unpackb(payload, strict_map_key=False)
     except (TypeError, ValueError, msgpack.UnpackException):
         return Envelope(payload, content_type=_UNREADABLE)
-    if version != _VERSION or len(fields) != _FIELDS:
+    if version != _VERSION or len(fields) != len(_ORDER):
         return Envelope(payload, content_type=_UNREADABLE)
-    (body, headers, message_id, kind, encoding, subject, correlation, session, partition) = fields[
-        :9
-    ]
-    return Envelope(
-        body,
-        headers,
-        message_id,
-        kind,
-        encoding,
-        subject,
-        correlation,
-        session,
-        partition,
-        0.0,
-        fields[9],
-        fields[10],
-    )
+    return build(Envelope, dict(zip(_ORDER, fields, strict=True), delay=0.0))
 
 
 def new_message(envelope: Envelope, delay: float, now: float) -> NewMessage:

@@ -18,6 +18,7 @@ from aztask.cli.options import Names, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
+from aztask.sweep import LEASE_SECONDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -255,7 +256,10 @@ def _act(
         done = sum(report.done for report in reports.values())
         click.echo(f"{past} {plural(done, 'dead letter')}")
     if lost := sum(report.lost for report in reports.values()):
-        raise Failed(f"{plural(lost, 'lease')} ended first: look again with aztask dlq list")
+        raise Failed(
+            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or held by somebody "
+            f"else, for {LEASE_SECONDS:g} s if that one died; look again: aztask dlq list"
+        )
 
 
 def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -61,8 +62,11 @@ def command(
             result = app.send(task, args, kwargs, **SendOptions(**given))  # type: ignore[typeddict-item]  # names and types are those of the options above
         except EncodeError as error:
             raise click.UsageError(str(error)) from error
-        click.echo(result.id, err=wait)
-        if wait:
+        if not wait:
+            click.echo(result.id)
+        else:
+            if sys.stderr is not None and sys.stderr.isatty():
+                click.echo(f"{result.id} is sent", err=True)  # Ctrl-C need not lose it
             _print_value(result.get, result.id, timeout)
 
 

@@ -11,12 +11,17 @@ _FROM: Final = (
     "(SELECT seq FROM messages INDEXED BY messages_line "
     "WHERE box = :box AND state = {} AND seq >= :seq ORDER BY seq LIMIT :limit)"
 )
+# Without a moment the index is in the order of the numbers, and nothing has to be sorted.
+_KINDS: Final = (
+    f"{READY} AND moment IS NULL",
+    f"{DEFERRED} AND moment IS NULL",
+    LEASED,
+    SCHEDULED,
+)
 _PEEK: Final = (
     "SELECT seq, payload, message_id, session, deliveries, enqueued_at, expires_at, state, moment, "
     "reason, description FROM messages WHERE seq IN (SELECT seq FROM ("
-    + " UNION ALL ".join(
-        f"SELECT seq FROM {_FROM.format(state)}" for state in (READY, LEASED, SCHEDULED, DEFERRED)
-    )
+    + " UNION ALL ".join(f"SELECT seq FROM {_FROM.format(kind)}" for kind in _KINDS)
     + ") ORDER BY seq LIMIT :limit) ORDER BY seq"
 )
 _COUNT: Final = "SELECT state, count(*) FROM messages WHERE box = ? GROUP BY state"
@@ -50,7 +55,7 @@ class Inspection(Sessions):
         return list(map(_looked, rows))
 
     def stats(self, queue: str) -> Counts:
-        """How many messages there are. Counts an index: about 30 ms for each million."""
+        """How many messages there are. Counts an index: about 60 ms for each million."""
         found = self._load(queue)
         self._sweep(found, found.id)
         with self.database.transaction() as connection:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
+from aztask.engine.bulk import Bulk, Row
 from aztask.engine.messages import DUPLICATE, READY, SCHEDULED, NewMessage
 from aztask.engine.queues import Queue
 from aztask.engine.sweeper import Sweeper
 from aztask.errors import ConfigurationError
 
-_Row: TypeAlias = tuple[int, float | None, float, float | None, str, str | None, bytes, int]
-
 _COLUMNS = "state, moment, enqueued_at, expires_at, message_id, session, payload, box"
-_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES {_ROW}"
+_INSERT_ALL = Bulk(_INSERT, f"INSERT INTO messages ({_COLUMNS}) VALUES {{rows}}", _ROW)
 _INSERT_CHECKED = (
     f"INSERT INTO messages ({_COLUMNS}) "
     "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"
@@ -58,7 +59,7 @@ class Intake(Sweeper):
     def _send_one(self, name: str, message: NewMessage) -> int:
         queue = self._queue(name)
         while True:
-            row = _row(queue, message, self.clock.wall())
+            (row,) = _rows(queue, [message], self.clock.wall())
             with self.database.statement() as connection:
                 cursor = connection.execute(_INSERT_CHECKED, (*row, queue.revision))
                 if cursor.rowcount == 1:
@@ -75,7 +76,7 @@ class Intake(Sweeper):
         now = self.clock.wall()
         if queue.settings.duplicate_window:
             return self._send_distinct(connection, queue, messages, now)
-        connection.executemany(_INSERT, [_row(queue, message, now) for message in messages])
+        _INSERT_ALL.run(connection, _rows(queue, messages, now))
         (last,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         return list(range(last - len(messages) + 1, last + 1))
 
@@ -89,13 +90,12 @@ class Intake(Sweeper):
         until = now + queue.settings.duplicate_window
         connection.execute(_FORGET, (queue.id, queue.id, now))
         numbers = []
-        for message in messages:
+        for message, row in zip(messages, _rows(queue, messages, now), strict=True):
             known = (queue.id, message.message_id, until, now)
             if message.message_id and connection.execute(_REMEMBER, known).rowcount == 0:
                 numbers.append(DUPLICATE)
             else:
-                cursor = connection.execute(_INSERT, _row(queue, message, now))
-                numbers.append(cursor.lastrowid or 0)
+                numbers.append(connection.execute(_INSERT, row).lastrowid or 0)
         return numbers
 
     def _current(self, connection: sqlite3.Connection, name: str) -> Queue:
@@ -122,18 +122,21 @@ class Intake(Sweeper):
         return removed
 
 
-def _row(queue: Queue, message: NewMessage, now: float) -> _Row:
-    """The new message's columns; its time to live counts from the moment it becomes active."""
-    payload, message_id, session, due, expires_at = message
-    settings = queue.settings
-    if settings.sessions and session is None:
-        raise ConfigurationError(
-            f"queue {queue.name!r} has sessions: give each message one, or use another queue"
-        )
-    if due is not None and due <= now:
-        due = None
-    if settings.time_to_live is not None:
-        limit = (now if due is None else due) + settings.time_to_live
-        expires_at = limit if expires_at is None else min(limit, expires_at)
-    state = READY if due is None else SCHEDULED
-    return (state, due, now, expires_at, message_id, session, payload, queue.id)
+def _rows(queue: Queue, messages: Sequence[NewMessage], now: float) -> list[Row]:
+    """The new messages' columns; a time to live counts from the moment of becoming active."""
+    box, settings = queue.id, queue.settings
+    time_to_live, sessions = settings.time_to_live, settings.sessions
+    rows: list[Row] = []
+    for payload, message_id, session, due, expires_at in messages:
+        if sessions and session is None:
+            raise ConfigurationError(
+                f"queue {queue.name!r} has sessions: give each message one, or use another queue"
+            )
+        start = None if due is None or due <= now else due
+        end = expires_at
+        if time_to_live is not None:
+            limit = (now if start is None else start) + time_to_live
+            end = limit if end is None else min(limit, end)
+        state = READY if start is None else SCHEDULED
+        rows.append((state, start, now, end, message_id, session, payload, box))
+    return rows

@@ -12,9 +12,10 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+from aztask.engine.bulk import Bulk, Row
 from aztask.engine.intake import Intake
 from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, Leased, NewMessage
 from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue
@@ -34,38 +35,50 @@ _REMOVE: Final = (
     "DELETE FROM messages WHERE {} RETURNING seq, '', payload, message_id, session, "
     "deliveries + 1, enqueued_at, expires_at, ?, reason, description"
 )
-_NEXT: Final = (
-    f"seq IN (SELECT seq FROM messages WHERE box = ? AND state = {READY} AND moment IS NULL "
+_READY: Final = (
+    f"(SELECT seq FROM messages WHERE box = ? AND state = {READY} AND moment IS NULL "
     "AND (expires_at IS NULL OR expires_at > ?) ORDER BY seq LIMIT ?)"
 )
 _ONE_DEFERRED: Final = (
     f"seq = ? AND box = ? AND state = {DEFERRED} AND (expires_at IS NULL OR expires_at > ?)"
 )
-_GRANT_NEXT: Final = _GRANT.format(_NEXT)
-_REMOVE_NEXT: Final = _REMOVE.format(_NEXT)
+_GRANT_NEXT: Final = _GRANT.format(f"seq IN {_READY}")
+_GRANT_ONE: Final = _GRANT.format(f"seq = {_READY}")  # the limit is 1: SQLite needs no list
+_REMOVE_NEXT: Final = _REMOVE.format(f"seq IN {_READY}")
 _GRANT_DEFERRED: Final = _GRANT.format(_ONE_DEFERRED)
 _REMOVE_DEFERRED: Final = _REMOVE.format(_ONE_DEFERRED)
 
 _HELD: Final = "seq = ? AND token = ? AND moment > ? AND box = ?"
-_RENEW: Final = f"UPDATE messages SET moment = ? WHERE {_HELD}"
 _LOOK: Final = f"SELECT moment FROM messages WHERE {_HELD}"
 _REPLACE_PAYLOAD: Final = f"UPDATE messages SET payload = ?, moment = ? WHERE {_HELD}"
-_COMPLETE: Final = f"DELETE FROM messages WHERE {_HELD}"
-_RELEASE: Final = (
-    "UPDATE messages SET state = home, moment = NULL, token = NULL, "
-    f"deliveries = max(deliveries - 1, 0) WHERE {_HELD}"
-)
 _DELAY: Final = (
     f"UPDATE messages SET state = {SCHEDULED}, home = {READY}, moment = ?, token = NULL "
     f"WHERE {_HELD}"
 )
-_DEFER: Final = (
-    f"UPDATE messages SET state = {DEFERRED}, home = {DEFERRED}, moment = NULL, token = NULL "
-    f"WHERE {_HELD}"
-)
-_DEAD: Final = f"{BURY} reason = ?, description = ?, payload = coalesce(?, payload) WHERE {_HELD}"
 _HELD_AND_EXHAUSTED: Final = f"{BURY_EXHAUSTED} {_HELD}"
 _GIVE_BACK_HELD: Final = f"{GIVE_BACK} {_HELD} AND ({EXHAUSTED}) IS NOT TRUE"
+
+_ALL_HELD: Final = (
+    "seq IN (SELECT m.seq FROM (VALUES {rows}) AS held CROSS JOIN messages AS m "
+    "ON m.seq = held.column1 AND m.token = held.column2 WHERE m.moment > ? AND m.box = ?)"
+)
+
+
+def _for_held(action: str) -> Bulk:
+    """`action` on the messages whose leases hold: of one lease, or of many at once."""
+    return Bulk(f"{action} WHERE {_HELD}", f"{action} WHERE {_ALL_HELD}", "(?, ?)")
+
+
+_COMPLETE: Final = _for_held("DELETE FROM messages")
+_RENEW: Final = _for_held("UPDATE messages SET moment = ?")
+_RELEASE: Final = _for_held(
+    "UPDATE messages SET state = home, moment = NULL, token = NULL, "
+    "deliveries = max(deliveries - 1, 0)"
+)
+_DEFER: Final = _for_held(
+    f"UPDATE messages SET state = {DEFERRED}, home = {DEFERRED}, moment = NULL, token = NULL"
+)
+_DEAD: Final = _for_held(f"{BURY} reason = ?, description = ?, payload = coalesce(?, payload)")
 
 
 class Leases(Intake):
@@ -99,7 +112,8 @@ class Leases(Intake):
             if delete:
                 rows = connection.execute(_REMOVE_NEXT, (box, wall, limit, until)).fetchall()
             else:
-                rows = connection.execute(_GRANT_NEXT, (until, box, wall, limit)).fetchall()
+                grant = _GRANT_ONE if limit == 1 else _GRANT_NEXT
+                rows = connection.execute(grant, (until, box, wall, limit)).fetchall()
         return leased(rows)
 
     def receive_deferred(
@@ -146,8 +160,8 @@ class Leases(Intake):
         if found.settings.sessions and not dead_letter:
             return self._ends(box, leases, now)
         until = self._lease_end(found, seconds)
-        rows = [(until, seq, token, now, box) for seq, token in leases]
-        return [until if held else None for held in self._settle(_RENEW, rows)]
+        held = self._settle(_RENEW, leases, (now, box), (until,))
+        return [until if still else None for still in held]
 
     def _ends(self, box: int, leases: Sequence[Lease], now: float) -> list[float | None]:
         with self.database.transaction() as connection:
@@ -180,7 +194,7 @@ class Leases(Intake):
     ) -> list[bool]:
         """Remove the messages; False where the lease was lost."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
-        return self._settle(_COMPLETE, [(seq, token, now, box) for seq, token in leases])
+        return self._settle(_COMPLETE, leases, (now, box))
 
     def abandon(
         self,
@@ -213,14 +227,14 @@ class Leases(Intake):
     ) -> list[bool]:
         """Give the messages back as if they had not been delivered."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
-        return self._settle(_RELEASE, [(seq, token, now, box) for seq, token in leases])
+        return self._settle(_RELEASE, leases, (now, box))
 
     def defer(
         self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
     ) -> list[bool]:
         """Set the messages aside for `receive_deferred`."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
-        return self._settle(_DEFER, [(seq, token, now, box) for seq, token in leases])
+        return self._settle(_DEFER, leases, (now, box))
 
     def dead_letter(
         self,
@@ -237,8 +251,7 @@ class Leases(Intake):
         Dead letters have no expiry.
         """
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
-        rows = [(reason, description, payload, seq, token, now, box) for seq, token in leases]
-        return self._settle(_DEAD, rows)
+        return self._settle(_DEAD, leases, (now, box), (reason, description, payload))
 
     def replace(
         self,
@@ -254,8 +267,8 @@ class Leases(Intake):
         """
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
         with self.database.transaction() as connection:
-            rows = [(seq, token, now, box) for seq, token, _ in replacements]
-            answers = self._settle(_COMPLETE, rows)
+            leases = [(seq, token) for seq, token, _ in replacements]
+            answers = self._settle(_COMPLETE, leases, (now, box))
             clones = [
                 clone for (_, _, clone), held in zip(replacements, answers, strict=True) if held
             ]
@@ -263,20 +276,27 @@ class Leases(Intake):
                 self._send_within(connection, queue, clones)
         return answers
 
-    def _settle(self, sql: str, rows: Sequence[tuple[object, ...]]) -> list[bool]:
-        """Run `sql` for each row; True where it found its message still held (rule 2)."""
-        if len(rows) == 1:
+    def _settle(
+        self, action: Bulk, leases: Sequence[Lease], held: tuple[float, int], values: Row = ()
+    ) -> list[bool]:
+        """Do `action` with each lease's message; True where it is still held (rule 2).
+
+        held: now and the box, by which that is judged. values: what the action writes.
+        """
+        if len(leases) == 1:
             with self.database.statement() as connection:
-                return [connection.execute(sql, rows[0]).rowcount == 1]
-        if not rows:
+                row = (*values, *leases[0], *held)
+                return [connection.execute(action.one, row).rowcount == 1]
+        if not leases:
             return []
         with self.database.transaction() as connection:
             connection.execute("SAVEPOINT batch")
-            if connection.executemany(sql, rows).rowcount == len(rows):
-                answers = [True] * len(rows)
+            if action.run(connection, leases, values, held) == len(leases):
+                answers = [True] * len(leases)
             else:
                 connection.execute("ROLLBACK TO batch")
-                answers = [connection.execute(sql, row).rowcount == 1 for row in rows]
+                rows = [(*values, *lease, *held) for lease in leases]
+                answers = [connection.execute(action.one, row).rowcount == 1 for row in rows]
             connection.execute("RELEASE batch")
         return answers
 
@@ -287,6 +307,6 @@ class Leases(Intake):
         return self.clock.monotonic() + seconds
 
 
-def leased(rows: Iterable[tuple[object, ...]]) -> list[Leased]:
+def leased(rows: Sequence[Row]) -> list[Leased]:
     """The messages of the rows that a grant returned, in order: RETURNING promises none."""
     return sorted(map(Leased._make, rows))

@@ -18,9 +18,13 @@ RENEWAL_PAUSE = 0.01
 
 
 class Deliveries:
-    """All jobs. ready: to be sent to the pool, in order. Only the supervisor's loop uses it."""
+    """All jobs, and two queues: opened (to be claimed) and ready (to be sent to the pool).
+
+    Only the supervisor's loop uses it.
+    """
 
     def __init__(self, worker: str, clock: Clock) -> None:
+        self.opened: deque[Job] = deque()
         self.ready: deque[Job] = deque()
         self._worker = worker
         self._clock = clock
@@ -90,7 +94,12 @@ class Deliveries:
 
     def waiting(self) -> list[Job]:
         """Take out everything that has not been sent to the pool and has no outcome."""
-        waiting = [*self.ready, *(job for _, job in self._later if job.settlement is None)]
+        waiting = [
+            *self.opened,
+            *self.ready,
+            *(job for _, job in self._later if job.settlement is None),
+        ]
+        self.opened.clear()
         self.ready.clear()
         self._later = [entry for entry in self._later if entry[1].settlement is not None]
         return waiting

@@ -9,7 +9,7 @@ from typing import Any
 
 from aztask.clock import Clock
 from aztask.leasekeeper import LeaseKeeper
-from aztask.settlement import from_record
+from aztask.settlement import Abandon, from_record
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.executor import Executor
 from aztask.worker.failpoint import hit
@@ -124,9 +124,17 @@ class Dispatcher:
         return True
 
     def _gone(self, job: Job, why: str) -> None:
-        """Its lease is lost: nothing is recorded, nothing settled."""
+        """The task stopped because of its lease. Nothing is recorded.
+
+        A lost lease is not settled; one that is held still (the task reached its `max_lease`) is
+        abandoned, so that the message need not wait for its end.
+        """
         job.note("lease_lost", why)
-        self._over([job])
+        if job.settled or not job.lease.alive(self._clock.monotonic()):
+            self._over([job])
+        else:
+            job.settlement = Abandon()
+            self._finish([job])
 
     def _ended(self, process: PoolProcess) -> None:
         """A pool process is gone: what it had not read goes on, what it ran has failed."""

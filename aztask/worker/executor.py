@@ -194,8 +194,7 @@ class Executor:
             self._not_settled(once, error)
         for job in once:
             job.settlement = None
-            if not job.settled:
-                job.stage = Stage.DONE
+            job.stage = Stage.READY if job.settled else Stage.DONE
 
     # -- the outcome -------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from aztask.errors import AztaskError, BrokerError
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 1.0
 SHORTEST_PAUSE = 0.2
 LONGEST_PAUSE = 15.0
 
@@ -26,10 +25,10 @@ class Intake:
         queue: str,
         *,
         lease: float,
-        wait: float = WAIT_SECONDS,
+        wait: float,
         take: Callable[[Intake, list[Delivery]], None],
     ) -> None:
-        """take: gets the deliveries, on this thread."""
+        """wait: seconds that one receive may take. take: gets the deliveries, on this thread."""
         self.queue = queue
         self.idle = False
         self._broker = broker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 from aztask.brokers.base import Receiver
 from aztask.delivery import Delivery
 from aztask.lease import Lease
-from aztask.message import TaskMessage
+from aztask.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Settlement
 from aztask.task import Task
 
-_fields_of = attrgetter(*(each.name for each in fields(TaskMessage)))
+_fields_of = attrgetter(*MESSAGE_FIELDS)
 
 
 class Stage(Enum):

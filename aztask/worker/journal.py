@@ -29,7 +29,6 @@ class Journal:
         self._sink = sink
         self._clock = clock
         self.counts: Counter[str] = Counter()
-        self.latest_renewal = 0.0
 
     def received(self, jobs: Iterable[Job]) -> None:
         """Deliveries came in."""
@@ -47,9 +46,8 @@ class Journal:
 
     def renewed(self, job: Job, age: float) -> None:
         """A lease was renewed when `age` (a share of it) had passed."""
-        self.counts["renewed"] += 1
-        self.latest_renewal = max(self.latest_renewal, age)
-        self._emit("renewed", job, lease=job.delivery.lease_seconds)
+        lease = job.delivery.lease_seconds
+        self._emit("renewed", job, lease=lease, margin=lease * (1.0 - age))
 
     def ended(self, job: Job) -> None:
         """A delivery is done with: what the stages noted, and how it ended."""

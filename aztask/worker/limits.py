@@ -102,3 +102,5 @@ class Limits:
             process.tell(["interrupt", job.number, "limit", f"soft time limit of {soft:g} s"])
         elif not job.settled and now >= job.lease.stop_at:
             self.stop(job, "lease", "its lease was not renewed in time")
+        elif not job.settled and now >= self.limit_at(job):
+            self.stop(job, "lease", "it ran for max_lease, the longest that it may be held")

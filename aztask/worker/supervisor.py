@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 IDLE_TICK_SECONDS = 1.0
 LANE_THREADS = 4
+INTAKE_WAIT = 1.0
+BURST_WAIT = 0.05
 FIRST_PREFETCH = 4
 PREFETCH_SECONDS = 0.25
 MOST_PREFETCH = 1000
@@ -80,6 +82,8 @@ class Supervisor:
         self._finishes: Lane[Job] = Lane(
             "finish", self.executor.finish, self._finished, mailbox, threads=threads
         )
+        # across a network the next claims go out while the pool is busy
+        self._claims_ahead = options.concurrency if threads else 0
         self._pool = Pool(
             app_spec,
             processes=options.processes,
@@ -101,16 +105,7 @@ class Supervisor:
             over=self._over,
         )
         self._chores = Chores(app, clock, mailbox, threads=min(threads, 1))
-        self._intakes = [
-            Intake(
-                app.broker,
-                queue,
-                lease=self._lease_seconds(queue),
-                wait=0.05 if options.burst else 1.0,
-                take=lambda intake, batch: mailbox.post(lambda: self._received(intake, batch)),
-            )
-            for queue in options.queues
-        ]
+        self._intakes = [self._intake(queue) for queue in options.queues]
         self._next_tick = 0.0
         self._signals = 0
         self._draining_until: float | None = None
@@ -228,7 +223,7 @@ class Supervisor:
             key.data()
         self._mailbox.run()
         self._finishes.turn()
-        self._claims.turn()
+        self._claim()
         self._dispatcher.feed()
         self._allow()
         now = self._clock.monotonic()
@@ -269,6 +264,15 @@ class Supervisor:
 
     # -- receiving ---------------------------------------------------------------------------
 
+    def _intake(self, queue: str) -> Intake:
+        return Intake(
+            self.app.broker,
+            queue,
+            lease=self._lease_seconds(queue),
+            wait=BURST_WAIT if self.options.burst else INTAKE_WAIT,
+            take=lambda intake, batch: self._mailbox.post(lambda: self._received(intake, batch)),
+        )
+
     def _lease_seconds(self, queue: str) -> float:
         if self.options.lease is not None:
             return self.options.lease
@@ -282,7 +286,7 @@ class Supervisor:
         self.executor.open(jobs)
         self.journal.received(jobs)
         self._finishes.submit(job for job in jobs if job.settlement is not None)
-        self._claims.submit(job for job in jobs if job.settlement is None)
+        self._deliveries.opened.extend(job for job in jobs if job.settlement is None)
 
     def _allow(self) -> None:
         """Tell the intakes how much more there is room for."""
@@ -292,7 +296,7 @@ class Supervisor:
         room = window - len(self._deliveries)
         if self._draining_until is not None:
             room = 0
-        elif 0 < room < min(window // 4, 64) and self._deliveries.ready:
+        elif 0 < room < min(window // 4, 64) and self._deliveries.opened:
             return  # a fuller batch is worth the short wait
         for intake in self._intakes:
             intake.allow(max(0, room))
@@ -307,6 +311,16 @@ class Supervisor:
         return min(MOST_PREFETCH, int(self._pool.capacity * PREFETCH_SECONDS / max(mean, 1e-5)))
 
     # -- stages ------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Claim what the pool can take now, no more: a claim counts as a start."""
+        opened = self._deliveries.opened
+        if opened:
+            room = self._pool.room() + self._claims_ahead
+            room -= len(self._deliveries.ready) + len(self._claims)
+            if room > 0:
+                self._claims.submit(opened.popleft() for _ in range(min(room, len(opened))))
+        self._claims.turn()
 
     def _claimed(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

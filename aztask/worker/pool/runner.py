@@ -34,7 +34,8 @@ from aztask.errors import (
     TaskControl,
     TimeLimitExceeded,
 )
-from aztask.message import TaskMessage
+from aztask.frozen import build
+from aztask.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, to_record
 from aztask.task import Task
 from aztask.worker.board import Board
@@ -90,7 +91,7 @@ class Runner:
     def run(self, slot: Slot, packet: list[Any]) -> None:
         """Run the delivery in `packet` and send the answer."""
         number, fields, delivery_count, deadline = packet
-        message = TaskMessage(*fields)
+        message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
         self._leases[number] = lease
         started = boot_seconds()

@@ -1,0 +1,48 @@
+"""The examples do what they say, with real workers."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run Python with arguments in an empty directory, as a reader of the examples would."""
+
+    def run(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT / 'examples'}{os.pathsep}{ROOT}",
+                **environment,
+            },
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def test_each_order_is_booked_once(run):
+    """A worker is killed after a booking and before it was recorded; each order is sent twice."""
+    script = str(ROOT / "examples" / "booking.py")
+    worker = ("-m", "aztask", "-A", "booking:app", "worker", "--burst", "--lease", "1s")
+    assert run(script, "20").returncode == 0
+    assert run(*worker, AZTASK_FAILPOINT="ran:KILL").returncode == -signal.SIGKILL
+    assert run(script, "20").returncode == 0
+    last = run(*worker)
+    assert last.returncode == 0, last.stderr
+    shown = run(script)
+    assert sorted(shown.stdout.splitlines()) == sorted(
+        f"order-{number}: {number % 4} articles" for number in range(20)
+    )

@@ -1,0 +1,75 @@
+"""Fixtures of the unit tests."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aztask import App
+from aztask.cli import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self):
+        """The one line that a failed command says."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("aztask: error: "), self.err
+        assert lines[0].isprintable()
+        return lines[0].removeprefix("aztask: error: ")
+
+
+class Cli:
+    """Runs commands in this process, in a folder and an environment of the test's own.
+
+    The folder's queue file is shared with the apps that `app` opens.
+    """
+
+    def __init__(self, folder, capsys, monkeypatch):
+        self.folder: Path = folder
+        self.address = f"local://{folder}/.aztask/queues.db"
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self._apps = []
+
+    def __call__(self, *arguments, **environment):
+        for name, value in environment.items():
+            self._monkeypatch.setenv(name, value)
+        self._capsys.readouterr()
+        code = main.run([str(argument) for argument in arguments])
+        out, err = self._capsys.readouterr()
+        return Ended(code, out, err)
+
+    def app(self, **options):
+        app = App("shop", **{"broker": self.address, "results": self.address, **options})
+        self._apps.append(app)
+        return app
+
+    def module(self, name, text):
+        """An importable module."""
+        (self.folder / f"{name}.py").write_text(text)
+        return name
+
+    def close(self):
+        for app in self._apps:
+            app.close()
+
+
+@pytest.fixture
+def cli(tmp_path, capsys, monkeypatch):
+    """``cli("send", "shop.add")``: run a command; see `Cli`."""
+    for name in ("APP", "BROKER", "RESULTS", "EVENTS", "DEBUG"):
+        monkeypatch.delenv(f"AZTASK_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = Cli(tmp_path, capsys, monkeypatch)
+    yield made
+    made.close()

@@ -1,0 +1,60 @@
+import click
+import pytest
+
+from aztask.cli.options import Duration, Json, Names, all_names
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30.0), ("1h30m", 5400.0), ("250ms", 0.25), ("2", 2.0), (1.5, 1.5)]
+)
+def test_durations(text, seconds):
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "", "1e9", "s", "1s1s", "9" * 20, "1\n"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        Duration(least=1.5).convert(text, None, None)
+
+
+def test_a_duration_out_of_range_names_the_range():
+    with pytest.raises(click.BadParameter, match=r"'0' is not between 0\.1 and 10 seconds"):
+        Duration(least=0.1, most=10.0).convert("0", None, None)
+
+
+def test_json():
+    assert Json(list).convert("[1, null]", None, None) == [1, None]
+    assert Json(dict).convert('{"a": 1}', None, None) == {"a": 1}
+    assert Json(list).convert([1], None, None) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not JSON"),
+        ("{}", "is not a JSON list"),
+        ("1", "is not a JSON list"),
+        ("[NaN]", "NaN is not JSON"),
+        ("[-Infinity]", "-Infinity is not JSON"),
+        ("[1", "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[1" + "0" * 5000 + "]", "limit"),
+        ("[\x1b[31m]", "\\\\x1b"),
+    ],
+    ids=range(9),
+)
+def test_what_is_not_the_json_asked_for_is_refused(text, words):
+    with pytest.raises(click.BadParameter, match=words) as caught:
+        Json(list).convert(text, None, None)
+    assert len(caught.value.message) < 300
+
+
+def test_names():
+    assert Names().convert("a,b,a", None, None) == ("a", "b")
+    assert all_names([("a", "b"), ("b", "c")]) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("text", ["", ",", "a,", "a,,b"])
+def test_empty_names_are_refused(text):
+    with pytest.raises(click.BadParameter, match="empty name"):
+        Names().convert(text, None, None)

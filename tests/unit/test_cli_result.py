@@ -1,0 +1,141 @@
+import json
+import time
+
+import pytest
+
+from aztask.results.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
+from aztask.settlement import Complete, DeadLetter, Resubmit
+
+
+def run(app, key, state, settlement, **outcome):
+    """Record one run, as a worker does."""
+    app.results.start([Start(key, "shop.add", "default", 1, f"{key}", "worker-1", 1e9)])
+    done = Outcome(state, settlement, at=1e9 + 1, duration=0.25, **outcome)
+    assert app.results.record([Finish(key, f"{key}", done)]) == [True]
+
+
+@pytest.fixture
+def filled(cli, monkeypatch):
+    """Three tasks: one succeeded at once, one failed after a retry, one waits."""
+    monkeypatch.setenv("AZTASK_BROKER", cli.address)
+    monkeypatch.setenv("AZTASK_RESULTS", cli.address)
+    app = cli.app()
+    value = app.codec.encode_value([1, "zwei"])
+    run(app, RunKey("good"), State.SUCCEEDED, Complete(), value=value)
+    error = {"error_type": "ValueError", "error": "no\nsum", "traceback": "Trace\n  \x1b[31mline"}
+    run(app, RunKey("bad"), State.RETRYING, Resubmit(1.0), **error)
+    run(app, RunKey("bad", 0, 1), State.FAILED, DeadLetter("retries-exhausted"), **error)
+    app.send("shop.add", [1, 2], task_id="waits")
+    return app
+
+
+def test_a_task_that_succeeded(cli, filled):
+    ended = cli("result", "good")
+    assert ended.code == 0
+    fields = dict(line.split(": ", 1) for line in ended.out.splitlines())
+    assert fields["state"].strip() == "succeeded"
+    assert json.loads(fields["value"]) == [1, "zwei"]
+    assert fields["worker"].strip() == "worker-1"
+
+
+def test_a_task_that_failed_shows_its_runs_and_the_traceback(cli, filled):
+    out = cli("result", "bad").out
+    assert "state:   failed" in out
+    assert "error:   ValueError: no\n" in out
+    assert "retrying" in out
+    assert "resubmit" in out
+    assert "\\x1b[31mline" in out
+    assert "\x1b" not in out
+
+
+def test_json_has_everything(cli, filled):
+    good = json.loads(cli("result", "good", "--json").out)
+    assert (good["state"], good["value"], good["duration_seconds"]) == (
+        "succeeded",
+        [1, "zwei"],
+        0.25,
+    )
+    bad = json.loads(cli("result", "bad", "--json").out)
+    assert (bad["state"], bad["hop"], bad["settlement"]) == ("failed", 1, "dead-letter")
+    assert [each["state"] for each in bad["runs"]] == ["retrying", "failed"]
+    assert bad["traceback"].startswith("Trace")
+    waits = json.loads(cli("result", "waits", "--json").out)
+    assert (waits["state"], waits["started_at"], waits["value"]) == ("pending", None, None)
+
+
+def test_the_newest_runs(cli, filled):
+    lines = [json.loads(line) for line in cli("result", "--json").out.splitlines()]
+    assert [each["id"] for each in lines] == ["waits", "bad", "bad", "good"]
+    lines = cli("result", "--state", "failed", "--limit", "5").out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("bad")
+
+
+def test_a_value_that_cannot_be_read_is_described(cli, filled):
+    run(filled, RunKey("odd"), State.SUCCEEDED, Complete(), value=b"\xc1")
+    assert "(cannot be read:" in cli("result", "odd").out
+
+
+@pytest.mark.parametrize("task_id", ["nosuch", "", "\x1b[31m", "x" * 5000, "a\nb"])
+def test_an_unknown_id_is_not_found(cli, filled, task_id):
+    ended = cli("result", task_id)
+    assert ended.code == 5
+    assert "nothing is known of a task" in ended.error
+
+
+def test_without_a_result_store(cli):
+    ended = cli("result", "x", AZTASK_BROKER=cli.address)
+    assert ended.code == 4
+    assert "AZTASK_RESULTS" in ended.error
+
+
+class TestCancel:
+    def test_a_task_that_waits(self, cli, filled):
+        ended = cli("cancel", "waits")
+        assert (ended.code, ended.out) == (0, "waits is cancelled\n")
+        assert filled.result("waits").state == "cancelled"
+
+    def test_a_task_that_has_ended(self, cli, filled):
+        ended = cli("cancel", "good", "waits", "bad")
+        assert ended.code == 1
+        assert ended.out == "waits is cancelled\n"
+        assert ended.error == "ended already, so not cancelled: good, bad"
+
+    def test_a_task_that_runs(self, cli, filled):
+        filled.results.start([Start(RunKey("runs"), "t", "q", 1, "me", "w", 1e9)])
+        assert "runs now and goes on" in cli("cancel", "runs").out
+
+    def test_without_an_id(self, cli, filled):
+        assert cli("cancel").code == 2
+
+
+class TestWorkers:
+    @pytest.fixture
+    def workers(self, filled):
+        now = time.time()
+        for name, seen_at, stopped in (("a", now, False), ("b", now - 60, False), ("c", now, True)):
+            record = WorkerRecord(name, now - 7200, seen_at, ("x", "y"), 2, 5, stopped)
+            filled.results.heartbeat(record)
+        return filled
+
+    def test_alive_silent_or_stopped(self, cli, workers):
+        lines = [json.loads(line) for line in cli("workers", "--json").out.splitlines()]
+        assert {each["worker"]: each["state"] for each in lines} == {
+            "a": "alive",
+            "b": "silent",
+            "c": "stopped",
+        }
+        assert lines[0]["queues"] == ["x", "y"]
+
+    def test_as_a_table(self, cli, workers):
+        lines = cli("workers").out.splitlines()
+        assert lines[0].split() == [
+            "WORKER",
+            "STATE",
+            "QUEUES",
+            "RUNNING",
+            "FINISHED",
+            "STARTED",
+            "SEEN",
+        ]
+        assert "2h ago" in lines[1]
