@@ -215,10 +215,13 @@ class Broker(Protocol):
         session: str | AnySession | None = None,
         dead_letter: bool = False,
         delete: bool = False,
+        poll_ceiling: float | None = None,
     ) -> Receiver:
         """A receiver whose leases last `lease` seconds.
 
-        delete: receive-and-delete, at most once; such deliveries cannot be settled.
+        delete: receive-and-delete, at most once; such deliveries cannot be settled. poll_ceiling:
+        seconds between two looks at an empty queue, where the service has to be polled; None: as
+        the broker was made.
         """
         ...
 

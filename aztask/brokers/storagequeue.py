@@ -272,6 +272,7 @@ class StorageQueueBroker:
         session: str | AnySession | None = None,
         dead_letter: bool = False,
         delete: bool = False,
+        poll_ceiling: float | None = None,
     ) -> Receiver:
         """A receiver whose leases last `lease` seconds. Nothing is fetched ahead."""
         self._usable()
@@ -283,7 +284,7 @@ class StorageQueueBroker:
                 f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
                 f"{CAPABILITIES.max_lease_seconds:.0f} s"
             )
-        polling = Polling(self._poll_ceiling, clock=self._clock)
+        polling = Polling(poll_ceiling or self._poll_ceiling, clock=self._clock)
         if not dead_letter:
             self._pollings.setdefault(queue, WeakSet()).add(polling)
         return StorageReceiver(
