@@ -100,6 +100,7 @@ class App:
         self._connections = Connections(
             broker or read_environment("AZTASK_BROKER") or DEFAULT_BROKER,
             results or read_environment("AZTASK_RESULTS"),
+            poll_ceiling=self.settings.poll_ceiling_seconds,
         )
         self._lock = threading.Lock()
         self._publisher: tuple[Broker, Publisher] | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+from typing import Final
 
-from aztask.addresses import LocalAddress
+from aztask.addresses import LocalAddress, StorageQueueAddress
 from aztask.brokers.base import Broker
 from aztask.brokers.local import LocalBroker
 from aztask.config import mask, parse_broker, parse_results
@@ -14,15 +16,28 @@ from aztask.errors import ConfigurationError
 from aztask.results.base import ResultStore
 from aztask.results.local import LocalResults
 
+ADAPTERS: Final[dict[type, str]] = {StorageQueueAddress: "aztask.brokers.storagequeue"}
+"""Modules that are imported when such an address is used: nobody else pays for their SDK."""
+
 
 class Connections:
     """Opens what was asked for. After a fork the child opens its own and leaves its parent's be."""
 
-    def __init__(self, broker: str | Broker, results: str | ResultStore | None) -> None:
-        """Texts are parsed here, so that a wrong one is found at once."""
+    def __init__(
+        self,
+        broker: str | Broker,
+        results: str | ResultStore | None,
+        *,
+        poll_ceiling: float = 1.0,
+    ) -> None:
+        """Texts are parsed here, so that a wrong one is found at once.
+
+        poll_ceiling: seconds between two looks at an empty queue, where a service is polled.
+        """
         self._broker_wish = parse_broker(broker) if isinstance(broker, str) else broker
         self._results_wish = parse_results(results) if isinstance(results, str) else results
         self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
+        self._poll_ceiling = poll_ceiling
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._broker: Broker | None = None
@@ -76,6 +91,10 @@ class Connections:
         wish = self._broker_wish
         if isinstance(wish, LocalAddress):
             return LocalBroker(self._database(wish))
+        if isinstance(wish, StorageQueueAddress):
+            adapter = importlib.import_module(ADAPTERS[type(wish)])
+            broker: Broker = adapter.StorageQueueBroker(wish, poll_ceiling=self._poll_ceiling)
+            return broker
         if isinstance(wish, Broker):
             return wish
         raise ConfigurationError(

@@ -55,6 +55,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No answer: it may or may not have happened."""
+    """No answer: it may or may not have happened.
+
+    untouched: of a renewal, that the token still holds or will be known: ask again.
+    """
 
     reason: str = ""
+    untouched: bool = False

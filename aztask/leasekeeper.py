@@ -216,7 +216,7 @@ class LeaseKeeper:
             answers = receiver.renew([lease.delivery for lease in leases], seconds)
         except AztaskError as error:
             logger.warning("could not renew %d leases: %s", len(leases), error)
-            answers = [Unknown(str(error))] * len(leases)
+            answers = [Unknown(str(error), untouched=True)] * len(leases)
         with self._condition:
             for lease, answer in zip(leases, answers, strict=True):
                 self._book_answer(lease, answer, asked_at)
@@ -233,7 +233,7 @@ class LeaseKeeper:
             self._on_settleable()
 
     def _book_answer(self, lease: Lease, answer: Renewed | Lost | Unknown, asked_at: float) -> None:
-        if isinstance(answer, Unknown) and self._renewal_token_changes:
+        if isinstance(answer, Unknown) and self._renewal_token_changes and not answer.untouched:
             self._book.token_gone(lease)
         else:
             self._book.answered(lease, answer, asked_at)

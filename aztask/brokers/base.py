@@ -60,8 +60,9 @@ class Capabilities:
 
     max_lease_seconds: the longest lease it grants at once. fixed_lease: leases last as long as the
     queue says, not the receiver. update: a message can be changed in place (checkpoints travel in
-    it). atomic_resubmit: clone and complete happen together. native_dead_letter: dead letters are
-    a sub-queue of the service. remote: calls wait for a network, so callers keep several under way.
+    it). atomic_resubmit: clone and complete happen together; resubmit_in_place: as one change of
+    the message, whose delivery count goes on. native_dead_letter: dead letters are a sub-queue of
+    the service. remote: calls wait for a network, so callers keep several under way.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Capabilities:
     fixed_lease: bool = False
     duplicate_detection: bool = False
     atomic_resubmit: bool = False
+    resubmit_in_place: bool = False
     native_dead_letter: bool = False
     paged_peek: bool = False
     cancel_scheduled: bool = False
@@ -106,7 +108,10 @@ class Peeked:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Counts of one queue's messages; None where the service does not tell."""
+    """Counts of one queue's messages; None where the service does not tell.
+
+    total: all but the dead, where the service tells no more than that.
+    """
 
     queue: str
     active: int | None
@@ -114,6 +119,7 @@ class QueueStats:
     scheduled: int | None
     deferred: int | None
     dead: int | None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +215,13 @@ class Broker(Protocol):
         session: str | AnySession | None = None,
         dead_letter: bool = False,
         delete: bool = False,
+        poll_ceiling: float | None = None,
     ) -> Receiver:
         """A receiver whose leases last `lease` seconds.
 
-        delete: receive-and-delete, at most once; such deliveries cannot be settled.
+        delete: receive-and-delete, at most once; such deliveries cannot be settled. poll_ceiling:
+        seconds between two looks at an empty queue, where the service has to be polled; None: as
+        the broker was made.
         """
         ...
 

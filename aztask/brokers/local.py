@@ -140,6 +140,7 @@ class LocalBroker:
         session: str | AnySession | None = None,
         dead_letter: bool = False,
         delete: bool = False,
+        poll_ceiling: float | None = None,
     ) -> Receiver:
         """A receiver whose leases last `lease` seconds. Nothing is fetched ahead.
 

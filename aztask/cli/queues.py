@@ -73,7 +73,7 @@ def delete(name: str, dry_run: bool, yes: bool) -> None:
     """Delete the queue NAME with its messages and dead letters."""
     with open_app() as app:
         stats = app.broker.stats(name)
-        held = sum(count or 0 for count in _counts(stats))
+        held = _living(stats) + (stats.dead or 0)
         what = f"delete queue {visible(name)} with {plural(held, 'message')}"
         if confirm(what, dry_run=dry_run, yes=yes):
             app.broker.delete(name)
@@ -88,8 +88,8 @@ def _print_queues(*, as_json: bool) -> None:
             print_json(asdict(stats))
         return
     print_table(
-        ["queue", "active", "leased", "scheduled", "deferred", "dead"],
-        [[stats.queue, *_counts(stats)] for stats in found],
+        ["queue", "in all", "active", "leased", "scheduled", "deferred", "dead"],
+        [[stats.queue, _living(stats), *_counts(stats)] for stats in found],
     )
 
 
@@ -101,6 +101,13 @@ def _stats(app: App) -> list[QueueStats]:
         except QueueNotFound:
             continue  # deleted meanwhile
     return found
+
+
+def _living(stats: QueueStats) -> int:
+    """All messages but the dead, also where the service does not tell them apart."""
+    if stats.total is not None:
+        return stats.total
+    return sum(count or 0 for count in _counts(stats)[:-1])
 
 
 def _counts(stats: QueueStats) -> tuple[int | None, ...]:

@@ -72,6 +72,11 @@ SHORTEST_LEASE = 0.1
     type=Duration(least=SHORTEST_LEASE),
     help="How long one run may hold its message, renewals included. [default: as the app says]",
 )
+@click.option(
+    "--poll-ceiling",
+    type=Duration(least=0.02, most=3600.0),
+    help="The longest pause between two looks at an empty Storage queue. [default: as the app says]",
+)
 @click.option("--name", default="", help="The worker's name. [default: made of host and process]")
 @click.option("--reload", is_flag=True, help="Start anew when the app's source files change.")
 @click.option("--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="On stderr.")

@@ -63,7 +63,7 @@ class Chores:
         except AztaskError as error:
             logger.warning("cannot see whether the queues are empty: %s", error)
             return False
-        return not any(each.active or each.leased or each.scheduled for each in stats)
+        return not any(each.active or each.leased or each.scheduled or each.total for each in stats)
 
     def stop(self) -> None:
         """Finish what is under way."""

@@ -77,6 +77,7 @@ class Executor:
         self._clock = clock
         self._results: ResultStore | None = app.results
         broker, results = app.broker, app.results
+        self._in_place = broker.capabilities.resubmit_in_place
         self._joint: Transactional | None = (
             broker
             if isinstance(broker, Transactional)
@@ -101,7 +102,7 @@ class Executor:
             early = (job.message.eta or 0.0) - self._clock.wall()
             if early > 0:
                 # a foreign producer's eta: put off in the broker, never held here
-                job.clone = job.message.chained()
+                job.clone = job.message.chained(delivery_base=self._delivery_base(job))
                 job.settlement = Resubmit(delay=early, counted=False)
 
     # -- claim -------------------------------------------------------------------------------
@@ -370,12 +371,17 @@ class Executor:
                 counted=settlement.counted,
                 saved=job.saved,
                 unknown_since=since if unknown else None,
+                delivery_base=self._delivery_base(job),
             )
         delay = settlement.delay
         if settlement.due is not None:
             delay = max(0.0, settlement.due - self._clock.wall())
         envelope = self._app.codec.to_envelope(clone, delay=delay)
         return with_envelope(settlement, envelope, delay)
+
+    def _delivery_base(self, job: Job) -> int:
+        """What the clone's deliveries count from: its own, where the broker's count goes on."""
+        return job.delivery.delivery_count if self._in_place else 0
 
     def _put_off(self, jobs: Sequence[Job], what: str, error: Exception) -> None:
         logger.warning("%s, %d deliveries wait: %s", what, len(jobs), error)

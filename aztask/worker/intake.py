@@ -26,14 +26,19 @@ class Intake:
         *,
         lease: float,
         wait: float,
+        poll_ceiling: float | None = None,
         take: Callable[[Intake, list[Delivery]], None],
     ) -> None:
-        """wait: seconds that one receive may take. take: gets the deliveries, on this thread."""
+        """wait: seconds that one receive may take. take: gets the deliveries, on this thread.
+
+        poll_ceiling: as `Broker.receiver` takes it.
+        """
         self.queue = queue
         self.idle = False
         self._broker = broker
         self._lease = lease
         self._wait = wait
+        self._poll_ceiling = poll_ceiling
         self._take = take
         self._room = 0
         self._stopping = False
@@ -68,7 +73,9 @@ class Intake:
     def receiver(self) -> Receiver:
         """What the deliveries are renewed and settled through."""
         if self._receiver is None:
-            self._receiver = self._broker.receiver(self.queue, lease=self._lease)
+            self._receiver = self._broker.receiver(
+                self.queue, lease=self._lease, poll_ceiling=self._poll_ceiling
+            )
         return self._receiver
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ class WorkerOptions:
     end when the queues are empty, delayed messages included. max_tasks: end after so many.
     shutdown_timeout: seconds that running tasks get after SIGTERM. lease, max_lease: seconds,
     instead of what the queues and tasks say. name: of this worker; made up where empty.
+    poll_ceiling: seconds between two looks at an empty queue, where the service is polled; None as
+    the app says.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -30,6 +32,7 @@ class WorkerOptions:
     lease: float | None = None
     max_lease: float | None = None
     name: str = ""
+    poll_ceiling: float | None = None
 
     def __post_init__(self) -> None:
         if not self.queues:

@@ -270,6 +270,7 @@ class Supervisor:
             queue,
             lease=self._lease_seconds(queue),
             wait=BURST_WAIT if self.options.burst else INTAKE_WAIT,
+            poll_ceiling=self.options.poll_ceiling,
             take=lambda intake, batch: self._mailbox.post(lambda: self._received(intake, batch)),
         )
 

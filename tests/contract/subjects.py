@@ -14,12 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import azurite
+
+from aztask.addresses import StorageQueueAddress
 from aztask.brokers.base import Broker, Delivery, Peeked, QueueOptions, Receiver
 from aztask.brokers.local import LocalBroker
+from aztask.brokers.storagequeue import StorageQueueBroker
 from aztask.clock import Clock
 from aztask.engine import Database
 from aztask.envelope import Envelope
 from aztask.settlement import Settlement
+from aztask.urls import parse_broker
 
 _names = itertools.count(1)
 
@@ -95,13 +100,19 @@ def bodies(messages: Sequence[Delivery] | Sequence[Peeked]) -> list[bytes]:
 
 
 class ShiftedClock:
-    """A clock that goes on only when it is told to."""
+    """A clock that goes on only when it is told to; with a start, also by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: float | None = None) -> None:
         self.passed = 0.0
-        self.clock = Clock(
-            monotonic=lambda: 1000.0 + self.passed, wall=lambda: 1_800_000_000.0 + self.passed
-        )
+        if start is None:
+            self.clock = Clock(
+                monotonic=lambda: 1000.0 + self.passed, wall=lambda: 1_800_000_000.0 + self.passed
+            )
+        else:
+            self.clock = Clock(
+                monotonic=lambda: time.monotonic() + self.passed,
+                wall=lambda: time.time() + self.passed,
+            )
 
     def pass_time(self, seconds: float) -> None:
         self.passed += seconds
@@ -132,7 +143,36 @@ def local_memory(directory: Path) -> Iterator[Subject]:
     database.close()
 
 
+@contextmanager
+def storage_queue(directory: Path) -> Iterator[Subject]:
+    """Storage queues on Azurite, whose clock moves with ours."""
+    time_machine = ShiftedClock(start=time.time())
+    with azurite.running(directory / "azurite") as server:
+        address = parse_broker(server.connection_string)
+        assert isinstance(address, StorageQueueAddress)
+
+        def broker() -> StorageQueueBroker:
+            return StorageQueueBroker(address, poll_ceiling=0.05, clock=time_machine.clock)
+
+        def pass_time(seconds: float) -> None:
+            server.advance(seconds)
+            time_machine.pass_time(seconds)
+
+        other = broker()
+        yield Subject(
+            "storagequeue",
+            broker(),
+            lambda: other,
+            pass_time,
+            lease=30.0,
+            silence=0.15,
+            coarse=1.0,
+        )
+        other.close()
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "local": local_file,
     "local-memory": local_memory,
+    "storagequeue": storage_queue,
 }

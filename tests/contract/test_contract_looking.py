@@ -24,7 +24,9 @@ def test_peeking_pages_through_everything(subject):
     sent = [b"%02d" % number for number in range(25)]
     subject.send(queue, *sent)
     if not subject.can.paged_peek:
-        assert bodies(subject.peek(queue, limit=10)) == sent[:10]
+        seen = bodies(subject.peek(queue, limit=10))
+        assert len(set(seen)) == 10
+        assert set(seen) <= set(sent)
         return
     seen: list[bytes] = []
     after = None

@@ -1,0 +1,121 @@
+"""The storage SDK's client, set up as the broker needs it.
+
+Rules
+1. The SDK retries nothing: a silent retry of a send stores the message twice, and its pauses of
+   15 s and more outlive a lease [measured]. Whoever knows the lease sets each request's time-outs.
+2. Where the environment asks for an HTTP proxy the SDK's own transport is used, else the lean one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from azure.core.credentials import AzureSasCredential, TokenCredential
+from azure.core.pipeline.transport import HttpTransport, RequestsTransport
+from azure.storage.queue import QueueClient, QueueServiceClient
+
+from aztask.addresses import StorageQueueAddress
+from aztask.brokers.storage_transport import LeanTransport
+from aztask.errors import ConfigurationError
+from aztask.masking import SecretFilter
+from aztask.version import __version__
+
+_LOGGERS: Final = (
+    "azure",
+    "azure.core.pipeline.policies.http_logging_policy",
+    "azure.storage.queue",
+    "urllib3",
+    "urllib3.connectionpool",
+)
+
+
+class StorageClient:
+    """The account's queues. Any thread may call; another process makes its own."""
+
+    def __init__(
+        self, address: StorageQueueAddress, *, credential: TokenCredential | None = None
+    ) -> None:
+        """credential: instead of `default_credential` where the address has no key."""
+        filter_secrets()
+        self.address = address
+        self.transport = _transport(address)
+        self._service = QueueServiceClient(
+            address.endpoint,
+            credential=_credential_of(address, credential),
+            transport=self.transport,
+            retry_total=0,
+            user_agent=f"aztask/{__version__}",
+            message_encode_policy=None,
+            message_decode_policy=None,
+        )
+        self._queues: dict[str, QueueClient] = {}
+        self._offset = 0.0
+
+    @property
+    def service(self) -> QueueServiceClient:
+        """For what concerns the account."""
+        return self._service
+
+    def queue(self, name: str) -> QueueClient:
+        """For what concerns one queue."""
+        client = self._queues.get(name)
+        if client is None:
+            client = self._queues.setdefault(name, self._service.get_queue_client(name))
+        return client
+
+    def learn_time(self, response: Any) -> None:
+        """Take the service's time from an answer (a hook of the SDK)."""
+        date = response.http_response.headers.get("Date")
+        if date:
+            self._offset = parsedate_to_datetime(date).timestamp() - time.time()
+
+    @property
+    def offset(self) -> float:
+        """Seconds that the service's clock is ahead of ours, to about a second."""
+        return self._offset
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.transport.close()
+
+
+def default_credential() -> TokenCredential:
+    """What azure-identity finds in the environment. Raises ConfigurationError without it."""
+    try:
+        identity = importlib.import_module("azure.identity")  # an extra, and slow to import
+    except ImportError:
+        raise ConfigurationError(
+            "Entra ID needs azure-identity; install aztask[identity], or give a connection string"
+        ) from None
+    credential: TokenCredential = identity.DefaultAzureCredential()
+    return credential
+
+
+def _credential_of(address: StorageQueueAddress, given: TokenCredential | None) -> Any:
+    if address.key is not None:
+        return {"account_name": address.account, "account_key": address.key.reveal()}
+    if address.signature is not None:
+        return AzureSasCredential(address.signature.reveal().lstrip("?"))
+    return given or default_credential()
+
+
+def _transport(address: StorageQueueAddress) -> HttpTransport[Any, Any]:
+    parts = urlsplit(address.endpoint)
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname or ""):
+        transport: HttpTransport[Any, Any] = RequestsTransport()
+        return transport
+    return LeanTransport()
+
+
+def filter_secrets() -> None:
+    """Mask secrets in what the SDK and urllib3 log: their debug lines hold whole SAS URLs."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, SecretFilter) for each in logger.filters):
+            logger.addFilter(SecretFilter())

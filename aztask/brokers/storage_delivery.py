@@ -1,0 +1,152 @@
+"""A delivery from a Storage queue, and the requests that concern its one message.
+
+Rules
+1. One thread at a time deals with a delivery: `lock` is held for a whole renewal or settlement.
+2. Every request has a time-out inside the remaining lease. Past the deadline nothing is sent.
+3. After an update the old pop receipt is stale. So a refusal of a request that we repeat, because
+   the first answer got lost, says that the first one took effect, as long as the lease lasts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from azure.core.exceptions import AzureError
+from azure.storage.queue import QueueClient
+
+from aztask.brokers.storage_errors import Effect, Failure, failure_of
+from aztask.brokers.storage_wire import whole_seconds
+from aztask.clock import Clock
+from aztask.delivery import Delivery
+
+Answer = TypeVar("Answer")
+
+LONGEST_READ: Final = 15.0
+SHORTEST_READ: Final = 0.25
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+
+
+class Failed(Exception):
+    """A request that failed; `failure` says what is known of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure.error))
+        self.failure = failure
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A renewal under way. confirmed: it took effect, only its answer is still to come."""
+
+    answer: Future[str]
+    asked_at: float
+    seconds: float
+    confirmed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StorageDelivery(Delivery):
+    """text: the message as it lies in the queue. settled: nothing may be done any more.
+
+    unsure: a settlement of ours may have taken effect. removed: the message is gone, by our doing.
+    stored_dead: its copy is in the dead letters. attempts: renewals whose answers are to come.
+    """
+
+    text: str = ""
+    settled: bool = False
+    unsure: bool = False
+    removed: bool = False
+    stored_dead: bool = False
+    attempts: list[Attempt] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Requests:
+    """What can be asked of one queue, with the time-outs that a lease allows."""
+
+    def __init__(self, queue: str, client: QueueClient, clock: Clock) -> None:
+        self.queue = queue
+        self.clock = clock
+        self._client = client
+
+    def delete(self, delivery: StorageDelivery, seconds: float) -> None:
+        """Delete the message. Raises Failed."""
+        self._ask(
+            self._client.delete_message, delivery.position, delivery.token, read_timeout=seconds
+        )
+
+    def hide(
+        self, delivery: StorageDelivery, visible_after: float, seconds: float, text: str | None
+    ) -> str:
+        """Hide the message for so long, with a new text or the old one; the new pop receipt."""
+        return self.hide_by(delivery, delivery.token, visible_after, seconds, text)
+
+    def hide_by(
+        self,
+        delivery: StorageDelivery,
+        token: str,
+        visible_after: float,
+        seconds: float,
+        text: str | None = None,
+    ) -> str:
+        """As `hide`, with a pop receipt that was taken before."""
+        message: Any = self._ask(
+            self._client.update_message,
+            delivery.position,
+            token,
+            content=text,
+            visibility_timeout=whole_seconds(visible_after),
+            read_timeout=seconds,
+        )
+        return str(message.pop_receipt)
+
+    def put(self, text: str, delay: float, seconds: float) -> None:
+        """Put a message; it never expires by the service's doing. Raises Failed."""
+        self._ask(
+            self._client.send_message,
+            text,
+            visibility_timeout=whole_seconds(delay) or None,
+            time_to_live=-1,
+            read_timeout=seconds,
+        )
+
+    def _ask(self, call: Callable[..., Answer], *args: Any, **options: Any) -> Answer:
+        connecting = min(options["read_timeout"], 5.0)
+        try:
+            return call(*args, connection_timeout=connecting, **options)
+        except AzureError as error:
+            raise Failed(failure_of(error, self.queue)) from None
+
+
+def reading_time(deadline: float, now: float) -> float:
+    """How long to wait for an answer, so that another try fits the lease."""
+    return max(SHORTEST_READ, min((deadline - now) / 2, LONGEST_READ))
+
+
+def persist(
+    call: Callable[[float], object], deadline: float, clock: Clock, seen: Callable[[Failure], bool]
+) -> Failure | None:
+    """`call` until it succeeds (None), is refused, or no time is left; the last failure.
+
+    call: gets its time-out. seen: told of each failure; True ends the tries.
+    """
+    pause = FIRST_PAUSE
+    while True:
+        now = clock.monotonic()
+        try:
+            call(reading_time(deadline, now))
+            return None
+        except Failed as failed:
+            failure = failed.failure
+        if seen(failure) or failure.effect is Effect.REFUSED:
+            return failure
+        if clock.monotonic() + pause + SHORTEST_READ >= deadline:
+            return failure
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

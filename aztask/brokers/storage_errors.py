@@ -1,0 +1,145 @@
+"""What went wrong with a request to the queue service, and what is known of its effect.
+
+Rules
+1. The service's verdicts are told by their error *code*, never by the HTTP status: a missing queue
+   and a message that somebody else deleted are both 404.
+2. A failure says what is known: certainly not done, refused, or unsure.
+
+Source of the codes: the service's documentation, "Queue service error codes" and "Common REST API
+error codes"; which of them Azurite 3.35 sends was measured.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import Any, Final
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+)
+
+from aztask.errors import (
+    AztaskError,
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    MessageTooLarge,
+    QueueNotFound,
+)
+from aztask.masking import mask
+
+MESSAGE_NOT_FOUND: Final = "MessageNotFound"
+RECEIPT_MISMATCH: Final = "PopReceiptMismatch"
+
+_GONE: Final = (MESSAGE_NOT_FOUND, RECEIPT_MISMATCH)
+_NO_QUEUE: Final = ("QueueNotFound", "QueueBeingDeleted", "QueueDisabled")
+_DENIED: Final = (
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+    "AuthorizationPermissionMismatch",
+    "AuthorizationProtocolMismatch",
+    "AuthorizationResourceTypeMismatch",
+    "AuthorizationServiceMismatch",
+    "AuthorizationSourceIPMismatch",
+    "InsufficientAccountPermissions",
+    "InvalidAuthenticationInfo",
+    "NoAuthenticationInformation",
+)
+_BUSY: Final = ("ServerBusy", "AccountIsDisabled", "TooManyRequests")
+_SKEW_SECONDS: Final = 300.0
+
+
+class Effect(Enum):
+    """What a failed request did."""
+
+    NONE = "certainly nothing, and it may be tried again"
+    REFUSED = "nothing: the service refused it"
+    UNSURE = "perhaps what was asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed request. code: the service's, "" where it gave none. error: for the caller."""
+
+    effect: Effect
+    code: str
+    error: AztaskError
+
+    @property
+    def gone(self) -> bool:
+        """Whether the service says that the lease is not ours any more."""
+        return self.code in _GONE
+
+
+def failure_of(error: AzureError, queue: str) -> Failure:
+    """What `error`, raised by the SDK for a request to `queue`, means."""
+    text = _one_line(error)
+    if isinstance(error, ClientAuthenticationError) and error.response is None:
+        return Failure(Effect.REFUSED, "", ConfigurationError(f"no credential for {queue}: {text}"))
+    if isinstance(error, HttpResponseError) and error.response is not None:
+        return _answered(error, queue, text)
+    if isinstance(error, ServiceRequestError):
+        return Failure(Effect.NONE, "", _unavailable(text))
+    return Failure(Effect.UNSURE, "", _unavailable(text))
+
+
+def code_of(error: HttpResponseError) -> str:
+    """The service's error code, "" where there is none."""
+    code = getattr(error, "error_code", None) or _header(error, "x-ms-error-code")
+    return str(getattr(code, "value", code) or "")
+
+
+def _header(error: HttpResponseError, name: str) -> str | None:
+    response: Any = error.response
+    value: str | None = response.headers.get(name) if response is not None else None
+    return value
+
+
+def _answered(error: HttpResponseError, queue: str, text: str) -> Failure:
+    code, status = code_of(error), error.status_code or 0
+    if code in _NO_QUEUE:
+        return Failure(Effect.REFUSED, code, _not_found(queue))
+    if code in _DENIED or status in (401, 403):
+        return Failure(Effect.REFUSED, code, ConfigurationError(_denied(error, queue, code)))
+    if code == "RequestBodyTooLarge" or status == 413:
+        return Failure(Effect.REFUSED, code, MessageTooLarge())
+    if code in _BUSY or status in (429, 503):
+        return Failure(Effect.NONE, code, _unavailable(text))
+    if status >= 500 or status == 408:
+        return Failure(Effect.UNSURE, code, _unavailable(text))
+    return Failure(Effect.REFUSED, code, BrokerError(f"queue {queue!r}: {code or status}: {text}"))
+
+
+def _not_found(queue: str) -> QueueNotFound:
+    return QueueNotFound(
+        f"the queue {queue!r} does not exist; create it with: aztask queues create {queue}"
+    )
+
+
+def _unavailable(text: str) -> BrokerUnavailable:
+    return BrokerUnavailable(f"the queue service cannot be reached now ({text}); try again")
+
+
+def _denied(error: HttpResponseError, queue: str, code: str) -> str:
+    skew = ""
+    if date := _header(error, "Date"):
+        ahead = time.time() - parsedate_to_datetime(date).timestamp()
+        if abs(ahead) > _SKEW_SECONDS:
+            way = "ahead of" if ahead > 0 else "behind"
+            skew = f" This machine's clock is {abs(ahead):.0f} s {way} the service's: correct it."
+    return (
+        f"the service refused the credential for queue {queue!r} ({code or error.status_code}): "
+        f"check the key or signature, its expiry, and the role (docs: deployment).{skew}"
+    )
+
+
+def _one_line(error: AzureError) -> str:
+    """The first line of the SDK's text, without secrets."""
+    text = mask(str(getattr(error, "message", None) or error)).strip()
+    return (text.splitlines() or [type(error).__name__])[0][:300]

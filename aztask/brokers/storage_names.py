@@ -1,0 +1,36 @@
+"""Queue names of Azure Storage: what the service allows, less the suffix of our dead letters.
+
+Source: the service's documentation, "Naming queues and metadata".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from aztask.errors import InvalidQueueName
+
+POISON_SUFFIX: Final = "-poison"
+LONGEST_NAME: Final = 63 - len(POISON_SUFFIX)
+
+_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])+", re.ASCII)
+
+
+def check_name(queue: str) -> None:
+    """Raise InvalidQueueName unless the service allows the name, and that of its dead letters."""
+    shown = ascii(queue if len(queue) <= 2 * LONGEST_NAME else queue[:LONGEST_NAME] + "...")
+    if not 3 <= len(queue) <= LONGEST_NAME or not _NAME.fullmatch(queue):
+        raise InvalidQueueName(
+            f"{shown} cannot name a Storage queue: use 3 to {LONGEST_NAME} characters, lower-case "
+            "letters, digits and single hyphens between them"
+        )
+    if queue.endswith(POISON_SUFFIX):
+        raise InvalidQueueName(
+            f"{shown} would be taken for dead letters, which lie in NAME{POISON_SUFFIX}: choose a "
+            f"name of 3 to {LONGEST_NAME} characters with another ending"
+        )
+
+
+def poison_name(queue: str) -> str:
+    """Where the queue's dead letters lie."""
+    return queue + POISON_SUFFIX

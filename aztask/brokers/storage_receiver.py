@@ -1,0 +1,260 @@
+"""Receivers of Storage queues.
+
+Rules
+1. One request takes up to 32 messages. What is to be received later (a delay longer than the
+   service's seven days) is hidden again, and nobody sees it.
+2. Leases are whole seconds at the service, rounded up; ours end at the fraction that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from azure.core.exceptions import AzureError
+from azure.storage.queue import QueueMessage
+
+from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.crew import Crew
+from aztask.brokers.polling import Polling
+from aztask.brokers.storage_client import StorageClient
+from aztask.brokers.storage_delivery import (
+    Failed,
+    Requests,
+    StorageDelivery,
+    reading_time,
+)
+from aztask.brokers.storage_errors import Effect, failure_of
+from aztask.brokers.storage_names import poison_name
+from aztask.brokers.storage_renewal import ENDED, Renewals
+from aztask.brokers.storage_settling import Settling
+from aztask.brokers.storage_wire import TEXT_LIMIT, Written, read_text, text_of, whole_seconds
+from aztask.clock import Clock
+from aztask.envelope import Envelope
+from aztask.errors import AlreadySettled, CapabilityError, ConfigurationError
+from aztask.settlement import Settlement
+
+RECEIVE_LIMIT: Final = 32
+LONGEST_RECEIVE: Final = 15.0
+EARLY: Final = 2.0
+"""Seconds that a message may come before its due time: the service's time is known to a second."""
+
+
+class StorageReceiver:
+    """Takes deliveries from one queue, or from its dead letters."""
+
+    def __init__(
+        self,
+        client: StorageClient,
+        queue: str,
+        lease: float,
+        polling: Polling,
+        *,
+        clock: Clock,
+        workers: Crew,
+        renewers: Crew,
+        dead_letter: bool = False,
+        delete: bool = False,
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._lease = lease
+        self._polling = polling
+        self._clock = clock
+        self._workers = workers
+        self._delete = delete
+        name = poison_name(queue) if dead_letter else queue
+        self._sdk = client.queue(name)
+        self._requests = Requests(name, self._sdk, clock)
+        poison = poison_name(queue)
+        self._renewals = Renewals(self._requests, renewers)
+        self._renewers = renewers
+        self._settling = Settling(
+            client,
+            self._requests,
+            poison=Requests(poison, client.queue(poison), clock),
+            living=Requests(queue, client.queue(queue), clock) if dead_letter else None,
+            renewals=self._renewals,
+        )
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` (at most 32) deliveries, as soon as there is one; [] after `wait` seconds.
+
+        With no time to wait it looks once, whatever the pause.
+        """
+        until = self._clock.monotonic() + wait
+        asked = min(limit, RECEIVE_LIMIT)
+        while not self._polling.closed:
+            if wait > 0 and not self._polling.wait(until - self._clock.monotonic()):
+                break
+            found, deliveries = self._take(asked)
+            self._polling.looked(found, asked)
+            if deliveries or wait <= 0:
+                return deliveries
+        return []
+
+    def _take(self, limit: int) -> tuple[int, list[Delivery]]:
+        """One look: (messages found, deliveries). If its answer is lost, what it took comes again
+        when the lease ends."""
+        asked_at = self._clock.monotonic()
+        seconds = max(2.0, min(0.8 * self._lease, LONGEST_RECEIVE))
+        try:
+            pages = self._sdk.receive_messages(
+                messages_per_page=limit,
+                visibility_timeout=whole_seconds(self._lease),
+                connection_timeout=min(seconds, 5.0),
+                read_timeout=seconds,
+                raw_response_hook=self._client.learn_time,
+            ).by_page()
+            messages = list(next(pages, ()))
+        except AzureError as error:
+            raise failure_of(error, self._requests.queue).error from None
+        deliveries: list[Delivery] = []
+        for message in messages:
+            written = read_text(message.content)
+            left = self._left(message, written)
+            delivery = self._delivery(message, written, asked_at)
+            if left > EARLY:
+                self._hide_again(delivery, written, left)
+            else:
+                deliveries.append(delivery)
+        if self._delete:
+            deliveries = self._only_deleted(deliveries)
+        return len(messages), deliveries
+
+    def _left(self, message: QueueMessage, written: Written) -> float:
+        """Seconds until the message is due, by the service's clock."""
+        due = _due(message, written)
+        return 0.0 if due is None else due - self._clock.wall() - self._client.offset
+
+    def _delivery(
+        self, message: QueueMessage, written: Written, asked_at: float
+    ) -> StorageDelivery:
+        put_at = message.inserted_on.timestamp() if message.inserted_on else 0.0
+        return StorageDelivery(
+            self._queue,
+            written.envelope,
+            str(message.id),
+            str(message.pop_receipt),
+            max(1, int(message.dequeue_count or 1) - written.hidden),
+            max(put_at, _due(message, written) or 0.0),
+            asked_at + self._lease,
+            self._lease,
+            dead_letter_reason=written.dead.reason if written.dead else None,
+            dead_letter_description=written.dead.description if written.dead else None,
+            text=str(message.content),
+        )
+
+    def _hide_again(self, delivery: StorageDelivery, written: Written, left: float) -> None:
+        """The next link of a chained delay. If it fails the message comes again after the lease."""
+        text = text_of(
+            written.envelope,
+            limit=TEXT_LIMIT,
+            due=written.due,
+            delay=written.delay,
+            hidden=written.hidden + 1,
+        )
+        try:
+            now = self._clock.monotonic()
+            self._requests.hide(delivery, left, reading_time(delivery.deadline, now), text)
+        except Failed as failed:
+            if failed.failure.effect is Effect.REFUSED and not failed.failure.gone:
+                raise failed.failure.error from None
+
+    def _only_deleted(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Receive-and-delete: what could be deleted is delivered, and cannot be settled."""
+        ours = [_ours(delivery) for delivery in deliveries]
+        if not ours:
+            return []
+        answers = self._workers.map(self._delete_one, ours)
+        return [each for each, answer in zip(ours, answers, strict=True) if answer]
+
+    def _delete_one(self, delivery: StorageDelivery) -> bool:
+        delivery.settled = True
+        return isinstance(self._settling.delete(delivery, delivery.deadline), Settled)
+
+    def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
+        """There is nothing like it here: raises CapabilityError."""
+        raise CapabilityError("Storage queues cannot defer; use Service Bus or the local broker")
+
+    def renew(
+        self, deliveries: Sequence[Delivery], seconds: float | None = None
+    ) -> list[Renewed | Lost | Unknown]:
+        """Extend each lease to `seconds` from now, a request for each, side by side."""
+        lease = self._lease if seconds is None else seconds
+
+        def renew_one(delivery: StorageDelivery) -> Renewed | Lost | Unknown:
+            with delivery.lock:
+                return self._renewals.renew(delivery, lease)
+
+        return self._renewers.map(renew_one, [_ours(each) for each in deliveries])
+
+    def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
+        """Replace the message's content, which renews the lease as well.
+
+        Raises MessageTooLarge. If the answer is lost, so is the new token.
+        """
+        ours = _ours(delivery)
+        text = text_of(envelope, limit=TEXT_LIMIT)
+        with ours.lock:
+            pending = self._renewals.finish(ours, ours.deadline)
+            if isinstance(pending, Lost | Unknown):
+                return pending
+            now = self._clock.monotonic()
+            if now >= ours.deadline:
+                return ENDED
+            try:
+                seconds = reading_time(ours.deadline, now)
+                ours.token = self._requests.hide(ours, self._lease, seconds, text)
+            except Failed as failed:
+                failure = failed.failure
+                if failure.gone:
+                    return Lost(f"{failure.code}: another worker took the message")
+                return Unknown(str(failure.error), untouched=failure.effect is not Effect.UNSURE)
+            ours.envelope, ours.text = envelope, text
+            ours.deadline, ours.lease_seconds = now + self._lease, self._lease
+            return Renewed(ours.deadline)
+
+    def settle(
+        self, pairs: Sequence[tuple[Delivery, Settlement]]
+    ) -> list[Settled | Lost | Unknown]:
+        """Carry out each settlement, side by side. Each happens, or not, by itself."""
+        checked = [(_unsettled(delivery), settlement) for delivery, settlement in pairs]
+
+        def settle_one(pair: tuple[StorageDelivery, Settlement]) -> Settled | Lost | Unknown:
+            delivery, settlement = pair
+            with delivery.lock:
+                answer = self._settling.settle(_unsettled(delivery), settlement)
+                delivery.settled = isinstance(answer, Settled)
+                return answer
+
+        return self._workers.map(settle_one, checked)
+
+    def close(self) -> None:
+        """Stop receiving. What is leased stays leased until its lease ends."""
+        self._polling.close()
+
+
+def _due(message: QueueMessage, written: Written) -> float | None:
+    if written.due is not None:
+        return written.due
+    if written.delay is None or message.inserted_on is None:
+        return None
+    put_at: Any = message.inserted_on
+    return float(put_at.timestamp()) + written.delay
+
+
+def _ours(delivery: Delivery) -> StorageDelivery:
+    if not isinstance(delivery, StorageDelivery):
+        raise ConfigurationError("this delivery came from another broker; settle it there")
+    return delivery
+
+
+def _unsettled(delivery: Delivery) -> StorageDelivery:
+    ours = _ours(delivery)
+    if ours.settled:
+        raise AlreadySettled(
+            f"message {delivery.position} of queue {delivery.queue!r} was settled before, or was "
+            "received and deleted; settle each delivery once"
+        )
+    return ours

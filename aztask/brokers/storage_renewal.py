@@ -1,0 +1,123 @@
+"""Renewing the lease of a Storage queue message, whose every renewal makes the old token stale.
+
+Rules
+1. A renewal whose connection breaks leaves the lease unknown: it may have taken effect, and then
+   the new token went down with the answer.
+2. A renewal whose answer is merely late is asked a second time, with the same token. Only one of
+   the two can take effect. If the second is refused while the lease lasts, the first one has taken
+   effect: the lease is longer by it, and its token arrives with its answer.
+3. Nobody waits long here: while there is no answer, the answer is "not yet" (`Unknown.untouched`),
+   and the next call goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from typing import Final, TypeAlias
+
+from aztask.brokers.crew import Crew
+from aztask.brokers.storage_delivery import Attempt, Failed, Requests, StorageDelivery
+from aztask.brokers.storage_errors import MESSAGE_NOT_FOUND, Effect, Failure
+from aztask.delivery import Lost, Renewed, Unknown
+
+Outcome: TypeAlias = Renewed | Lost | Unknown
+
+PATIENCE: Final = 0.25
+"""The part of the remaining lease that one call waits."""
+
+LONGEST_WAIT: Final = 1.0
+GONE: Final = Lost("the lease has ended, or the message was settled before")
+ENDED: Final = Lost("its deadline passed")
+LATE: Final = Unknown("no answer yet", untouched=True)
+VANISHED: Final = Unknown("the answer to a renewal was lost, and the new token with it")
+
+
+class Renewals:
+    """Renews deliveries of one queue."""
+
+    def __init__(self, requests: Requests, crew: Crew) -> None:
+        self._requests = requests
+        self._clock = requests.clock
+        self._crew = crew
+
+    def renew(self, delivery: StorageDelivery, seconds: float) -> Outcome:
+        """Extend the lease to `seconds` from now. The caller holds the delivery's lock."""
+        if delivery.removed:  # by a settlement of ours whose answer was lost
+            return _extended(delivery, self._clock.monotonic(), seconds)
+        if (answer := self.collect(delivery)) is not None:
+            return answer
+        now = self._clock.monotonic()
+        if now >= delivery.deadline:
+            return ENDED
+        if len(delivery.attempts) < 2 and not any(each.confirmed for each in delivery.attempts):
+            self._ask(delivery, now, seconds)
+        patience = min(PATIENCE * (delivery.deadline - now), LONGEST_WAIT)
+        wait(_answers(delivery), patience, FIRST_COMPLETED)
+        return self.collect(delivery) or LATE
+
+    def finish(self, delivery: StorageDelivery, until: float) -> Outcome | None:
+        """Wait for renewals under way; what became of them, None if the token holds now."""
+        while delivery.attempts:
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                return LATE
+            wait(_answers(delivery), left, FIRST_COMPLETED)
+            answer = self.collect(delivery)
+            if isinstance(answer, Lost | Unknown) and answer is not LATE:
+                return answer
+        return None
+
+    def _ask(self, delivery: StorageDelivery, now: float, seconds: float) -> None:
+        call: Callable[[], str] = partial(
+            self._requests.hide_by, delivery, delivery.token, seconds, seconds
+        )
+        delivery.attempts.append(Attempt(self._crew.submit(call), now, seconds))
+
+    def collect(self, delivery: StorageDelivery) -> Outcome | None:
+        """Book the answers that are there; None while nothing is decided."""
+        for attempt in [each for each in delivery.attempts if each.answer.done()]:
+            delivery.attempts.remove(attempt)
+            try:
+                token = attempt.answer.result()
+            except Failed as failed:
+                outcome = self._failed(delivery, attempt, failed.failure)
+            else:
+                delivery.token = token
+                delivery.attempts.clear()
+                outcome = None
+                if not attempt.confirmed:
+                    outcome = _extended(delivery, attempt.asked_at, attempt.seconds)
+            if outcome is not None:
+                return outcome
+        return None
+
+    def _failed(
+        self, delivery: StorageDelivery, attempt: Attempt, failure: Failure
+    ) -> Outcome | None:
+        """What a failed attempt says; None while another one is to come."""
+        others = delivery.attempts
+        if failure.code == MESSAGE_NOT_FOUND and delivery.unsure:
+            delivery.removed = True
+            return _extended(delivery, attempt.asked_at, attempt.seconds)
+        if failure.gone:
+            if not others or self._clock.monotonic() >= delivery.deadline:
+                return GONE
+            others[0].confirmed = True
+            return _extended(delivery, others[0].asked_at, others[0].seconds)
+        if others:
+            return None
+        if attempt.confirmed or failure.effect is Effect.UNSURE:
+            return VANISHED
+        return Unknown(str(failure.error), untouched=True)
+
+
+def _answers(delivery: StorageDelivery) -> list[Future[str]]:
+    return [attempt.answer for attempt in delivery.attempts]
+
+
+def _extended(delivery: StorageDelivery, asked_at: float, seconds: float) -> Renewed:
+    delivery.deadline = max(delivery.deadline, asked_at + seconds)
+    delivery.lease_seconds = seconds
+    return Renewed(delivery.deadline)

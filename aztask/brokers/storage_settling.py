@@ -1,0 +1,162 @@
+"""Settling Storage queue messages: each settlement is one request, or two for a dead letter.
+
+Rules
+1. A request without an answer is repeated while the lease lasts. If the repetition is refused, the
+   first one took effect: it is settled. If there is no answer at all the settlement is unknown, and
+   a later try goes on from there.
+2. The original of a dead letter is deleted only after its copy is stored. If the process dies in
+   between, or an answer is lost, the dead letter may be stored twice.
+3. A resubmission is one update of the message: new content, hidden for the delay. It cannot happen
+   by half, and the service's delivery count goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from aztask.brokers.storage_client import StorageClient
+from aztask.brokers.storage_delivery import Requests, StorageDelivery, persist
+from aztask.brokers.storage_errors import Effect, Failure
+from aztask.brokers.storage_renewal import ENDED, Renewals
+from aztask.brokers.storage_wire import TEXT_LIMIT, dead_text_of, text_of
+from aztask.delivery import Lost, Settled, Unknown
+from aztask.envelope import Envelope
+from aztask.errors import AztaskError, CapabilityError, ConfigurationError
+from aztask.settlement import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Release,
+    Resubmit,
+    Settlement,
+)
+
+LONGEST_SETTLING: Final = 30.0
+"""Seconds of tries after which a settlement is put off; its caller holds other deliveries too."""
+
+DONE: Final = Settled()
+
+
+class Settling:
+    """Settles deliveries of one queue, or of its dead letters."""
+
+    def __init__(
+        self,
+        client: StorageClient,
+        requests: Requests,
+        *,
+        poison: Requests,
+        living: Requests | None,
+        renewals: Renewals,
+    ) -> None:
+        """poison: where dead letters go. living: where a replayed dead letter goes; else None."""
+        self._client = client
+        self._requests = requests
+        self._poison = poison
+        self._living = living
+        self._renewals = renewals
+        self._clock = requests.clock
+
+    def settle(self, delivery: StorageDelivery, settlement: Settlement) -> Settled | Lost | Unknown:
+        """Carry it out. The caller holds the delivery's lock and has seen that it is unsettled."""
+        if delivery.removed:
+            return DONE
+        now = self._clock.monotonic()
+        if now >= delivery.deadline:
+            return ENDED
+        until = min(delivery.deadline, now + LONGEST_SETTLING)
+        pending = self._renewals.finish(delivery, until)
+        if isinstance(pending, Lost | Unknown):
+            return pending
+        until = min(delivery.deadline, self._clock.monotonic() + LONGEST_SETTLING)
+        try:
+            return self._carry_out(delivery, settlement, until)
+        except CapabilityError:
+            raise
+        except AztaskError as error:  # what cannot be written or stored: the original stays
+            return Unknown(str(error))
+
+    def _carry_out(
+        self, delivery: StorageDelivery, settlement: Settlement, until: float
+    ) -> Settled | Lost | Unknown:
+        match settlement:
+            case Complete():
+                return self.delete(delivery, until)
+            case Abandon() | Release():
+                return self._hide(delivery, until, 0.0, None)
+            case Defer():
+                raise CapabilityError(
+                    "Storage queues cannot defer; resubmit with a delay, or use Service Bus"
+                )
+            case DeadLetter():
+                return self._dead_letter(delivery, settlement, until)
+            case Resubmit():
+                return self._resubmit(delivery, settlement, until)
+
+    def delete(self, delivery: StorageDelivery, until: float) -> Settled | Lost | Unknown:
+        """Delete the message. A refusal after a lost answer means that it was deleted by us."""
+        return self._persist(delivery, until, partial(self._requests.delete, delivery))
+
+    def _hide(
+        self, delivery: StorageDelivery, until: float, delay: float, text: str | None
+    ) -> Settled | Lost | Unknown:
+        return self._persist(
+            delivery, until, lambda seconds: self._requests.hide(delivery, delay, seconds, text)
+        )
+
+    def _dead_letter(
+        self, delivery: StorageDelivery, dead: DeadLetter, until: float
+    ) -> Settled | Lost | Unknown:
+        if not delivery.stored_dead:
+            text = dead_text_of(delivery.envelope, delivery.text, dead)
+            failure = self._put(self._poison, text, 0.0, until)
+            if failure is not None:
+                return Unknown(f"the dead letter could not be stored: {failure.error}")
+            delivery.stored_dead = True
+        return self.delete(delivery, until)
+
+    def _resubmit(
+        self, delivery: StorageDelivery, settlement: Resubmit, until: float
+    ) -> Settled | Lost | Unknown:
+        if settlement.envelope is None:
+            raise ConfigurationError(
+                "a resubmission needs its clone; give it with aztask.settlement.with_envelope"
+            )
+        text = self._clone_text(settlement.envelope, settlement.delay)
+        if self._living is None:
+            return self._hide(delivery, until, settlement.delay, text)
+        failure = self._put(self._living, text, settlement.delay, until)
+        if failure is not None:
+            return Unknown(f"the message could not be put back: {failure.error}")
+        return self.delete(delivery, until)
+
+    def _clone_text(self, envelope: Envelope, delay: float) -> str:
+        due = self._clock.wall() + self._client.offset + delay if delay else None
+        return text_of(envelope, limit=TEXT_LIMIT, due=due)
+
+    def _put(self, requests: Requests, text: str, delay: float, until: float) -> Failure | None:
+        """Put a message that a delivery turns into; an answer that is lost means another try."""
+        return persist(
+            lambda seconds: requests.put(text, delay, seconds),
+            until,
+            self._clock,
+            lambda failure: False,
+        )
+
+    def _persist(
+        self, delivery: StorageDelivery, until: float, call: Callable[[float], object]
+    ) -> Settled | Lost | Unknown:
+        def seen(failure: Failure) -> bool:
+            delivery.unsure |= failure.effect is Effect.UNSURE
+            return failure.gone
+
+        failure = persist(call, until, self._clock, seen)
+        if failure is None or (failure.gone and delivery.unsure):
+            delivery.removed = True
+            return DONE
+        if failure.gone:
+            return Lost(f"{failure.code}: another worker took the message, or it was settled")
+        return Unknown(str(failure.error))

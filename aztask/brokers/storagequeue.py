@@ -1,0 +1,362 @@
+"""The Storage queue broker: the broker protocol over ``azure-storage-queue``.
+
+Rules
+1. Queues are made by `declare` alone, together with ``NAME-poison`` for the dead letters. Sending,
+   receiving and settling need message rights only.
+2. Messages never expire by the service's doing (``time_to_live=-1``): the default of seven days
+   would silently delete chained delays and dead letters. Whoever runs them judges our own expiry.
+3. An ambiguous send is not repeated here: `SendUnconfirmed` carries what to send again under the
+   same ids.
+4. Every message is one request; those of a batch are made side by side, over at most `CONNECTIONS`
+   connections. Renewals have connections of their own, so they wait for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import WeakSet
+
+from azure.core.credentials import TokenCredential
+from azure.core.exceptions import AzureError
+from azure.storage.queue import QueueMessage
+
+from aztask.addresses import StorageQueueAddress
+from aztask.brokers.base import (
+    AnySession,
+    Capabilities,
+    MessageState,
+    Peeked,
+    Position,
+    QueueOptions,
+    QueueStats,
+    Receiver,
+)
+from aztask.brokers.crew import Crew
+from aztask.brokers.polling import CEILING, Polling
+from aztask.brokers.storage_client import StorageClient
+from aztask.brokers.storage_delivery import Failed, Requests
+from aztask.brokers.storage_errors import Effect, Failure, failure_of
+from aztask.brokers.storage_names import POISON_SUFFIX, check_name, poison_name
+from aztask.brokers.storage_receiver import RECEIVE_LIMIT, StorageReceiver
+from aztask.brokers.storage_wire import (
+    ENVELOPE_LIMIT,
+    LONGEST_DELAY,
+    read_text,
+    text_of,
+    whole_seconds,
+)
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.envelope import Envelope
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    CapabilityError,
+    ConfigurationError,
+    SendUnconfirmed,
+)
+
+CONNECTIONS: Final = 8
+RENEWERS: Final = 64
+SEND_SECONDS: Final = 10.0
+SEND_PAUSES: Final = (0.1, 0.4, 1.0)
+MANAGE_SECONDS: Final = 30.0
+PEEK_LIMIT: Final = 32
+
+CAPABILITIES: Final = Capabilities(
+    name="storagequeue",
+    update=True,
+    atomic_resubmit=True,
+    resubmit_in_place=True,
+    remote=True,
+    max_lease_seconds=float(LONGEST_DELAY),
+    max_message_bytes=ENVELOPE_LIMIT,
+    receive_limit=RECEIVE_LIMIT,
+)
+
+
+class StorageQueueBroker:
+    """The queues of a storage account. Any thread may call; a forked child makes its own."""
+
+    def __init__(
+        self,
+        address: StorageQueueAddress,
+        *,
+        poll_ceiling: float = CEILING,
+        credential: TokenCredential | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """poll_ceiling: seconds between two looks at an empty queue, at most.
+
+        credential: instead of azure-identity's default. clock: injected in tests.
+        """
+        self._client = StorageClient(address, credential=credential)
+        self._poll_ceiling = poll_ceiling
+        self._clock = clock
+        self._workers = Crew("storage", CONNECTIONS)
+        self._renewers = Crew("renewals", RENEWERS)
+        self._pollings: dict[str, WeakSet[Polling]] = {}
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Leases, updates in place and delays; neither sessions nor deferring nor cancelling."""
+        return CAPABILITIES
+
+    # -- queues ------------------------------------------------------------------------------
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the queue and that of its dead letters, if they are missing.
+
+        A lease is no property of a Storage queue: `options.lease` changes nothing here.
+        """
+        self._usable()
+        check_name(queue)
+        for value, what in (
+            (options.sessions, "sessions"),
+            (options.duplicate_window, "duplicate detection"),
+            (options.max_deliveries, "a delivery limit of their own"),
+            (options.time_to_live, "a time to live of their own"),
+        ):
+            if value:
+                raise CapabilityError(
+                    f"Storage queues do not have {what}; leave it out for {queue!r}, or use "
+                    "Service Bus"
+                )
+        for name in (queue, poison_name(queue)):
+            self._create(name)
+
+    def _create(self, name: str) -> None:
+        try:
+            self._client.queue(name).create_queue(read_timeout=MANAGE_SECONDS)
+        except AzureError as error:
+            failure = failure_of(error, name)
+            if failure.code != "QueueAlreadyExists":
+                raise failure.error from None
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue, its dead letters, and all that is in them. Raises QueueNotFound."""
+        self._usable()
+        check_name(queue)
+        try:
+            self._client.queue(queue).delete_queue(read_timeout=MANAGE_SECONDS)
+        except AzureError as error:
+            raise failure_of(error, queue).error from None
+        self._if_there(poison_name(queue), "delete_queue")
+
+    def queues(self) -> list[str]:
+        """The names of all queues that hold no dead letters, sorted."""
+        self._usable()
+        try:
+            names = {str(each.name) for each in self._client.service.list_queues()}
+        except AzureError as error:
+            raise failure_of(error, "(all)").error from None
+        return sorted(n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n})
+
+    def stats(self, queue: str) -> QueueStats:
+        """How many messages there are in all, approximately: the service does not tell apart."""
+        self._usable()
+        check_name(queue)
+        total = self._count(queue)
+        dead = self._if_there(poison_name(queue), "get_queue_properties")
+        return QueueStats(
+            queue,
+            active=None,
+            leased=None,
+            scheduled=None,
+            deferred=None,
+            dead=int(dead.approximate_message_count or 0) if dead else 0,
+            total=total,
+        )
+
+    def _count(self, name: str) -> int:
+        try:
+            properties = self._client.queue(name).get_queue_properties(read_timeout=SEND_SECONDS)
+        except AzureError as error:
+            raise failure_of(error, name).error from None
+        return int(properties.approximate_message_count or 0)
+
+    def _if_there(self, name: str, call: str) -> Any:
+        """What `call` of the queue gives, None where there is no such queue."""
+        try:
+            return getattr(self._client.queue(name), call)(read_timeout=MANAGE_SECONDS)
+        except AzureError as error:
+            failure = failure_of(error, name)
+            if failure.code == "QueueNotFound":
+                return None
+            raise failure.error from None
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """The first messages that could be received now: the service shows 32 at most."""
+        self._usable()
+        check_name(queue)
+        if after is not None:
+            raise CapabilityError(
+                f"a Storage queue shows its first {PEEK_LIMIT} messages only; look without 'after'"
+            )
+        name = poison_name(queue) if dead_letter else queue
+        try:
+            messages = self._client.queue(name).peek_messages(
+                max_messages=max(1, min(limit, PEEK_LIMIT)), read_timeout=SEND_SECONDS
+            )
+        except AzureError as error:
+            failure = failure_of(error, name)
+            if failure.code == "QueueNotFound" and dead_letter and self._count(queue) >= 0:
+                return []
+            raise failure.error from None
+        return [_peeked(message) for message in messages]
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete everything, what is leased or delayed too; how many there were, approximately."""
+        self._usable()
+        check_name(queue)
+        if dead_letter:
+            stats = self.stats(queue)
+            if stats.dead:
+                self._if_there(poison_name(queue), "clear_messages")
+            return stats.dead or 0
+        count = self._count(queue)
+        self._if_there(queue, "clear_messages")
+        return count
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all, side by side and therefore in no certain order.
+
+        A send that certainly did not happen is tried again, for about two seconds.
+        """
+        self._usable()
+        check_name(queue)
+        texts = [(self._text(envelope), envelope.delay) for envelope in envelopes]
+        if not texts:
+            return
+        requests = Requests(queue, self._client.queue(queue), self._clock)
+
+        def put(item: tuple[str, float]) -> Failure | None:
+            return _put(requests, *item)
+
+        failures = self._workers.map(put, texts)
+        for polling in list(self._pollings.get(queue, ())):
+            polling.ring()
+        _judge(queue, envelopes, failures)
+
+    @staticmethod
+    def _text(envelope: Envelope) -> str:
+        whole_seconds(envelope.delay)  # raises on what is no delay
+        return text_of(envelope, delay=envelope.delay or None)
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """There is nothing like it here: raises CapabilityError."""
+        raise CapabilityError(
+            "Storage queues cannot cancel a delayed message by its id; cancel the task instead "
+            "(aztask cancel), so that it is dropped when it is due"
+        )
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+        poll_ceiling: float | None = None,
+    ) -> Receiver:
+        """A receiver whose leases last `lease` seconds. Nothing is fetched ahead."""
+        self._usable()
+        check_name(queue)
+        if session is not None:
+            raise CapabilityError("Storage queues have no sessions; use Service Bus")
+        if not 0 < lease <= CAPABILITIES.max_lease_seconds:
+            raise ConfigurationError(
+                f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
+                f"{CAPABILITIES.max_lease_seconds:.0f} s"
+            )
+        polling = Polling(poll_ceiling or self._poll_ceiling, clock=self._clock)
+        if not dead_letter:
+            self._pollings.setdefault(queue, WeakSet()).add(polling)
+        return StorageReceiver(
+            self._client,
+            queue,
+            lease,
+            polling,
+            clock=self._clock,
+            workers=self._workers,
+            renewers=self._renewers,
+            dead_letter=dead_letter,
+            delete=delete,
+        )
+
+    def close(self) -> None:
+        """Close connections. In a forked child nothing is touched."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        for pollings in list(self._pollings.values()):
+            for polling in list(pollings):
+                polling.close()
+        self._workers.close()
+        self._renewers.close()
+        self._client.close()
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise BrokerError("the Storage queue broker was closed; make another one")
+
+
+def _put(requests: Requests, text: str, delay: float) -> Failure | None:
+    """Put one message; None, or why it is not, or perhaps not, stored."""
+    for pause in (*SEND_PAUSES, None):
+        try:
+            requests.put(text, delay, SEND_SECONDS)
+            return None
+        except Failed as failed:
+            failure = failed.failure
+        if failure.effect is not Effect.NONE or pause is None:
+            return failure
+        time.sleep(pause)
+    return failure
+
+
+def _judge(queue: str, envelopes: Sequence[Envelope], failures: Sequence[Failure | None]) -> None:
+    """Raise what became of a batch; see `Broker.send`."""
+    failed = [(envelope, each) for envelope, each in zip(envelopes, failures, strict=True) if each]
+    if not failed:
+        return
+    error = failed[0][1].error
+    unsure = sum(each.effect is Effect.UNSURE for _, each in failed)
+    if not unsure and len(failed) == len(envelopes):
+        raise error
+    raise SendUnconfirmed(
+        f"{len(failed)} of {len(envelopes)} messages for queue {queue!r} were not confirmed "
+        f"({error}); send those again under the same ids",
+        [envelope for envelope, _ in failed],
+    ) from (error if isinstance(error, BrokerUnavailable) else None)
+
+
+def _peeked(message: QueueMessage) -> Peeked:
+    written = read_text(message.content)
+    dead = written.dead
+    put_at = message.inserted_on.timestamp() if message.inserted_on else 0.0
+    return Peeked(
+        written.envelope,
+        str(message.id),
+        MessageState.ACTIVE,
+        int(message.dequeue_count or 0),
+        put_at,
+        None,
+        dead.reason if dead else None,
+        dead.description if dead else None,
+    )

@@ -1,0 +1,163 @@
+"""Azurite's queue service as a child process, for the tests and for developers.
+
+It is installed with npm into this folder when it is missing (`package.json` pins the version), and
+runs on a free port of 127.0.0.1 with its data in a folder of the caller's. A test may move its
+clock. A developer starts it with ``python -m tests.azurite``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MAIN = HERE / "node_modules" / "azurite" / "dist" / "src" / "queue" / "main.js"
+ACCOUNT = "devstoreaccount1"
+# the published key of the development account
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+START_SECONDS = 30.0
+
+
+class NodeMissing(Exception):
+    """Azurite needs Node.js 20 or later; install nodejs and npm with your system's packages."""
+
+
+def install() -> None:
+    """Install Azurite once; other processes wait. Raises NodeMissing."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            raise NodeMissing(f"{program} is not installed: {NodeMissing.__doc__}")
+    with (HERE / ".install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not MAIN.exists():
+            subprocess.run(
+                ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"],
+                cwd=HERE,
+                check=True,
+            )
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Azurite:
+    """One running queue service. certificate: (certificate file, key file) for https."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        certificate: tuple[Path, Path] | None = None,
+        oauth: bool = False,
+        clock_offset: float = 0.0,
+    ) -> None:
+        install()
+        self.port = port or free_port()
+        self.scheme = "https" if certificate else "http"
+        self._folder = folder
+        self._offset = clock_offset
+        self._extra: list[str] = []
+        if certificate:
+            self._extra += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
+        if oauth:
+            self._extra += ["--oauth", "basic"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clock_port = 0
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}/{ACCOUNT}"
+
+    @property
+    def connection_string(self) -> str:
+        return self.connection_string_at(self.port)
+
+    def connection_string_at(self, port: int) -> str:
+        """The same account as seen through a proxy on another port."""
+        return (
+            f"DefaultEndpointsProtocol={self.scheme};AccountName={ACCOUNT};AccountKey={KEY};"
+            f"QueueEndpoint={self.scheme}://127.0.0.1:{port}/{ACCOUNT};"
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, on the same port and data as before."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / "azurite.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command(),
+                env={**os.environ, "AZTASK_CLOCK_OFFSET": str(self._offset)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        give_up_at = time.monotonic() + START_SECONDS
+        while "successfully listens" not in (text := log.read_text(errors="replace")):
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                self.stop()
+                raise RuntimeError(f"Azurite did not start: {text}")
+            time.sleep(0.02)
+        mark = "clock on "
+        self._clock_port = int(text[text.index(mark) + len(mark) :].split()[0])
+
+    def _command(self) -> Sequence[str]:
+        return [
+            "node",
+            *("--require", str(HERE / "clock.js")),
+            str(MAIN),
+            *("--queueHost", "127.0.0.1", "--queuePort", str(self.port)),
+            *("--location", str(self._folder / "data")),
+            "--skipApiVersionCheck",
+            "--disableTelemetry",
+            "--silent",
+            *self._extra,
+        ]
+
+    def advance(self, seconds: float) -> None:
+        """Move its clock forward; it has moved on return."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._clock_port, timeout=5)
+        connection.request("POST", f"/{seconds}")
+        connection.getresponse().read()
+        connection.close()
+        self._offset += seconds
+
+    def stop(self) -> None:
+        """SIGTERM, so that it writes its data; SIGKILL if it does not end."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def running(folder: Path, **options: object) -> Iterator[Azurite]:
+    """An Azurite that is stopped at the end."""
+    azurite = Azurite(folder, **options)  # type: ignore[arg-type]
+    try:
+        yield azurite
+    finally:
+        azurite.stop()
