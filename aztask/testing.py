@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from azure.core.pipeline.transport import HttpTransport, RequestsTransport
-from azure.servicebus.management import ServiceBusAdministrationClient
-
+from aztask.brokers.administration import administration_client
 from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
@@ -54,48 +52,10 @@ class RunningEmulator:
         """
         self._emulator.namespace.create(Entity(name, **settings))
 
-    def administration_client(self) -> ServiceBusAdministrationClient:
-        """An administration client for this emulator."""
-        return administration_client(self.admin_connection_string)
-
-
-class _PlainTransport(HttpTransport[Any, Any]):
-    """Sends what was meant for https over http."""
-
-    def __init__(self) -> None:
-        self._inner: Any = RequestsTransport()
-
-    def send(self, request: Any, **kwargs: Any) -> Any:
-        """The SDK writes https into every URL; this port of the emulator speaks http."""
-        request.url = request.url.replace("https://", "http://", 1)
-        return self._inner.send(request, **kwargs)
-
-    def open(self) -> None:
-        """Open the connections."""
-        self._inner.open()
-
-    def close(self) -> None:
-        """Close them."""
-        self._inner.close()
-
-    def __enter__(self) -> HttpTransport[Any, Any]:
-        self.open()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
-def administration_client(connection_string: str) -> ServiceBusAdministrationClient:
-    """An administration client that speaks plain HTTP, as the emulator does without --tls.
-
-    The SDK always says https, also in emulator mode (azure-servicebus 7.15); with this client the
-    address is right. connection_string: `RunningEmulator.admin_connection_string`, or the one that
-    ``aztask emulator`` prints.
-    """
-    return ServiceBusAdministrationClient.from_connection_string(
-        connection_string, transport=_PlainTransport()
-    )
+    def administration_client(self) -> Any:
+        """A ``ServiceBusAdministrationClient`` for this emulator, with or without TLS."""
+        certificate = str(self.certificate) if self.certificate else None
+        return administration_client(self.admin_connection_string, certificate=certificate)
 
 
 @contextmanager

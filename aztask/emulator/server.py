@@ -48,8 +48,7 @@ class Endpoint(asyncio.BufferedProtocol):
             None if tracer is None else self._traced(tracer),
         )
         self.connection.wake = lambda: server.touched(self)
-        now = server.now()
-        self.since = self.last_read = self.last_write = now
+        self.since = self.last_read = self.last_write = server.time
         self.remote = ""
 
     def _traced(self, tracer: Callable[[str, str, int, Any], None]) -> Tracer:
@@ -71,7 +70,7 @@ class Endpoint(asyncio.BufferedProtocol):
         """Bytes from the client."""
         server = self._server
         data = bytes(server.buffer[:size])
-        self.last_read = server.now()
+        self.last_read = server.time
         server.active.add(self)
         committer = server.broker.committer
         committer.hold()
@@ -91,7 +90,7 @@ class Endpoint(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             return
         if self.connection.has_output:
-            self.last_write = self._server.now()
+            self.last_write = self._server.time
             transport.write(self.connection.output())
         if self.connection.state is State.CLOSED:
             transport.close()
@@ -158,7 +157,7 @@ class Server:
         self._server: asyncio.Server | None = None
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.now: Callable[[], float] = broker.clock.monotonic
+        self.time = broker.clock.monotonic()  # as of the last tick: cheap, and exact enough
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Listen; the port that was bound."""
@@ -186,6 +185,7 @@ class Server:
         """Time passes: locks lapse, schedules fall due, tokens expire."""
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
         self._ticks += 1
+        self.time = self.broker.clock.monotonic()
         try:
             self._pass_time()
         except Exception:
@@ -198,11 +198,10 @@ class Server:
             endpoint.peer.tick()
         broker.dispatcher.tick()
         if self._ticks % SLOW_TICK_EVERY == 0:
-            now = self.now()
             for endpoint in list(self.endpoints):
                 if broker.access.required:
                     endpoint.peer.check_tokens()
-                endpoint.check(now)
+                endpoint.check(self.time)
         if broker.forwarder.due():
             broker.committer.plan()
 

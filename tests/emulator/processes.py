@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 PROGRAM = "from aztask.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
@@ -19,7 +20,7 @@ def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], d
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *ports, "--admin-port", "0", "--json", *arguments],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), **environment},
         text=True,
     )
     assert process.stdout is not None

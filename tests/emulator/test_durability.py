@@ -29,7 +29,7 @@ def body_of(transfer):
 
 
 class Traffic:
-    """Sends and completes on two connections until the server dies; remembers what was confirmed."""
+    """Sends and completes on two connections until the server dies; remembers the answers."""
 
     def __init__(self, port, label):
         self.label = label

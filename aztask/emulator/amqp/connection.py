@@ -89,11 +89,16 @@ class Handler(SessionHandler, Protocol):
 Tracer = Callable[[str, int, Any], None]
 """(direction "->" in or "<-" out, channel, performative or bytes)"""
 
+_IN_SESSION: dict[type, Callable[[Session, Any], None]] = {
+    Flow: Session.on_flow,
+    Transfer: Session.on_transfer,
+    Disposition: Session.on_disposition,
+    Detach: Session.on_detach,
+}
+_WHEN_OPEN = frozenset((*_IN_SESSION, Begin, Attach, End, Close))
 _ACCEPTED: dict[State, frozenset[type]] = {
     State.OPENING: frozenset((Open,)),
-    State.OPEN: frozenset(
-        (Begin, Attach, Flow, Transfer, Disposition, Detach, End, Close),
-    ),
+    State.OPEN: _WHEN_OPEN,
     State.CLOSING: frozenset((Close,)),
 }
 
@@ -121,10 +126,6 @@ class Connection:
             Open: self._on_open,
             Begin: self._on_begin,
             Attach: self._on_attach,
-            Flow: lambda channel, flow, _body: self._in(channel, Session.on_flow, flow),
-            Transfer: lambda channel, part, _body: self._in(channel, Session.on_transfer, part),
-            Disposition: lambda channel, d, _body: self._in(channel, Session.on_disposition, d),
-            Detach: lambda channel, detach, _body: self._in(channel, Session.on_detach, detach),
             End: self._on_end,
             Close: self._on_close,
         }
@@ -135,9 +136,10 @@ class Connection:
         """Take bytes from the peer; calls the handler and collects what is to be written."""
         if self.state is State.CLOSED:
             return
-        self._splitter.feed(data)
+        splitter = self._splitter
+        splitter.feed(data)
         try:
-            while self._step():
+            while splitter.rest and self._step():
                 pass
         except AmqpError as error:
             self.close(error)
@@ -215,11 +217,16 @@ class Connection:
         if self._tracer:
             self._tracer("->", part.channel, performative)
         kind = type(performative)
-        if kind not in _ACCEPTED[self.state]:
+        accepted = _WHEN_OPEN if self.state is State.OPEN else _ACCEPTED[self.state]
+        if kind not in accepted:
             if closing:
                 return
             raise AmqpError(ILLEGAL_STATE, f"{kind.__name__.lower()} while {self.state.value}")
-        self._dispatch[kind](part.channel, performative, part.body)
+        action = _IN_SESSION.get(kind)
+        if action is not None:
+            self._in(part.channel, action, performative)
+        else:
+            self._dispatch[kind](part.channel, performative, part.body)
 
     def _on_open(self, _channel: int, peer: Open, _body: bytes) -> None:
         self.peer = peer

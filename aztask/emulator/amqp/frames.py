@@ -46,8 +46,9 @@ class Splitter:
         self._buffer = rest + data if rest else data
         self._position = 0
 
-    def buffered(self) -> int:
-        """Bytes that wait for the rest of their frame."""
+    @property
+    def rest(self) -> int:
+        """Bytes that are there and were not taken."""
         return len(self._buffer) - self._position
 
     def header(self) -> bytes | None:

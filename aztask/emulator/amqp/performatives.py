@@ -217,8 +217,47 @@ for _table in (_KINDS, _SASL_KINDS):
     )
 
 
+_SMALL_STATES: dict[bytes, Described] = {
+    bytes((0x00, 0x53, code)) + empty: Described(code, [])
+    for code in (0x24, 0x26)
+    for empty in (b"\x45", b"\xc0\x01\x00")
+}
+"""accepted and released as they are usually written."""
+_SETTLED = {0x41: True, 0x42: False}
+
+
+def _small_disposition(body: bytes) -> Disposition | None:
+    """A receiver's disposition of one delivery in its usual form, which is most of what a busy
+    server reads; None for anything else, which then is read with all care.
+    """
+    if body[:4] != b"\x00\x53\x15\xc0" or len(body) < 10 or body[6] != 0x41:
+        return None
+    code, position = body[7], 9
+    if code == 0x70:
+        first, position = int.from_bytes(body[8:12]), 12
+    elif code == 0x52:
+        first = body[8]
+    else:
+        return None
+    end = body[4] + 5
+    if len(body) != end or end < position + 3 or body[position] != 0x40:
+        return None
+    settled = _SETTLED.get(body[position + 1])
+    fields, rest = 5, body[position + 2 :]
+    if rest[-1] in _SETTLED and body[5] == 6:
+        fields, rest = 6, rest[:-1]
+    state = _SMALL_STATES.get(rest)
+    if settled is None or state is None or body[5] != fields:
+        return None
+    return Disposition(True, first, None, settled, state)
+
+
 def parse(body: bytes) -> Performative:
     """The performative of an AMQP frame. Raises AmqpError where it breaks the specification."""
+    if body[2:3] == b"\x15":
+        small = _small_disposition(body)
+        if small is not None:
+            return small
     performative: Performative = _parse(body, _KINDS)
     return performative
 

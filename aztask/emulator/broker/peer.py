@@ -163,6 +163,11 @@ class Peer:
 
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
         """The peer settles deliveries, which may be those of several links."""
+        if len(deliveries) == 1:
+            consumer = self._consumers.get(deliveries[0].link)
+            if consumer is not None:
+                consumer.settled(deliveries, disposition)
+            return
         by_link: dict[Link, list[Outbound]] = {}
         for delivery in deliveries:
             by_link.setdefault(delivery.link, []).append(delivery)

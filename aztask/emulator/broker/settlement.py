@@ -179,6 +179,10 @@ class Settling(Work):
     def _confirm(self, states: list[bytes]) -> None:
         """One disposition for each run of neighbouring ids with the same outcome."""
         session = self._link.session
+        if len(states) == 1:
+            number = self._deliveries[0].delivery_id
+            session.write(outgoing.disposition(False, number, number, states[0]))
+            return
         ids = [delivery.delivery_id for delivery in self._deliveries]
         start = 0
         for index in range(1, len(ids) + 1):
