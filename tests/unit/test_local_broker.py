@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 
@@ -206,6 +207,27 @@ def test_any_session_goes_on_to_the_next_one(broker):
     receiver.settle([(first, Complete())])
     (second,) = receiver.receive(5, 0.0)
     assert {first.session, second.session} == {"a", "b"}
+
+
+def test_a_receiver_is_closed_in_peace_after_its_database(broker, database):
+    receiver = broker.receiver("q", lease=60.0, session=ANY_SESSION)
+    broker.send("q", [Envelope(b"x", session="a")])
+    assert receiver.receive(1, 0.0)
+    database.close()
+    receiver.close()
+
+
+def test_a_forked_child_closes_without_touching_its_parents_session(broker):
+    receiver = broker.receiver("q", lease=60.0, session=ANY_SESSION)
+    broker.send("q", [Envelope(b"x", session="a")])
+    (delivery,) = receiver.receive(1, 0.0)
+    child = os.fork()
+    if child == 0:
+        receiver.close()
+        broker.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert receiver.settle([(delivery, Complete())]) == [Settled()]
 
 
 def test_positions_from_anywhere_do_no_harm(broker):
