@@ -14,7 +14,7 @@ from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import Failed, NotFound, visible
 from aztask.cli.group import Group
-from aztask.cli.options import Names, all_names, app_option, json_option
+from aztask.cli.options import Names, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
@@ -170,7 +170,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 @app_option
 @selection_options
 @queues_option
-@click.option("--rate", type=click.FloatRange(0.001, 1e6), help="At most so many a second.")
+@click.option("--rate", type=Rate(), help="At most so many a second.")
 @dry_run_option
 @yes_option
 def replay(
