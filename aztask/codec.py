@@ -38,6 +38,7 @@ from aztask.headers import (
     SIGNATURE,
     check_outgoing,
     read_headers,
+    read_text,
     write_headers,
 )
 from aztask.limits import Limits, check_json, check_msgpack, check_size

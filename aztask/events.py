@@ -7,8 +7,9 @@ skip names with a dot (Spark does) see whole files only.
 Rules
 1. Events never break or stall the work: what cannot be written is counted and dropped, with one
    line in the log, and the next flush tries again.
-2. A flush is one write: a killed process loses at most what it had not flushed. The files are not
-   synced: a power cut may leave a torn line or a block of NULs, which readers skip.
+2. A flush is one write: a killed process loses at most what it had not flushed, and a kill in the
+   write itself leaves a torn line at the file's end. The files are not synced: a power cut may
+   leave torn lines and blocks of NULs. Readers skip and count both.
 3. An open file is held under flock(2) by its writer, and only by it: a file whose lock can be had
    belongs to a dead process, and whoever finds it publishes it.
 4. SEQ holds a random part for each sink, so writers of one name, and a child after a fork, never

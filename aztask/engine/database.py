@@ -25,6 +25,7 @@ from typing import Final, Literal, TypeAlias
 
 from aztask.engine.faults import TRANSLATED, translate
 from aztask.engine.filesystem import prepare
+from aztask.engine.patience import PatientConnection
 from aztask.errors import BrokerError, ConfigurationError
 
 Durability: TypeAlias = Literal["process", "full"]
@@ -268,10 +269,15 @@ os.register_at_fork(after_in_child=_disown_all)
 def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(
-            path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+            path,
+            timeout=0.0,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=PatientConnection,
         )
     except sqlite3.Error as error:
         raise translate(error, path) from error
+    connection.patience = busy_seconds
     try:
         _configure(connection, path, durability)
     except sqlite3.Error as error:
