@@ -18,7 +18,6 @@ from aztask.cli.options import Names, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
-from aztask.sweep import LEASE_SECONDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -257,8 +256,8 @@ def _act(
         click.echo(f"{past} {plural(done, 'dead letter')}")
     if lost := sum(report.lost for report in reports.values()):
         raise Failed(
-            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or held by somebody "
-            f"else, for {LEASE_SECONDS:g} s if that one died; look again: aztask dlq list"
+            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or under somebody "
+            "else's lease, which ends soon if that one died; look again: aztask dlq list"
         )
 
 
