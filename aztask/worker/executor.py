@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TypeAlias
 
 from aztask.app import App
@@ -200,9 +199,14 @@ class Executor:
 
     def succeeded(self, job: Job, value: bytes) -> None:
         """The task returned."""
-        self._conclude(job, State.SUCCEEDED, Complete())
-        assert job.outcome is not None  # _conclude sets it
-        job.outcome = replace(job.outcome, value=value)
+        job.settlement = Complete()
+        job.outcome = Outcome(
+            State.SUCCEEDED,
+            job.settlement,
+            value,
+            at=self._clock.wall(),
+            duration=job.duration,
+        )
 
     def failed(
         self, job: Job, settlement: Settlement, error_type: str, error: str, trace: str
