@@ -287,8 +287,8 @@ def test_a_name_of_a_megabyte_makes_no_error_of_a_megabyte():
     assert len(str(caught.value)) < 300
 
 
-def test_a_missing_queue_is_shown_escaped(broker):
-    with pytest.raises(QueueNotFound) as caught:
+def test_a_name_that_cannot_be_is_shown_escaped(broker):
+    with pytest.raises(InvalidQueueName) as caught:
         broker.stats("\x1b[31mred\n")
     assert str(caught.value).isprintable()
 
