@@ -24,7 +24,6 @@ from aztask.errors import (
     EncodeError,
     InvalidQueueName,
     MessageTooLarge,
-    QueueNotFound,
 )
 from aztask.settlement import Abandon, Complete, Resubmit, with_envelope
 
