@@ -257,6 +257,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         self._lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
         self._pid = os.getpid()
+        self._closed = False
 
     def open(self) -> None:
         """Connections open when they are needed."""
@@ -264,6 +265,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
     def close(self) -> None:
         """Close what is idle; what is in use is closed when it comes back. Not after a fork."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         if self._pid == os.getpid():
             for connection in idle:
@@ -295,9 +297,15 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         finally:
             if not keep:
                 connection.close()
-        with self._lock:
-            self._idle.append(connection)
+        self._give_back(connection)
         return response
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
 
     def _connection(self, request: HttpRequest, seconds: float) -> Connection:
         while True:
