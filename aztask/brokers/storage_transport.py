@@ -288,10 +288,11 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         connection_timeout, read_timeout: seconds, per request.
         """
         reading = float(kwargs.get("read_timeout", READ_SECONDS))
+        data = _bytes_of(request)
         connection = self._connection(request, kwargs.get("connection_timeout", CONNECT_SECONDS))
         keep = False
         try:
-            _hand_over(connection, _bytes_of(request), reading)
+            _hand_over(connection, data, reading)
             response = _answer(connection, request)
             keep = True
         finally:
@@ -348,14 +349,12 @@ def _bytes_of(request: HttpRequest) -> bytes:
     body = content.encode() if isinstance(content, str) else bytes(content or b"")
     netloc, slash, path = request.url.partition("://")[2].partition("/")
     lines = [f"{request.method} {slash or '/'}{path} HTTP/1.1", f"Host: {netloc}"]
-    sized = False
     for name, value in request.headers.items():
         if "\r" in value or "\n" in value:
             raise ServiceRequestError(f"the header {name} has a line break in it")
-        sized = sized or name.lower() == "content-length"
-        lines.append(f"{name}: {value}")
-    if not sized:
-        lines.append(f"Content-Length: {len(body)}")
+        if name.lower() != "content-length":
+            lines.append(f"{name}: {value}")
+    lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
