@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TypeAlias
 
 from aztask.app import App
@@ -201,9 +200,9 @@ class Executor:
 
     def succeeded(self, job: Job, value: bytes) -> None:
         """The task returned."""
-        self._conclude(job, State.SUCCEEDED, Complete())
-        assert job.outcome is not None  # _conclude sets it
-        job.outcome = replace(job.outcome, value=value)
+        settlement = job.settlement = Complete()
+        at, seconds = self._clock.wall(), job.duration
+        job.outcome = Outcome(State.SUCCEEDED, settlement, value, at=at, duration=seconds)
 
     def failed(
         self, job: Job, settlement: Settlement, error_type: str, error: str, trace: str
