@@ -1,8 +1,8 @@
 """When to look at a queue again: at once while there is work, seldom while there is none.
 
 Rules
-1. After a full batch the next look follows at once; after a smaller one, `FLOOR` later, since the
-   queue is probably empty and every look costs money.
+1. After a full batch the next look follows at once; after a smaller one, `GATHER` later: there is
+   work to do meanwhile, and the next batch is fuller. Every look costs money.
 2. The pause grows with the time that the queue has been empty: a share `GROWTH` of it, up to the
    ceiling. So a message that comes soon after the last one is found soon.
 3. A ring (a send of this process) ends the pause.
@@ -19,8 +19,9 @@ from typing import Final
 from aztask.clock import SYSTEM_CLOCK, Clock
 
 FLOOR: Final = 0.02
+GATHER: Final = 0.05
 GROWTH: Final = 0.15
-JITTER: Final = 0.1
+JITTER: Final = 0.05
 CEILING: Final = 1.0
 
 
@@ -51,7 +52,8 @@ class Polling:
         pause = 0.0
         if found < limit:
             idle = now - self._last_found
-            pause = min(max(FLOOR, GROWTH * idle), max(FLOOR, self._ceiling))
+            least = GATHER if found else FLOOR
+            pause = min(max(least, GROWTH * idle), max(FLOOR, self._ceiling))
         with self._condition:
             self._next_look = now + pause * (1.0 - JITTER * self._dice())
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import time
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from azure.storage.queue import QueueClient, QueueServiceClient
 
 from aztask.addresses import StorageQueueAddress
 from aztask.brokers.storage_transport import LeanTransport
+from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.errors import ConfigurationError
 from aztask.masking import SecretFilter
 from aztask.version import __version__
@@ -39,7 +39,11 @@ class StorageClient:
     """The account's queues. Any thread may call; another process makes its own."""
 
     def __init__(
-        self, address: StorageQueueAddress, *, credential: TokenCredential | None = None
+        self,
+        address: StorageQueueAddress,
+        *,
+        credential: TokenCredential | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """credential: instead of `default_credential` where the address has no key."""
         filter_secrets()
@@ -55,6 +59,7 @@ class StorageClient:
             message_decode_policy=None,
         )
         self._queues: dict[str, QueueClient] = {}
+        self._clock = clock
         self._offset = 0.0
 
     @property
@@ -73,7 +78,7 @@ class StorageClient:
         """Take the service's time from an answer (a hook of the SDK)."""
         date = response.http_response.headers.get("Date")
         if date:
-            self._offset = parsedate_to_datetime(date).timestamp() - time.time()
+            self._offset = parsedate_to_datetime(date).timestamp() - self._clock.wall()
 
     @property
     def offset(self) -> float:

@@ -51,11 +51,21 @@ class Renewals:
         now = self._clock.monotonic()
         if now >= delivery.deadline:
             return ENDED
-        if len(delivery.attempts) < 2 and not any(each.confirmed for each in delivery.attempts):
+        if self._to_be_asked(delivery, now):
             self._ask(delivery, now, seconds)
         patience = min(PATIENCE * (delivery.deadline - now), LONGEST_WAIT)
         wait(_answers(delivery), patience, FIRST_COMPLETED)
         return self.collect(delivery) or LATE
+
+    @staticmethod
+    def _to_be_asked(delivery: StorageDelivery, now: float) -> bool:
+        """Whether to ask now: nobody has, or the first answer is late, measured by the lease."""
+        if not delivery.attempts:
+            return True
+        first = delivery.attempts[0]
+        if len(delivery.attempts) > 1 or first.confirmed:
+            return False
+        return now - first.asked_at >= PATIENCE * (delivery.deadline - first.asked_at)
 
     def finish(self, delivery: StorageDelivery, until: float) -> Outcome | None:
         """Wait for renewals under way; what became of them, None if the token holds now."""

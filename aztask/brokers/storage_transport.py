@@ -257,6 +257,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         self._lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
         self._pid = os.getpid()
+        self._closed = False
 
     def open(self) -> None:
         """Connections open when they are needed."""
@@ -264,6 +265,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
     def close(self) -> None:
         """Close what is idle; what is in use is closed when it comes back. Not after a fork."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         if self._pid == os.getpid():
             for connection in idle:
@@ -286,18 +288,25 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         connection_timeout, read_timeout: seconds, per request.
         """
         reading = float(kwargs.get("read_timeout", READ_SECONDS))
+        data = _bytes_of(request)
         connection = self._connection(request, kwargs.get("connection_timeout", CONNECT_SECONDS))
         keep = False
         try:
-            _hand_over(connection, _bytes_of(request), reading)
+            _hand_over(connection, data, reading)
             response = _answer(connection, request)
             keep = True
         finally:
             if not keep:
                 connection.close()
-        with self._lock:
-            self._idle.append(connection)
+        self._give_back(connection)
         return response
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
 
     def _connection(self, request: HttpRequest, seconds: float) -> Connection:
         while True:
@@ -340,14 +349,12 @@ def _bytes_of(request: HttpRequest) -> bytes:
     body = content.encode() if isinstance(content, str) else bytes(content or b"")
     netloc, slash, path = request.url.partition("://")[2].partition("/")
     lines = [f"{request.method} {slash or '/'}{path} HTTP/1.1", f"Host: {netloc}"]
-    sized = False
     for name, value in request.headers.items():
         if "\r" in value or "\n" in value:
             raise ServiceRequestError(f"the header {name} has a line break in it")
-        sized = sized or name.lower() == "content-length"
-        lines.append(f"{name}: {value}")
-    if not sized:
-        lines.append(f"Content-Length: {len(body)}")
+        if name.lower() != "content-length":
+            lines.append(f"{name}: {value}")
+    lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 

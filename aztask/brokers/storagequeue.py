@@ -92,7 +92,7 @@ class StorageQueueBroker:
 
         credential: instead of azure-identity's default. clock: injected in tests.
         """
-        self._client = StorageClient(address, credential=credential)
+        self._client = StorageClient(address, credential=credential, clock=clock)
         self._poll_ceiling = poll_ceiling
         self._clock = clock
         self._workers = Crew("storage", CONNECTIONS)

@@ -75,7 +75,7 @@ SHORTEST_LEASE = 0.1
 @click.option(
     "--poll-ceiling",
     type=Duration(least=0.02, most=3600.0),
-    help="The longest pause between two looks at an empty Storage queue. [default: as the app says]",
+    help="Longest pause between looks at an empty Storage queue. [default: as the app says]",
 )
 @click.option("--name", default="", help="The worker's name. [default: made of host and process]")
 @click.option("--reload", is_flag=True, help="Start anew when the app's source files change.")

@@ -113,7 +113,7 @@ class Executor:
         """
         if self._results is None:
             answers: list[StartAnswer] = [
-                Owned(job.delivery.delivery_count - _base(job)) for job in jobs
+                Owned(job.delivery.delivery_count - _message(job).delivery_base) for job in jobs
             ]
         else:
             try:
@@ -396,7 +396,3 @@ def _message(job: Job) -> TaskMessage:
     if job.message is None:
         raise RuntimeError("a delivery that could not be read does not get this far")
     return job.message
-
-
-def _base(job: Job) -> int:
-    return job.message.delivery_base if job.message else 0

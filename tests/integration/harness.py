@@ -47,6 +47,7 @@ class Site:
     joint: bool = True
     workers: list[Worker] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
+    _app: App | None = None
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,10 @@ class Site:
         }
 
     def app(self) -> App:
-        """An app of this process on the same broker and results."""
-        return App("ledger", broker=self.broker, results=self.results)
+        """An app of this process on the same broker and results; closed with the site."""
+        if self._app is None:
+            self._app = App("ledger", broker=self.broker, results=self.results)
+        return self._app
 
     def worker(self, *arguments: str, **environment: str) -> Worker:
         """Start a worker."""
@@ -99,6 +102,8 @@ class Site:
 
     def close(self) -> None:
         """Kill what still runs, and assert that no pool process outlives its worker."""
+        if self._app is not None:
+            self._app.close()
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:

@@ -1,0 +1,71 @@
+"""Storage queues for the integration tests: Azurite, and a broker on it through a proxy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from azurite import Azurite
+from proxy import Proxy
+
+from aztask.addresses import StorageQueueAddress
+from aztask.brokers.base import Delivery, Receiver
+from aztask.brokers.storagequeue import StorageQueueBroker
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.envelope import Envelope
+from aztask.urls import parse_broker
+
+_names = count(1)
+PATIENCE = 10.0
+
+
+def broker_at(connection_string: str, *, clock: Clock = SYSTEM_CLOCK) -> StorageQueueBroker:
+    address = parse_broker(connection_string)
+    assert isinstance(address, StorageQueueAddress)
+    return StorageQueueBroker(address, poll_ceiling=0.1, clock=clock)
+
+
+@dataclass
+class Storage:
+    """broker: through the proxy. direct: past it."""
+
+    azurite: Azurite
+    proxy: Proxy
+    broker: StorageQueueBroker
+    direct: StorageQueueBroker
+    receivers: list[Receiver] = field(default_factory=list)
+
+    def queue(self) -> str:
+        name = f"faults-{next(_names)}"
+        self.direct.declare(name)
+        return name
+
+    def receiver(self, queue: str, lease: float = 20.0, *, direct: bool = False) -> Receiver:
+        broker = self.direct if direct else self.broker
+        receiver = broker.receiver(queue, lease=lease)
+        self.receivers.append(receiver)
+        return receiver
+
+    def one(self, receiver: Receiver) -> Delivery:
+        (delivery,) = receiver.receive(1, PATIENCE)
+        return delivery
+
+    def held(self, lease: float = 20.0) -> tuple[str, Receiver, Delivery]:
+        """A queue with one message, which is leased."""
+        queue = self.queue()
+        self.direct.send(queue, [Envelope(b"x", message_id="m")])
+        receiver = self.receiver(queue, lease)
+        return queue, receiver, self.one(receiver)
+
+    def bodies(self, queue: str) -> list[bytes]:
+        return [peeked.envelope.body for peeked in self.direct.peek(queue)]
+
+    def total(self, queue: str) -> int:
+        return self.direct.stats(queue).total or 0
+
+    def close(self) -> None:
+        for receiver in self.receivers:
+            receiver.close()
+        self.broker.close()
+        self.direct.close()
+        self.proxy.close()
