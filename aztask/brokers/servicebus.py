@@ -7,7 +7,7 @@ Rules
 2. Connections of one process: for each queue that is sent to at most four; for each receiver three
    (receiving, settling, renewing; opened when first needed); one for looking at each queue.
 3. The queue's lock duration is the lease; a receiver that asks for another is refused.
-4. Schedules are absolute in this service: our delays are given in its time, as far as it was learned.
+4. Schedules are absolute in this service: our delays are given in its time, once it is learned.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Creating, deleting, listing and counting queues: what needs the right to manage.
 
 Rules
-1. Nothing else in the adapter needs more than Send and Listen. Where the right to manage is missing,
-   the error says so, and those who can do without it do.
-2. A queue that aztask creates gets a delivery limit far above our own, which explains itself better,
-   and keeps what expires in its dead letters.
+1. Nothing else in the adapter needs more than Send and Listen. Where the right to manage is
+   missing, the error says so, and those who can do without it do.
+2. A queue that aztask creates gets a delivery limit far above our own, which explains itself
+   better, and keeps what expires in its dead letters.
 3. The emulator's administration is on a port of its own: `ADMIN_VARIABLE` or its usual one.
 """
 

@@ -1,8 +1,8 @@
 """The control connection: renewals, settlements and looks at a queue, many in one request.
 
 Rules
-1. One thread owns one SDK receiver: it is fast but not thread-safe, and a second thread on it stalls
-   for up to a second ([seen] azure-servicebus 7.15). Others post their work and wait for the answer.
+1. One thread owns one SDK receiver: it is fast but not thread-safe, and a second thread on it
+   stalls for up to a second ([seen] azure-servicebus 7.15). Others post their work and wait.
 2. What was posted while a request was under way goes out together in the next one.
 3. A request with one bad token fails as a whole: it is halved until the bad one stands alone.
 4. A connection that broke is opened again and the request repeated, once: renewals and settlements

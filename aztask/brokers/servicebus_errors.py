@@ -1,10 +1,10 @@
 """What the Service Bus SDK raises, as aztask's errors, and what is known of the effect.
 
 Rules
-1. Three questions are asked of an error: is the lease gone (`is_lost`), did certainly nothing happen
-   (`is_refusal`), and what is it to the caller (`error_of`).
-2. Whatever the SDK lets out is understood: its own errors, those of its AMQP layer, and those of the
-   socket underneath.
+1. Three questions are asked of an error: is the lease gone (`is_lost`), did certainly nothing
+   happen (`is_refusal`), and what is it to the caller (`error_of`).
+2. Whatever the SDK lets out is understood: its own errors, those of its AMQP layer, and those of
+   the socket underneath.
 3. No text shows a secret: the SDK's texts go through the mask.
 """
 
@@ -82,32 +82,38 @@ def is_no_session(error: Exception) -> bool:
 
 def error_of(error: Exception, queue: str) -> AztaskError:
     """The error for the caller; one line, without secrets."""
-    text = one_line(mask(str(error)), 300)
     if isinstance(error, AztaskError):
         return error
-    if isinstance(error, MessagingEntityNotFoundError | ResourceNotFoundError):
-        return QueueNotFound(
-            f"there is no queue {queue!r}; create it with: aztask queues create {queue}"
-        )
-    if isinstance(error, MessageSizeExceededError):
-        return MessageTooLarge(f"a message for {queue!r} is too large: {text}")
-    if isinstance(error, ServiceBusQuotaExceededError):
-        return QueueFull(f"queue {queue!r} takes nothing more: {text}")
-    denied = (
-        ServiceBusAuthenticationError,
-        ServiceBusAuthorizationError,
-        ClientAuthenticationError,
-    )
-    if isinstance(error, denied):
-        return ConfigurationError(
-            f"Service Bus refuses access to {queue!r}: {text}; check the key, the rights (Send and "
-            "Listen) and this machine's clock"
-        )
-    if "com.microsoft:not-allowed" in text or "amqp:not-allowed" in text:
-        return BrokerError(f"queue {queue!r} does not allow it: {text}")
+    text = one_line(mask(str(error)), 300) or type(error).__name__
+    for kinds, made, sentence in _ERRORS:
+        if isinstance(error, kinds):
+            return made(sentence.format(queue=queue, text=text))
     if isinstance(error, HttpResponseError) and error.status_code in (401, 403):
         return ConfigurationError(
             f"managing {queue!r} needs the right to manage: {text}; ask for it, or have the queue "
             "created by somebody who has it"
         )
-    return BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text or type(error)}")
+    if "amqp:not-allowed" in text:
+        return BrokerError(f"queue {queue!r} does not allow it: {text}")
+    return BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text}")
+
+
+_ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str], ...]] = (
+    (
+        (MessagingEntityNotFoundError, ResourceNotFoundError),
+        QueueNotFound,
+        "there is no queue {queue!r}; create it with: aztask queues create {queue}",
+    ),
+    (
+        (MessageSizeExceededError,),
+        MessageTooLarge,
+        "a message for {queue!r} is too large: {text}; send a reference to the data instead",
+    ),
+    ((ServiceBusQuotaExceededError,), QueueFull, "queue {queue!r} takes nothing more: {text}"),
+    (
+        (ServiceBusAuthenticationError, ServiceBusAuthorizationError, ClientAuthenticationError),
+        ConfigurationError,
+        "Service Bus refuses access to {queue!r}: {text}; check the key, the rights (Send and "
+        "Listen) and this machine's clock",
+    ),
+)

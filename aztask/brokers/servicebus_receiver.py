@@ -1,4 +1,4 @@
-"""Receivers of Service Bus: our own buffer, relative deadlines, settlement over a control connection.
+"""Receivers of Service Bus: credit as needed, relative deadlines, settlement over a control link.
 
 Rules
 1. One connection receives, with exactly as much credit as there is room for and none left over;
@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
@@ -247,9 +248,12 @@ class BusReceiver:
         """A lock that is gone while it is ours, after a try without answer: that try settled it."""
         if isinstance(verdict, Unknown):
             delivery.attempted = True
-        elif isinstance(verdict, Lost) and delivery.attempted:
-            if self._clock.monotonic() < delivery.deadline:
-                return Settled()
+        elif (
+            isinstance(verdict, Lost)
+            and delivery.attempted
+            and self._clock.monotonic() < delivery.deadline
+        ):
+            return Settled()
         return verdict
 
     def _send_clones(self, settlements: Sequence[Settlement]) -> str | None:
@@ -262,7 +266,7 @@ class BusReceiver:
                         "a resubmission needs its clone; give it with "
                         "aztask.settlement.with_envelope"
                     )
-                clones.append(settlement.envelope)
+                clones.append(replace(settlement.envelope, delay=settlement.delay))
         if not clones:
             return None
         try:

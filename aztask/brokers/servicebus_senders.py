@@ -127,9 +127,9 @@ class Senders:
             sender, used_at = self._free.pop()
         except IndexError:
             sender, used_at = self._client.sender(self._queue), 0.0
-        if time.monotonic() - used_at > IDLE_SECONDS and private.is_open(sender):
-            if private.has_unread(sender):
-                private.disconnect(sender)
+        idle = time.monotonic() - used_at > IDLE_SECONDS
+        if idle and private.is_open(sender) and private.has_unread(sender):
+            private.disconnect(sender)
         if not private.is_open(sender):
             self._connect(sender)
         return sender

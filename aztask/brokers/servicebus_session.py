@@ -1,8 +1,8 @@
 """Receivers of sessions: messages of one session in order, for one receiver at a time.
 
 Rules
-1. The connection that accepted a session owns it: receiving, renewing and settling all happen on its
-   one thread, a receive in slices of `SLICE` seconds between which the others get their turn.
+1. The connection that accepted a session owns it: receiving, renewing and settling all happen on
+   its one thread, a receive in slices of `SLICE` seconds between which the others get their turn.
 2. A receiver of a named session waits until it can have it, and holds it from then on. One that
    takes any session lets go of it when nothing is left in it, and looks for the next.
 3. The session's lease is renewed with its deliveries. When it is lost, all of them are.

@@ -40,6 +40,9 @@ ID_LIMIT: Final = 128
 
 NAME_LIMIT: Final = 260
 
+LONGEST_LIFE: Final = (2**32 - 1) / 1000
+"""Seconds that the header of an AMQP message can say (part 3, 3.2.1: ttl is uint milliseconds)."""
+
 _OVERHEAD: Final = 64
 _LATEST: Final = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
 _REASON: Final = b"DeadLetterReason"
@@ -95,7 +98,8 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
     if envelope.expires_at is not None and envelope.expires_at < _LATEST:
         left = max(0.001, envelope.expires_at - due)
-        message.time_to_live = timedelta(seconds=left)
+        if left < LONGEST_LIFE:  # else only the worker judges it
+            message.time_to_live = timedelta(seconds=left)
     priority = envelope.properties.get("priority")
     if _is_priority(priority) and raw.header is not None:
         raw.header.priority = priority
