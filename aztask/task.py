@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 from aztask.asyncresult import AsyncResult
 from aztask.errors import ConfigurationError, did_you_mean
@@ -67,9 +66,8 @@ class Sender(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one invocation."""
+class Call(NamedTuple):
+    """The arguments of one invocation. A tuple, because `map` makes so many."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

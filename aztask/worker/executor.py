@@ -199,14 +199,9 @@ class Executor:
 
     def succeeded(self, job: Job, value: bytes) -> None:
         """The task returned."""
-        job.settlement = Complete()
-        job.outcome = Outcome(
-            State.SUCCEEDED,
-            job.settlement,
-            value,
-            at=self._clock.wall(),
-            duration=job.duration,
-        )
+        settlement = job.settlement = Complete()
+        at, seconds = self._clock.wall(), job.duration
+        job.outcome = Outcome(State.SUCCEEDED, settlement, value, at=at, duration=seconds)
 
     def failed(
         self, job: Job, settlement: Settlement, error_type: str, error: str, trace: str
