@@ -179,10 +179,11 @@ class Task(Generic[P, R]):
     ) -> list[AsyncResult[R]]:
         batch = []
         for args in calls:
-            if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+            if not isinstance(args, tuple | list):
                 raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
-            self.check_arguments(tuple(args), {})
-            batch.append(Call(tuple(args), {}))
+            arguments = tuple(args)
+            self.check_arguments(arguments, {})
+            batch.append(Call(arguments, {}))
         return self._sender.send_call(self, batch, options)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
