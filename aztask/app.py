@@ -21,6 +21,7 @@ from aztask.codec import Codec
 from aztask.config import QueueSettings, Secret, Settings, read_environment
 from aztask.connections import Connections
 from aztask.context import Context, current_context
+from aztask.display import short_repr
 from aztask.errors import DuplicateTask, EncodeError
 from aztask.events import Event, EventSink, FileEventSink, NullEventSink
 from aztask.frozen import build
@@ -34,7 +35,6 @@ from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
 P = ParamSpec("P")
 R = TypeVar("R")
 
-REPR_CHARACTERS = 256
 DEFAULT_BROKER = "local://"
 BATCH = 500
 """Messages that `map` sends at once: one transaction, and little memory for millions of calls."""
@@ -348,8 +348,8 @@ class App:
             "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
             "parent_id": parent.task_id if parent else None,
             "expires": expires_at,
-            "argsrepr": _shown(call.args),
-            "kwargsrepr": _shown(call.kwargs),
+            "argsrepr": short_repr(call.args, len(body)),
+            "kwargsrepr": short_repr(call.kwargs, len(body)) if call.kwargs else "{}",
             "origin": self._origin,
             "generation": generation,
         }
@@ -380,12 +380,3 @@ def new_id() -> str:
     digits = os.urandom(16).hex()
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
-
-
-def _shown(value: object) -> str:
-    """Arguments for the eye, cut to a bearable length; whatever a __repr__ does."""
-    try:
-        text = repr(value)
-    except Exception as error:  # noqa: BLE001  # a user's __repr__ may fail in any way
-        return f"<{type(value).__name__} whose repr fails: {type(error).__name__}>"
-    return text if len(text) <= REPR_CHARACTERS else text[: REPR_CHARACTERS - 1] + "…"

@@ -27,7 +27,8 @@ from aztask.message import TaskMessage
 from aztask.results.base import RunKey, RunRecord, State
 from aztask.settlement import Complete, Release, Settlement
 
-LEASE_SECONDS = 30.0
+LOCAL_LEASE = 5.0
+REMOTE_LEASE = 60.0
 LOCAL_WAIT = 0.05
 REMOTE_WAIT = 5.0
 PAUSE = 0.01
@@ -80,9 +81,12 @@ class Sweep:
         self._app = app
         self._queue = queue
         self._sleep = sleep
-        self._wait = REMOTE_WAIT if app.broker.capabilities.remote else LOCAL_WAIT
+        remote = app.broker.capabilities.remote
+        self._wait = REMOTE_WAIT if remote else LOCAL_WAIT
         self._keeper = LeaseKeeper(app.broker, clock=clock)
-        self._receiver = app.broker.receiver(queue, lease=LEASE_SECONDS, dead_letter=True)
+        self._receiver = app.broker.receiver(
+            queue, lease=REMOTE_LEASE if remote else LOCAL_LEASE, dead_letter=True
+        )
         self._held: dict[Lease, None] = {}
 
     def __enter__(self) -> Self:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 from aztask.asyncresult import AsyncResult
 from aztask.errors import ConfigurationError, did_you_mean
@@ -67,9 +66,8 @@ class Sender(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one invocation."""
+class Call(NamedTuple):
+    """The arguments of one invocation. A tuple, because `map` makes so many."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -181,10 +179,11 @@ class Task(Generic[P, R]):
     ) -> list[AsyncResult[R]]:
         batch = []
         for args in calls:
-            if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+            if not isinstance(args, tuple | list):
                 raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
-            self.check_arguments(tuple(args), {})
-            batch.append(Call(tuple(args), {}))
+            arguments = tuple(args)
+            self.check_arguments(arguments, {})
+            batch.append(Call(arguments, {}))
         return self._sender.send_call(self, batch, options)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -104,6 +104,7 @@ class LocalBroker:
     def delete(self, queue: str) -> None:
         """Delete the queue and all that is in it. Raises QueueNotFound."""
         self._usable()
+        check_name(queue)
         self.engine.delete_queue(queue)
         self._ensured.discard(queue)
 
@@ -162,6 +163,7 @@ class LocalBroker:
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. Raises QueueNotFound."""
         self._usable()
+        check_name(queue)
         return QueueStats(queue, *self.engine.stats(queue))
 
     def peek(
@@ -174,6 +176,7 @@ class LocalBroker:
     ) -> list[Peeked]:
         """Look at messages in order of position, those after `after`, without taking them."""
         self._usable()
+        check_name(queue)
         start = 0 if after is None else sequence_number(after) + 1
         return [
             _peeked(looked)
@@ -183,6 +186,7 @@ class LocalBroker:
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
         """Delete what nobody holds a lease of; how many were deleted."""
         self._usable()
+        check_name(queue)
         return self.engine.purge(queue, dead_letter=dead_letter)
 
     def close(self) -> None:

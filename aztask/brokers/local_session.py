@@ -105,7 +105,8 @@ class SessionReceiver(LocalReceiver):
         return Renewed(deadline) if isinstance(answer, Renewed) else answer
 
     def close(self) -> None:
-        """Stop receiving and let go of the session."""
+        """Stop receiving and let go of the session; not in a forked child, where it is not ours."""
         super().close()
-        with self._serial:
-            self._let_go()
+        if self._session is not None and not self._engine.database.closed:
+            with self._serial:
+                self._let_go()

@@ -16,7 +16,10 @@ from aztask.results.base import State
 @app_option
 @click.argument("task_ids", nargs=-1, required=True, metavar="ID...")
 def command(task_ids: Sequence[str]) -> None:
-    """Cancel each task ID. A run that has started goes on to its end, but is not retried."""
+    """Cancel tasks, so that they are not started any more.
+
+    A run that has started goes on to its end, but is not retried.
+    """
     ended = []
     with open_app() as app:
         store = results_of(app)

@@ -14,11 +14,10 @@ from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import Failed, NotFound, visible
 from aztask.cli.group import Group
-from aztask.cli.options import Names, all_names, app_option, json_option
+from aztask.cli.options import Names, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
-from aztask.sweep import LEASE_SECONDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -170,7 +169,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 @app_option
 @selection_options
 @queues_option
-@click.option("--rate", type=click.FloatRange(0.001, 1e6), help="At most so many a second.")
+@click.option("--rate", type=Rate(), help="At most so many a second.")
 @dry_run_option
 @yes_option
 def replay(
@@ -257,8 +256,8 @@ def _act(
         click.echo(f"{past} {plural(done, 'dead letter')}")
     if lost := sum(report.lost for report in reports.values()):
         raise Failed(
-            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or held by somebody "
-            f"else, for {LEASE_SECONDS:g} s if that one died; look again: aztask dlq list"
+            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or under somebody "
+            "else's lease, which ends soon if that one died; look again: aztask dlq list"
         )
 
 

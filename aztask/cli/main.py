@@ -22,13 +22,13 @@ from aztask.cli.options import app_option
 from aztask.version import __version__
 
 COMMANDS = {
-    "demo": "Run real work on the embedded broker, check every result.",
+    "demo": "Run one task for each file under PATH, and check every result.",
     "worker": "Run tasks from queues until stopped.",
-    "send": "Send one invocation of a task.",
+    "send": "Send one invocation of TASK and print its id.",
     "result": "Show how a task ended, or the newest runs.",
-    "cancel": "Have tasks not started any more.",
-    "tasks": "List the tasks that an app registers.",
-    "workers": "List the workers that have told of themselves.",
+    "cancel": "Cancel tasks, so that they are not started any more.",
+    "tasks": "List the tasks that the app registers.",
+    "workers": "List the workers of the last day.",
     "queues": "List, create and delete queues.",
     "dlq": "Look at dead letters, replay or purge them.",
     "emulator": "Run a local Service Bus.",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -44,6 +46,22 @@ class Duration(click.ParamType[float]):
                 ctx,
             )
         return seconds
+
+
+class Rate(click.FloatRange):
+    """A number a second above 0; Click's own range lets NaN through."""
+
+    name = "number"
+
+    def __init__(self) -> None:
+        super().__init__(min=0.001, max=1e6)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number as a float."""
+        rate = super().convert(value, param, ctx)
+        if math.isnan(rate):
+            self.fail(f"{printable(str(value), 40)} is not a number", param, ctx)
+        return rate
 
 
 class Json(click.ParamType[Any]):
@@ -107,12 +125,16 @@ def app_option(command: Command) -> Command:
     return option(command)
 
 
-def json_option(command: Command) -> Command:
-    """``--json``, on every reading command."""
-    option: Callable[[Command], Command] = click.option(
-        "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
-    )
-    return option(command)
+def json_option(command: Callable[..., None]) -> Callable[..., None]:
+    """``--json``, on every reading command, which gets it as ``as_json``."""
+
+    # Click names the environment variable after the parameter: AZTASK_TASKS_JSON.
+    @click.option("--json", is_flag=True, help="Print JSON, one object per line.")
+    @wraps(command)
+    def renamed(*args: Any, json: bool, **kwargs: Any) -> None:
+        command(*args, as_json=json, **kwargs)
+
+    return renamed
 
 
 def chosen_app(ctx: click.Context) -> str | None:

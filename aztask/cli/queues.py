@@ -23,7 +23,10 @@ from aztask.errors import QueueNotFound
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List, create and delete queues; without a command, list them."""
+    """List, create and delete queues.
+
+    Without a command, list them.
+    """
     if ctx.invoked_subcommand is None:
         _print_queues(as_json=as_json)
     elif as_json:

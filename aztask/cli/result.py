@@ -30,7 +30,10 @@ from aztask.settlement import name_of
 @click.option("--limit", type=click.IntRange(1, 100_000), default=20, help="Runs to list.")
 @json_option
 def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """Show the task ID with all its runs, or without an ID the newest runs, newest first."""
+    """Show how a task ended, or the newest runs.
+
+    With ID: the task, its value or error, and all its runs. Without: the newest runs of all tasks.
+    """
     with open_app() as app:
         store = results_of(app)
         if task_id is None:

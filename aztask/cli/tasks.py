@@ -17,7 +17,7 @@ from aztask.task import Task
 @app_option
 @json_option
 def command(as_json: bool) -> None:
-    """List the tasks that the app registers, with their signatures and queues."""
+    """List the tasks that the app registers."""
     with open_app(required="aztask tasks") as app:
         found = [app.tasks[name] for name in sorted(app.tasks)]
         if as_json:

@@ -19,7 +19,11 @@ SILENT_SECONDS = 10.0
 @app_option
 @json_option
 def command(as_json: bool) -> None:
-    """List the workers of the last day: alive, silent (killed, frozen or cut off) or stopped."""
+    """List the workers of the last day.
+
+    alive: it told of itself within the last seconds. silent: killed, frozen or cut off. stopped:
+    it ended as it should.
+    """
     with open_app() as app:
         records = results_of(app).workers()
     now = time.time()

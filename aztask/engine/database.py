@@ -36,6 +36,10 @@ IN_MEMORY: Final = ":memory:"
 _APPLICATION_ID: Final = 0x617A7471  # "aztq": marks the file as ours (sqlite.org/pragma.html)
 _PAGE_BYTES: Final = 2048  # small messages change few bytes: half of SQLite's page is faster
 _CHECKPOINT_PAGES: Final = 2000
+_LOG_BYTES: Final = (
+    16 * 1024 * 1024
+)  # what is kept of the log's file after a burst has made it grow
+_SQLITE: Final = (3, 35, 0)  # the first with RETURNING (sqlite.org/lang_returning.html)
 _serial = itertools.count(1)
 
 
@@ -124,6 +128,11 @@ class Database:
                     connection.execute(statement)
             if version < len(steps):
                 connection.execute("REPLACE INTO components VALUES (?, ?)", (component, len(steps)))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can no longer be used: closed, or opened before this process was forked."""
+        return self._connection is None
 
     def close(self) -> None:
         """Close the file; in a forked child, or a second time, nothing happens."""
@@ -267,6 +276,11 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < _SQLITE:
+        raise ConfigurationError(
+            f"SQLite {sqlite3.sqlite_version} is too old for {path}: use a Python with "
+            f"{'.'.join(map(str, _SQLITE))} or newer"
+        )
     try:
         connection = sqlite3.connect(
             path,
@@ -302,6 +316,7 @@ def _configure(connection: sqlite3.Connection, path: str, durability: Durability
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     # Without this every UPDATE of several rows creates and removes a file for its undo log.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")

@@ -141,7 +141,8 @@ class Executor:
         """Decide what the store's answer means for this delivery."""
         job.failures = 0
         if isinstance(answer, Recorded):
-            job.outcome, job.recorded = answer.outcome, True
+            job.outcome = answer.outcome
+            job.recorded = job.repeated = True
             job.settlement = answer.outcome.settlement
         elif isinstance(answer, Elsewhere):
             job.settlement = Complete()
@@ -199,14 +200,9 @@ class Executor:
 
     def succeeded(self, job: Job, value: bytes) -> None:
         """The task returned."""
-        job.settlement = Complete()
-        job.outcome = Outcome(
-            State.SUCCEEDED,
-            job.settlement,
-            value,
-            at=self._clock.wall(),
-            duration=job.duration,
-        )
+        settlement = job.settlement = Complete()
+        at, seconds = self._clock.wall(), job.duration
+        job.outcome = Outcome(State.SUCCEEDED, settlement, value, at=at, duration=seconds)
 
     def failed(
         self, job: Job, settlement: Settlement, error_type: str, error: str, trace: str

@@ -1,5 +1,6 @@
 """Fixtures of the unit tests."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,8 @@ class Cli:
         return app
 
     def module(self, name, text):
-        """An importable module."""
+        """An importable module, loaded anew even if another test had one of that name."""
+        sys.modules.pop(name, None)
         (self.folder / f"{name}.py").write_text(text)
         return name
 

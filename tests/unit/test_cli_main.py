@@ -50,7 +50,7 @@ def test_every_option_has_help_and_every_reading_command_has_json():
                 assert param.help, (path, param.name)
         reads = path[-1:] in [("list",), ("groups",), ("show",), ("result",), ("tasks",)]
         if reads or path in [("queues",), ("workers",), ("demo",)]:
-            assert any(param.name == "as_json" for param in command.params), path
+            assert any(param.name == "json" for param in command.params), path
 
 
 def test_version(cli):
@@ -114,7 +114,8 @@ class TestApp:
         assert "shop.add" in cli("tasks", AZTASK_APP=module).out
 
     def test_an_option_may_come_from_the_environment(self, cli, module):
-        assert json.loads(cli("tasks", AZTASK_APP=module, AZTASK_TASKS_JSON="1").out) is not None
+        ended = cli("tasks", AZTASK_APP=module, AZTASK_TASKS_JSON="1")
+        assert json.loads(ended.out)["task"] == "shop.add"
 
     def test_reading_without_it_uses_the_addresses_of_the_environment(self, cli):
         cli.app().send("shop.add", [1, 2], task_id="a")

@@ -106,8 +106,14 @@ def test_no_time():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-5, "0s ago"), (0, "0s ago"), (119, "119s ago"), (120, "2m ago"), (7200, "2h ago")]
-    + [(3 * 86400, "3d ago")],
+    [
+        (-5, "0s ago"),
+        (0, "0s ago"),
+        (119, "119s ago"),
+        (120, "2m ago"),
+        (7200, "2h ago"),
+        (3 * 86400, "3d ago"),
+    ],
 )
 def test_how_long_ago(seconds, text):
     assert ago(1000.0, 1000.0 + seconds) == text

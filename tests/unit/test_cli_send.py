@@ -2,6 +2,11 @@ import json
 
 import pytest
 
+from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.settlement import Complete
+
+WAIT = ("--wait", "--timeout", "10s")
+
 SHOP = """
 from aztask import App
 app = App("shop", broker="local://", results="local://")
@@ -64,7 +69,7 @@ def test_waiting_prints_the_value(cli, shop):
     app = cli.app()
     app.send("shop.add", [1, 2], task_id="done")
     end(app, "done", value=app.codec.encode_value({"sum": 3}))
-    ended = cli("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "done", "--wait")
+    ended = cli("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "done", *WAIT)
     assert (ended.code, json.loads(ended.out)) == (0, {"sum": 3})
 
 
@@ -72,18 +77,18 @@ def test_waiting_for_a_task_that_failed(cli, shop):
     app = cli.app()
     app.send("shop.add", [1, 2], task_id="bad")
     end(app, "bad", state="failed", error_type="ValueError", error="no\x1b[31m\nsum")
-    ended = cli("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "bad", "--wait")
+    ended = cli("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "bad", *WAIT)
     assert (ended.code, ended.out) == (1, "")
-    assert ended.error == "task bad failed: ValueError: no\\x1b[31m sum"
+    assert ended.err == "bad\naztask: error: task bad failed: ValueError: no\\x1b[31m sum\n"
 
 
 def test_waiting_ends_in_time(cli, shop):
     ended = cli(
-        *("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "x", "--wait"),
+        *("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "x", *WAIT),
         *("--timeout", "10ms"),
     )
     assert ended.code == 1
-    assert "task x did not end within 0.01 s" in ended.error
+    assert "aztask: error: task x did not end within 0.01 s" in ended.err
 
 
 def test_waiting_without_a_result_store_sends_nothing(cli):
@@ -132,9 +137,6 @@ def test_bad_input_is_one_line(cli, shop, given, code, words):
 
 def end(app, task_id, *, state="succeeded", **outcome):
     """Record how a run ended, as a worker does."""
-    from aztask.results.base import Finish, Outcome, RunKey, Start, State
-    from aztask.settlement import Complete
-
     key = RunKey(task_id)
     app.results.start([Start(key, "shop.add", "sums", 1, "me", "w", 1e9)])
     done = Outcome(State(state), Complete(), at=1e9 + 1, duration=0.5, **outcome)

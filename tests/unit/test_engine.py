@@ -278,3 +278,45 @@ def test_large_payloads_survive_every_step(engine, time):
         assert engine.renew("q", leases(held), 20.0) == [time.now + 20.0]
         engine.abandon("q", leases(held))
     assert engine.peek("q")[0].payload == payload
+
+
+@pytest.mark.parametrize("size", [2, 19, 20, 21, 100, 137, 241])
+def test_batches_of_every_size_are_stored_and_settled_alike(engine, time, size):
+    numbers = engine.send("q", [NewMessage(b"%d" % n, f"id{n}") for n in range(size)])
+    received = engine.receive("q", size)
+    assert [(m.seq, m.payload, m.message_id) for m in received] == [
+        (number, b"%d" % n, f"id{n}") for n, number in enumerate(numbers)
+    ]
+    assert engine.renew("q", leases(received), 30.0) == [time.now + 30.0] * size
+    assert engine.release("q", leases(received)) == [True] * size
+    received = engine.receive("q", size)
+    assert {m.delivery_count for m in received} == {1}
+    assert engine.defer("q", leases(received)) == [True] * size
+    received = engine.receive_deferred("q", numbers)
+    assert engine.dead_letter("q", leases(received), "r", "d") == [True] * size
+    received = engine.receive("q", size, dead_letter=True)
+    assert [m.payload for m in received] == [b"%d" % n for n in range(size)]
+    assert {(m.reason, m.description) for m in received} == {("r", "d")}
+    assert engine.complete("q", leases(received), dead_letter=True) == [True] * size
+
+
+@pytest.mark.parametrize("size", [20, 137])
+def test_one_lost_lease_in_a_large_batch_is_told_apart(engine, size):
+    engine.send("q", [NewMessage(b"x")] * size)
+    held = leases(engine.receive("q", size))
+    engine.complete("q", [held[7]])
+    swapped = [(held[1][0], held[2][1]), (held[2][0], held[1][1])]
+    batch = [held[0], *swapped, *held[3:]]
+    expected = [True, False, False, *[True] * (size - 3)]
+    expected[7] = False
+    assert [end is not None for end in engine.renew("q", batch)] == expected
+    assert engine.complete("q", batch) == expected
+    assert engine.stats("q").leased == 2
+
+
+@pytest.mark.parametrize("name", ["missing", "\udcff", "a\0b", "\x1b[31m"])
+def test_a_queue_that_cannot_be_there_is_not_found(engine, name):
+    for use in (engine.queue, engine.stats, engine.delete_queue, engine.peek):
+        with pytest.raises(QueueNotFound) as caught:
+            use(name)
+        assert str(caught.value).isprintable()

@@ -129,6 +129,12 @@ def test_a_closed_database_says_so(database):
         database.changes()
 
 
+def test_an_sqlite_that_is_too_old_is_refused(path, monkeypatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigurationError, match=r"3\.35\.0 or newer"):
+        Database(path)
+
+
 def test_migration_goes_on_from_where_it_was(path):
     database = Database(path)
     database.migrate("a", [TABLE])

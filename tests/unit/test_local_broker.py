@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 
@@ -23,7 +24,6 @@ from aztask.errors import (
     EncodeError,
     InvalidQueueName,
     MessageTooLarge,
-    QueueNotFound,
 )
 from aztask.settlement import Abandon, Complete, Resubmit, with_envelope
 
@@ -208,6 +208,27 @@ def test_any_session_goes_on_to_the_next_one(broker):
     assert {first.session, second.session} == {"a", "b"}
 
 
+def test_a_receiver_is_closed_in_peace_after_its_database(broker, database):
+    receiver = broker.receiver("q", lease=60.0, session=ANY_SESSION)
+    broker.send("q", [Envelope(b"x", session="a")])
+    assert receiver.receive(1, 0.0)
+    database.close()
+    receiver.close()
+
+
+def test_a_forked_child_closes_without_touching_its_parents_session(broker):
+    receiver = broker.receiver("q", lease=60.0, session=ANY_SESSION)
+    broker.send("q", [Envelope(b"x", session="a")])
+    (delivery,) = receiver.receive(1, 0.0)
+    child = os.fork()
+    if child == 0:
+        receiver.close()
+        broker.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert receiver.settle([(delivery, Complete())]) == [Settled()]
+
+
 def test_positions_from_anywhere_do_no_harm(broker):
     broker.send("q", [Envelope(b"x")])
     receiver = broker.receiver("q", lease=60.0)
@@ -265,8 +286,8 @@ def test_a_name_of_a_megabyte_makes_no_error_of_a_megabyte():
     assert len(str(caught.value)) < 300
 
 
-def test_a_missing_queue_is_shown_escaped(broker):
-    with pytest.raises(QueueNotFound) as caught:
+def test_a_name_that_cannot_be_is_shown_escaped(broker):
+    with pytest.raises(InvalidQueueName) as caught:
         broker.stats("\x1b[31mred\n")
     assert str(caught.value).isprintable()
 

@@ -1,0 +1,374 @@
+"""The command line as processes: signals, closed streams, logs, restarts, crashes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import ROOT, wait_until
+
+SHOP = """
+import logging, os, time
+from aztask import App, RetryPolicy
+app = App("shop", broker="local://", results="local://", retry=RetryPolicy(max_retries=0))
+
+@app.task
+def add(a, b):
+    logging.getLogger("shop").warning("adding")
+    return a + b
+
+@app.task
+def fail(text):
+    raise ValueError(text)
+
+@app.task
+def nap(seconds):
+    open("napping", "w").close()
+    time.sleep(seconds)
+    return "rested"
+
+@app.task
+def version():
+    return 1
+"""
+
+
+FULL = Path("/dev/full")
+
+
+class Folder:
+    """A folder with an app, and commands that run in it."""
+
+    def __init__(self, path):
+        self.path: Path = path
+        self.started = []
+        (path / "shop.py").write_text(SHOP)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AZTASK_")}
+        self.environment = {**kept, "PYTHONPATH": str(ROOT), "AZTASK_APP": "shop"}
+
+    def start(self, *arguments, **options):
+        given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        environment = {**self.environment, **given.pop("environment", {})}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aztask", *arguments],
+            cwd=self.path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            **given,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments, **options):
+        """(exit code, stdout, stderr) of a command that ends by itself."""
+        process = self.start(*arguments, **options)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def states(self):
+        return {
+            line["worker"]: line["state"]
+            for line in map(json.loads, self.run("workers", "--json")[1].splitlines())
+        }
+
+    def close(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = Folder(tmp_path)
+    yield made
+    made.close()
+
+
+def one_line(err):
+    (line,) = err.splitlines()
+    assert line.startswith("aztask: error: ")
+    return line
+
+
+class TestWork:
+    def test_send_work_and_read(self, folder):
+        code, out, _ = folder.run("send", "shop.add", "--args", "[1, 2]", "--task-id", "sum")
+        assert (code, out) == (0, "sum\n")
+        folder.run("send", "shop.fail", "--args", '["boom"]', "--task-id", "bad")
+        code, out, err = folder.run("worker", "--burst", "-c", "2", "--name", "me")
+        assert (code, out) == (0, "")
+        assert "worker me: 2 processes, queues default, broker local://, lease 60 s" in err
+        assert "worker me stopped: 1 succeeded, 1 failed, 0 retrying, 1 dead-lettered" in err
+        assert "[sum] adding" in err
+        assert json.loads(folder.run("result", "sum", "--json")[1])["value"] == 3
+        assert "ValueError: boom" in folder.run("result", "bad")[1]
+        assert folder.states() == {"me": "stopped"}
+
+    def test_json_logs_are_one_object_per_line_with_task_ids(self, folder):
+        folder.run("send", "shop.add", "--args", "[1, 2]", "--task-id", "sum")
+        folder.run("send", "shop.fail", "--args", '["boom"]', "--task-id", "bad")
+        worker = ("worker", "--burst", "-c", "1", "--log-format", "json", "--pool", "threads")
+        code, _, err = folder.run(*worker)
+        records = [json.loads(line) for line in err.splitlines()]
+        assert code == 0
+        (added,) = [record for record in records if record["logger"] == "shop"]
+        assert (added["task_id"], added["task"], added["message"]) == ("sum", "shop.add", "adding")
+        assert any("ValueError: boom" in record.get("error", "") for record in records)
+
+    def test_wait_prints_the_value(self, folder):
+        folder.start("worker", "-c", "1", stderr=subprocess.DEVNULL)
+        given = ("--task-id", "a", "--wait")
+        code, out, err = folder.run("send", "shop.add", "--args", "[1, 2]", *given)
+        assert (code, out, err) == (0, "3\n", "a\n")
+        given = ("--task-id", "b", "--wait")
+        code, out, err = folder.run("send", "shop.fail", "--args", '["x"]', *given)
+        assert (code, out) == (1, "")
+        assert err == "b\naztask: error: task b failed: ValueError: x\n"
+
+    def test_dead_letters_are_replayed_and_run_again(self, folder):
+        folder.run("send", "shop.fail", "--args", '["boom"]', "--task-id", "bad")
+        folder.run("worker", "--burst", "-c", "1")
+        code, out, _ = folder.run("dlq", "replay", "--all", "--yes")
+        assert (code, out) == (0, "replayed 1 dead letter\n")
+        folder.run("worker", "--burst", "-c", "1")
+        runs = json.loads(folder.run("result", "bad", "--json")[1])["runs"]
+        assert [(run["generation"], run["state"]) for run in runs] == [(0, "failed"), (1, "failed")]
+        (letter,) = map(json.loads, folder.run("dlq", "list", "--json")[1].splitlines())
+        assert (letter["id"], letter["generation"]) == ("bad", 1)
+
+    @pytest.mark.parametrize("options", [["--max-tasks", "2"], ["--burst"]])
+    def test_it_ends_by_itself(self, folder, options):
+        for number in range(3):
+            folder.run("send", "shop.add", "--args", f"[{number}, 1]")
+        code, _, err = folder.run("worker", "-c", "1", *options)
+        assert code == 0
+        assert ("2 succeeded" if "--max-tasks" in options else "3 succeeded") in err
+
+
+class TestSignals:
+    @pytest.fixture
+    def napping(self, folder):
+        """A worker that runs a task."""
+
+        def start(seconds, *options):
+            arguments = ("--args", f"[{seconds}]", "--task-id", "nap")
+            assert folder.run("send", "shop.nap", *arguments)[0] == 0
+            worker = folder.start("worker", "-c", "1", "--name", "me", *options)
+            wait_until((folder.path / "napping").exists, 20, "the task runs")
+            return worker
+
+        return start
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_one_signal_lets_running_tasks_end(self, folder, napping, number):
+        worker = napping(1)
+        worker.send_signal(number)
+        _, err = worker.communicate(timeout=30)
+        assert worker.returncode == 0
+        assert "worker me stopped: 1 succeeded" in err
+        assert "Traceback" not in err
+
+    def test_a_second_signal_gives_everything_back_now(self, folder, napping):
+        worker = napping(60)
+        worker.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        worker.send_signal(signal.SIGTERM)
+        _, err = worker.communicate(timeout=20)
+        assert worker.returncode == 0
+        assert "worker me stopped: 0 succeeded" in err
+        (stats,) = map(json.loads, folder.run("queues", "--json")[1].splitlines())
+        assert (stats["active"], stats["leased"]) == (1, 0)
+
+    def test_the_timeout_does_the_same(self, folder, napping):
+        worker = napping(60, "--shutdown-timeout", "200ms")
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=20)
+        assert worker.returncode == 0
+
+    def test_ctrl_c_while_waiting_is_quiet(self, folder):
+        waiting = folder.start("send", "shop.add", "--args", "[1, 2]", "--wait")
+        assert waiting.stderr.readline().strip()  # its id: it is sent
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=20)
+        assert (waiting.returncode, out, err.strip()) == (130, "", "")
+
+
+class TestReload:
+    def test_a_changed_source_starts_the_worker_anew(self, folder):
+        log = folder.path / "log"
+        with log.open("wb") as stream:
+            worker = folder.start("worker", "-c", "1", "--reload", stdout=stream, stderr=stream)
+        wait_until(lambda: "queues default" in log.read_text(), 20, "the worker starts")
+        send = ("send", "shop.version", "--wait", "--timeout", "30s")
+        assert folder.run(*send)[1] == "1\n"
+        source = folder.path / "shop.py"
+        source.write_text("def (")
+        wait_until(lambda: "does not compile" in log.read_text(), 20, "the mistake is seen")
+        assert (
+            folder.run(*send, environment={"AZTASK_APP": "", "AZTASK_RESULTS": "local://"})[1]
+            == "1\n"
+        )
+        source.write_text(SHOP.replace("return 1", "return 2"))
+        wait_until(lambda: log.read_text().count("queues default") == 2, 30, "it starts anew")
+        assert folder.run(*send)[1] == "2\n"
+        assert worker.poll() is None
+        worker.terminate()
+        assert worker.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["-Q", "../x"], 4, "'../x' cannot name a queue"),
+        (["-Q", "x" * 64], 4, "cannot name a queue"),
+        (["-Q", "Upper"], 4, "cannot name a queue"),
+        (["-Q", "a\nb"], 4, "cannot name a queue"),
+        (["-Q", "\x1b[31m"], 4, "cannot name a queue"),
+        (["-c", "0"], 2, "is not in the range"),
+        (["--lease", "10s", "--max-lease", "5s"], 4, "must be longer than"),
+        (["-A", "nosuch"], 2, "there is no module 'nosuch'"),
+        (["-A", "memory"], 4, "is seen by one process alone"),
+    ],
+    ids=range(9),
+)
+def test_a_worker_that_cannot_start_says_why(folder, given, code, words):
+    (folder.path / "memory.py").write_text(
+        "from aztask import App\napp = App('x', broker='local://:memory:')\n"
+    )
+    ended = folder.run("worker", *given)
+    assert ended[:2] == (code, "")
+    assert words in one_line(ended[2])
+
+
+class TestStreams:
+    @pytest.fixture
+    def filled(self, folder):
+        names = [f"queue-{number}-{'x' * 40}" for number in range(300)]
+        assert folder.run("queues", "create", *names)[0] == 0
+        return folder
+
+    def test_a_reader_that_goes_away_is_no_news(self, filled):
+        read, write = os.pipe()
+        os.close(read)
+        process = filled.start("queues", "--json", stdout=write)
+        os.close(write)
+        _, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (1, "")
+
+    @pytest.mark.parametrize("arguments", [["queues"], ["--help"], ["dlq", "list"], ["send", "x"]])
+    def test_a_closed_stdout_is_no_traceback(self, folder, arguments):
+        folder.run("queues", "create", "default")
+        process = folder.start(*arguments, stdout=None, preexec_fn=lambda: os.close(1))
+        _, err = process.communicate(timeout=30)
+        assert "Traceback" not in err
+        assert process.returncode in (0, 1, 5)
+
+    @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+    @pytest.mark.parametrize("arguments", [["queues"], ["--help"]])
+    def test_a_full_disk_behind_stdout_is_one_line(self, folder, arguments):
+        folder.run("queues", "create", "default")
+        with FULL.open("w") as full:
+            process = folder.start(*arguments, stdout=full)
+            _, err = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert one_line(err) == "aztask: error: No space left on device"
+
+    def test_a_plain_locale_can_show_everything(self, folder):
+        (folder.path / "odd.py").write_text(
+            "from aztask import App\napp = App('x')\n@app.task\ndef ü(a='…'): 'ß'\n"
+        )
+        environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+        code, out, _ = folder.run("tasks", "-A", "odd", environment=environment)
+        assert code == 0
+        assert "x.ü" in out or "x.\\xfc" in out
+
+
+@contextlib.contextmanager
+def read_only(path):
+    """Nobody can write there: by its mode, or, for root, by a read-only mount."""
+    if os.geteuid():
+        path.chmod(0o555)
+        yield
+        path.chmod(0o755)
+        return
+    for options in (["--bind", str(path), str(path)], ["-o", "remount,ro,bind", str(path)]):
+        done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.fail(f"as root this test needs to mount: {done.stderr.strip()}", False)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_read_only_folder_is_one_line(folder):
+    with read_only(folder.path):
+        code, _, err = folder.run("send", "shop.add", "--args", "[1, 2]")
+    assert code == 4
+    assert one_line(err)
+
+
+def test_a_folder_that_takes_no_files_is_one_line(folder):
+    address = "local:///proc/self/nothing/queues.db"
+    code, out, err = folder.run("queues", environment={"AZTASK_APP": "", "AZTASK_BROKER": address})
+    assert (code, out) == (4, "")
+    assert "choose a place that can be written" in one_line(err)
+
+
+CRASHING = """
+import os, sys
+from aztask import App
+from aztask.deadletters import DeadLetters, Selection
+from aztask.settlement import Complete
+from aztask.sweep import Sweep
+
+settle = Sweep._settle
+
+def die_at_completion(self, leases, how):
+    if isinstance(how, Complete):
+        os._exit(9)
+    return settle(self, leases, how)
+
+Sweep._settle = die_at_completion
+app = App("shop", broker=sys.argv[1], results=sys.argv[2])
+DeadLetters(app, "default").replay(Selection(everything=True))
+"""
+
+
+@pytest.mark.parametrize("results", ["queues.db", "results.db"])
+def test_a_replay_that_dies_before_the_completion_runs_the_task_once(folder, results):
+    """In one file nothing was sent; in two the second replay makes the same message again."""
+    broker = f"local://{folder.path}/.aztask/queues.db"
+    store = f"local://{folder.path}/.aztask/{results}"
+    source = SHOP.replace('results="local://"', f"results={store!r}")
+    (folder.path / "shop.py").write_text(source)
+    folder.run("send", "shop.fail", "--args", '["boom"]', "--task-id", "bad")
+    folder.run("worker", "--burst", "-c", "1")
+    (folder.path / "crash.py").write_text(CRASHING)
+    crashed = subprocess.run(
+        [sys.executable, "crash.py", broker, store],
+        cwd=folder.path,
+        env=folder.environment,
+        check=False,
+    )
+    assert crashed.returncode == 9
+    (stats,) = map(json.loads, folder.run("queues", "--json")[1].splitlines())
+    assert stats["active"] == (0 if results == "queues.db" else 1)
+    assert stats["dead"] + stats["leased"] >= 1
+
+    def replayed():
+        return folder.run("dlq", "replay", "--all", "--yes")[0] == 0
+
+    wait_until(replayed, 30, "the dead replay's lease ends")
+    folder.run("worker", "--burst", "-c", "1")
+    runs = json.loads(folder.run("result", "bad", "--json")[1])["runs"]
+    assert [(run["generation"], run["starts"]) for run in runs] == [(0, 1), (1, 1)]
