@@ -15,6 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aztask.emulator.amqp.connection import Connection, Limits, State, Tracer
@@ -47,7 +48,7 @@ class Endpoint(asyncio.BufferedProtocol):
             server.limits,
             None if tracer is None else self._traced(tracer),
         )
-        self.connection.wake = lambda: server.touched(self)
+        self.connection.wake = partial(server.touched, self)
         self.since = self.last_read = self.last_write = server.time
         self.remote = ""
 
@@ -79,7 +80,6 @@ class Endpoint(asyncio.BufferedProtocol):
         except Exception:
             log.exception("%s: the connection is closed after a fault of the emulator", self.remote)
             self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
-        self.peer.claims.trusted = self.peer.claims.trusted or self.connection.trusted
         if self.connection.state is State.CLOSED:
             server.touched(self)
         committer.let_go(now=server.solo)
@@ -89,9 +89,10 @@ class Endpoint(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self.connection.has_output:
+        data = self.connection.output()
+        if data:
             self.last_write = self._server.time
-            transport.write(self.connection.output())
+            transport.write(data)
         if self.connection.state is State.CLOSED:
             transport.close()
 

@@ -142,7 +142,8 @@ class Executor:
         """Decide what the store's answer means for this delivery."""
         job.failures = 0
         if isinstance(answer, Recorded):
-            job.outcome, job.recorded = answer.outcome, True
+            job.outcome = answer.outcome
+            job.recorded = job.repeated = True
             job.settlement = answer.outcome.settlement
         elif isinstance(answer, Elsewhere):
             job.settlement = Complete()
@@ -151,6 +152,9 @@ class Executor:
             self._conclude(job, State.CANCELLED, Complete())
         else:
             job.owned, job.starts = True, answer.starts
+            if answer.saved is not None:
+                job.saved = answer.saved
+                job.message = replace(_message(job), saved=answer.saved)
             self._before_run(job)
 
     def _before_run(self, job: Job) -> None:

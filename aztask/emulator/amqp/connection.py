@@ -147,17 +147,12 @@ class Connection:
     def output(self) -> bytes:
         """What is to be written to the peer now; `wake` is called when there is something again."""
         parts, self._output = self._output, []
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _put(self, data: bytes) -> None:
         if not self._output:
             self.wake()
         self._output.append(data)
-
-    @property
-    def has_output(self) -> bool:
-        """Whether `output` would return anything."""
-        return bool(self._output)
 
     def _step(self) -> bool:
         """Take one header or frame from the buffer; False when there is none."""

@@ -29,7 +29,7 @@ def decode(buffer: bytes, position: int = 0) -> tuple[Any, int]:
     """The value at `position` and the position after it. Raises AmqpError (amqp:decode-error)."""
     try:
         return _value(buffer, position, 0)
-    except (IndexError, struct_error, UnicodeDecodeError, TypeError, ValueError) as error:
+    except (IndexError, struct_error, OverflowError, TypeError, ValueError) as error:
         raise _broken(f"malformed value near byte {position}: {error}") from None
 
 

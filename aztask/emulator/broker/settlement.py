@@ -105,6 +105,8 @@ def carry_out(
     engine: Engine, queue: str, dead: bool, action: Action, leases: Sequence[tuple[int, str]]
 ) -> list[bool]:
     """Settle, inside the transaction; False for each lease that was lost."""
+    if action is COMPLETE:
+        return engine.complete(queue, leases, dead_letter=dead)
     if action.properties:
         for seq, token in leases:
             _modify(engine, queue, dead, (seq, token), action.properties)

@@ -165,6 +165,7 @@ def test_nesting_is_limited():
         b"\xa3\x01\xff",
         b"\x56\x02",
         b"\x73\x7f\xff\xff\xff",
+        b"\x73\x80\x00\x00\x00",
         b"\x01",
         b"",
     ],

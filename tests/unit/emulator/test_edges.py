@@ -46,8 +46,10 @@ def test_what_is_no_duration(text):
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True)]
-    + [("0.0.0.0", False), ("10.0.0.1", False), ("example.org", False)],
+    [
+        *(("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True)),
+        *(("0.0.0.0", False), ("10.0.0.1", False), ("example.org", False)),
+    ],
 )
 def test_loopback(host, loopback):
     assert is_loopback(host) is loopback
