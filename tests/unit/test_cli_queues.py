@@ -15,7 +15,15 @@ def test_created_listed_deleted(cli, broker):
     assert cli("queues", "create", "one", "two").out == "queue one is there\nqueue two is there\n"
     cli.app().send("t", queue="one")
     lines = cli("queues").out.splitlines()
-    assert lines[0].split() == "QUEUE TOTAL ACTIVE LEASED SCHEDULED DEFERRED DEAD".split()
+    assert lines[0].split() == [
+        "QUEUE",
+        "TOTAL",
+        "ACTIVE",
+        "LEASED",
+        "SCHEDULED",
+        "DEFERRED",
+        "DEAD",
+    ]
     assert [line.split() for line in lines[1:]] == [
         ["one", "1", "1", "0", "0", "0", "0"],
         ["two", "0", "0", "0", "0", "0", "0"],
