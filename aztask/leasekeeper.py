@@ -217,6 +217,9 @@ class LeaseKeeper:
         except AztaskError as error:
             logger.warning("could not renew %d leases: %s", len(leases), error)
             answers = [Unknown(str(error), untouched=True)] * len(leases)
+        except Exception as error:  # whatever an SDK raises: the other leases must be renewed
+            logger.exception("could not renew %d leases", len(leases))
+            answers = [Unknown(str(error))] * len(leases)
         with self._condition:
             for lease, answer in zip(leases, answers, strict=True):
                 self._book_answer(lease, answer, asked_at)

@@ -14,6 +14,8 @@ from aztask.retry import RetryPolicy
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_NO_KEYWORDS: dict[str, Any] = {}  # one for all: `map` makes millions of calls
+
 RETRY_STRATEGIES = ("resubmit",)
 DELIVERIES = ("at-least-once", "at-most-once")
 
@@ -179,10 +181,11 @@ class Task(Generic[P, R]):
     ) -> list[AsyncResult[R]]:
         batch = []
         for args in calls:
-            if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+            if not isinstance(args, tuple | list):
                 raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
-            self.check_arguments(tuple(args), {})
-            batch.append(Call(tuple(args), {}))
+            arguments = tuple(args)
+            self.check_arguments(arguments, _NO_KEYWORDS)
+            batch.append(Call(arguments, _NO_KEYWORDS))
         return self._sender.send_call(self, batch, options)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import click
 
@@ -119,7 +120,7 @@ def _run(
     folder: Path, root: str, names: Sequence[str]
 ) -> tuple[list[Job], float, dict[str, Facts]]:
     """(how each file's task ended, seconds from the first send, the facts computed here)."""
-    address = f"local://{folder}/demo.db"
+    address = f"local://{quote(str(folder))}/demo.db"
     app = App("demo", broker=address, results=address, events=str(folder / "events"))
     task = register(app)
     started = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -48,7 +47,8 @@ def command(
 ) -> None:
     """Send one invocation of TASK and print its id.
 
-    Without -A, TASK need not be known here: the message goes to --queue, or to "default".
+    With --wait the id goes to stderr, and stdout gets the value alone. Without -A, TASK need not be
+    known here: the message goes to --queue, or to "default".
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout goes with --wait", click.get_current_context())
@@ -62,11 +62,8 @@ def command(
             result = app.send(task, args, kwargs, **SendOptions(**given))  # type: ignore[typeddict-item]  # names and types are those of the options above
         except EncodeError as error:
             raise click.UsageError(str(error)) from error
-        if not wait:
-            click.echo(result.id)
-        else:
-            if sys.stderr is not None and sys.stderr.isatty():
-                click.echo(f"{result.id} is sent", err=True)  # Ctrl-C need not lose it
+        click.echo(result.id, err=wait)
+        if wait:
             _print_value(result.get, result.id, timeout)
 
 

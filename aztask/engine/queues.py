@@ -119,8 +119,9 @@ class Queues:
         return self._known.get(name) or self._load(name)
 
     def _load(self, name: str) -> Queue:
+        known = name.encode(errors="replace").decode()  # no queue is named with lone surrogates
         with self.database.read() as connection:
-            row = connection.execute(_LOAD, (name,)).fetchone()
+            row = connection.execute(_LOAD, (known,)).fetchone() if known == name else None
         if row is None:
             self._known.pop(name, None)
             raise QueueNotFound(

@@ -142,7 +142,8 @@ class Executor:
         """Decide what the store's answer means for this delivery."""
         job.failures = 0
         if isinstance(answer, Recorded):
-            job.outcome, job.recorded = answer.outcome, True
+            job.outcome = answer.outcome
+            job.recorded = job.repeated = True
             job.settlement = answer.outcome.settlement
         elif isinstance(answer, Elsewhere):
             job.settlement = Complete()

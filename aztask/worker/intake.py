@@ -93,6 +93,11 @@ class Intake:
                 failures += 1
                 self._pause(error, failures)
                 continue
+            except Exception as error:  # whatever an SDK raises: a worker that is deaf helps nobody
+                logger.exception("queue %s: receiving failed", self.queue)
+                failures += 1
+                self._pause(error, failures)
+                continue
             if failures:
                 logger.info("queue %s answers again", self.queue)
                 failures = 0
@@ -108,7 +113,7 @@ class Intake:
                 self._condition.wait()
             return 0 if self._stopping else self._room
 
-    def _pause(self, error: AztaskError, failures: int) -> None:
+    def _pause(self, error: Exception, failures: int) -> None:
         pause = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2 ** min(failures, 10))
         if not isinstance(error, BrokerError):
             pause = LONGEST_PAUSE

@@ -34,7 +34,8 @@ class Job:
 
     number: unique in this worker. owner: what the start row is owned by. started_at, kill_at: on
     the clock of the deadlines. outcome: to be recorded, or found recorded. settlement: to be
-    carried out. clone: what a resubmission sends. settled: nothing is left to settle.
+    carried out. clone: what a resubmission sends. recorded: the store has the outcome; repeated: it
+    had it before this delivery. settled: nothing is left to settle.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Job:
     saved: bytes | None = None
     outcome: Outcome | None = None
     recorded: bool = False
+    repeated: bool = False
     settlement: Settlement | None = None
     clone: TaskMessage | None = None
     settled: bool = False

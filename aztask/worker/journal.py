@@ -57,7 +57,7 @@ class Journal:
             known: EventKind = "settle_failed" if kind == "settle_failed" else "lease_lost"
             self._emit(known, job, error_type=kind, error=text)
         outcome = job.outcome
-        if outcome is not None and not job.recorded and (job.settled or not job.notes):
+        if outcome is not None and not job.repeated and (job.settled or not job.notes):
             self.counts[outcome.state.value] += 1
             self._emit(
                 _KINDS[outcome.state],

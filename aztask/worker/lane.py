@@ -7,10 +7,13 @@ as one batch whatever came while the former batch was under way.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -48,6 +51,7 @@ class Lane(Generic[Item]):
         threads: int = 0,
     ) -> None:
         """threads: 0 means inline."""
+        self._name = name
         self._work = work
         self._done = done
         self._mailbox = mailbox
@@ -108,7 +112,10 @@ class Lane(Generic[Item]):
                     return
                 batch = self._take()
                 self._busy += len(batch)
-            self._work(batch)
+            try:
+                self._work(batch)
+            except Exception:  # the items come back undone, and whoever submitted tries again
+                logger.exception("a batch of %d failed in %s", len(batch), self._name)
             self._mailbox.post(lambda batch=batch: self._returned(batch))  # type: ignore[misc]
 
     def _returned(self, batch: Sequence[Item]) -> None:

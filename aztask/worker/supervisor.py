@@ -175,9 +175,13 @@ class Supervisor:
         waiting = self._deliveries.waiting()
         for process in self._pool.processes:
             waiting += process.take_back()
-        if waiting:
-            self.executor.release(waiting)
-            self._over(waiting)
+        self._give_back(waiting)
+
+    def _give_back(self, jobs: Sequence[Job]) -> None:
+        """Release what has not started."""
+        if jobs:
+            self.executor.release(jobs)
+            self._over(jobs)
 
     def _give_back_running(self) -> None:
         """End the pool: what ran is given back, and its start does not count."""
@@ -198,9 +202,7 @@ class Supervisor:
         for intake in self._intakes:
             intake.join(5.0)
         self._mailbox.run()
-        if leftover := list(self._deliveries):
-            self.executor.release(leftover)
-            self._over(leftover)
+        self._give_back(list(self._deliveries))
         for lane in (self._claims, self._finishes):
             lane.stop()
         self.keeper.stop()
@@ -284,6 +286,9 @@ class Supervisor:
         hit("received", len(deliveries))
         jobs = [self._deliveries.add(intake.queue, intake.receiver, each) for each in deliveries]
         self.keeper.hold(intake.receiver, [job.lease for job in jobs])
+        if self._draining_until is not None:  # a receive that was under way when the drain began
+            self._give_back(jobs)
+            return
         self.executor.open(jobs)
         self.journal.received(jobs)
         self._finishes.submit(job for job in jobs if job.settlement is not None)
@@ -324,8 +329,11 @@ class Supervisor:
         self._claims.turn()
 
     def _claimed(self, jobs: Sequence[Job]) -> None:
+        draining = self._draining_until is not None
         for job in jobs:
-            if job.stage is Stage.READY:
+            if job.stage is Stage.READY and draining and not job.settled:
+                self._give_back([job])
+            elif job.stage is Stage.READY:
                 self._deliveries.ready.append(job)
             elif job.stage is Stage.DONE:
                 self._over([job])

@@ -14,8 +14,6 @@ from aztask.brokers.local import LocalBroker
 from aztask.engine import Database
 from aztask.envelope import Envelope
 
-pytest.importorskip("celery")
-
 APP = """
     import os, time
     from celery import Celery

@@ -37,7 +37,7 @@ def tree(tmp_path):
 @pytest.fixture
 def scratch(tmp_path):
     """Where the demo makes its temporary folder."""
-    folder = tmp_path / "scratch"
+    folder = tmp_path / "scratch #1?x=50%25"
     folder.mkdir()
     return folder
 

@@ -100,6 +100,7 @@ def test_a_thawed_worker_says_that_it_lost(split_site: Site) -> None:
     assert "lost" in first.log
     events = "".join(path.read_text() for path in split_site.events.rglob("*.jsonl"))
     assert '"event":"lease_lost"' in events
+    assert events.count('"event":"succeeded"') == 1
 
 
 def test_ten_restarts_while_a_message_waits_prefetched(site: Site) -> None:

@@ -79,7 +79,7 @@ def test_waiting_for_a_task_that_failed(cli, shop):
     end(app, "bad", state="failed", error_type="ValueError", error="no\x1b[31m\nsum")
     ended = cli("send", "-A", shop, "shop.add", "--args", "[1, 2]", "--task-id", "bad", *WAIT)
     assert (ended.code, ended.out) == (1, "")
-    assert ended.error == "task bad failed: ValueError: no\\x1b[31m sum"
+    assert ended.err == "bad\naztask: error: task bad failed: ValueError: no\\x1b[31m sum\n"
 
 
 def test_waiting_ends_in_time(cli, shop):
@@ -88,7 +88,7 @@ def test_waiting_ends_in_time(cli, shop):
         *("--timeout", "10ms"),
     )
     assert ended.code == 1
-    assert "task x did not end within 0.01 s" in ended.error
+    assert "aztask: error: task x did not end within 0.01 s" in ended.err
 
 
 def test_waiting_without_a_result_store_sends_nothing(cli):

@@ -312,3 +312,11 @@ def test_one_lost_lease_in_a_large_batch_is_told_apart(engine, size):
     assert [end is not None for end in engine.renew("q", batch)] == expected
     assert engine.complete("q", batch) == expected
     assert engine.stats("q").leased == 2
+
+
+@pytest.mark.parametrize("name", ["missing", "\udcff", "a\0b", "\x1b[31m"])
+def test_a_queue_that_cannot_be_there_is_not_found(engine, name):
+    for use in (engine.queue, engine.stats, engine.delete_queue, engine.peek):
+        with pytest.raises(QueueNotFound) as caught:
+            use(name)
+        assert str(caught.value).isprintable()

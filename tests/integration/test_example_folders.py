@@ -1,0 +1,47 @@
+"""The examples that come with a README: its commands do what it says."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENDS = {
+    "quickstart": ["shop.count_words", "succeeded", "6"],
+    "deadletters": ["Hello -> Analytical Engine Street 1", "purged 1 dead letter"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(ENDS))
+def test_the_commands_of_its_readme(name, tmp_path):
+    folder = tmp_path / name
+    shutil.copytree(ROOT / "examples" / name, folder)
+    text = (folder / "README.md").read_text()
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    script = [f'aztask() {{ {sys.executable} -m aztask "$@"; }}', "set -e", *commands]
+    with (tmp_path / "shown").open("w+") as shown:
+        process = subprocess.Popen(
+            ["bash", "-c", "\n".join(script)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=shown,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(60)
+        finally:
+            with suppress(ProcessLookupError):  # else a worker that the README leaves running
+                os.killpg(process.pid, signal.SIGKILL)
+        text = Path(shown.name).read_text()
+    assert code == 0, text
+    for word in ENDS[name]:
+        assert word in text

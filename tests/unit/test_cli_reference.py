@@ -1,0 +1,111 @@
+"""``docs/reference/cli.md`` says what the commands say.
+
+``python tests/unit/test_cli_reference.py`` writes the page anew after a command has changed.
+"""
+
+import inspect
+from pathlib import Path
+
+import click
+
+from aztask.cli.main import cli
+from aztask.cli.options import Duration
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+HEAD = """\
+# Command line
+
+<!-- Written by tests/unit/test_cli_reference.py out of the commands themselves. -->
+
+```text
+aztask [-A MODULE:APP] COMMAND [OPTIONS] [ARGUMENTS]
+```
+
+`-A` stands before the command or behind it, or `AZTASK_APP` in the environment. Commands that read,
+and those on queues and dead letters, work without an app too, on the addresses in `AZTASK_BROKER`
+and `AZTASK_RESULTS`.
+
+Every option has an environment variable, which is named beside it. Durations are `30s`, `5m`,
+`1h30m`, `250ms` or plain seconds. Data goes to stdout; logs, progress and errors go to stderr.
+`--json` prints one JSON object per line. Colour and progress bars appear on a terminal only, and
+`NO_COLOR` switches colour off. `python -m aztask` is the same command.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | ok |
+| 1 | failure: a task failed, a result is wrong, what was asked for could not be done |
+| 2 | usage, or the app cannot be imported |
+| 3 | the broker cannot be reached |
+| 4 | configuration or permission |
+| 5 | not found: a queue, a task, an id |
+| 130 | Ctrl-C |
+
+What went wrong is one line on stderr, `aztask: error: ...`, without secrets. `AZTASK_DEBUG=1` shows
+the traceback as well.
+"""
+
+
+def render():
+    """The whole page."""
+    parts = [HEAD]
+    for name in cli.list_commands(click.Context(cli)):
+        parts += section(cli.get_command(click.Context(cli), name), (name,))
+    return "\n".join(parts)
+
+
+def section(command, path):
+    """A command and its sub-commands."""
+    context = click.Context(command, info_name=" ".join(("aztask", *path)))
+    usage = command.collect_usage_pieces(context)
+    lines = [f"{'#' * (len(path) + 1)} `aztask {' '.join(path)}`", ""]
+    lines += ["```text", " ".join(["aztask", *path, *usage]), "```", ""]
+    lines += [inspect.cleandoc(command.help or ""), ""]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    lines += ["| option | environment | |", "|---|---|---|"]
+    lines += [row(option, path) for option in options if option.name != "app"]
+    if lines[-1] == "|---|---|---|":
+        del lines[-2:]
+    else:
+        lines.append("")
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            lines += section(command.commands[name], (*path, name))
+    return lines
+
+
+def row(option, path):
+    """One option as a line of the table."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if not option.is_flag:
+        names += f" {kind(option)}"
+    variable = "_".join(("AZTASK", *path, option.name)).upper()
+    text = option.help.replace("[", "(").replace("]", ")")
+    if isinstance(option.default, str | int) and not option.is_flag and option.default:
+        text += f" Default: `{option.default}`."
+    return f"| {names} | `{variable}` | {text} |"
+
+
+def kind(option):
+    """What an option takes."""
+    if isinstance(option.type, click.Choice):
+        return " or ".join(f"`{choice}`" for choice in option.type.choices)
+    return "DURATION" if isinstance(option.type, Duration) else option.type.name.split()[0].upper()
+
+
+def test_the_page_says_what_the_commands_say():
+    assert PAGE.read_text(encoding="utf-8") == render(), (
+        "the commands have changed: python tests/unit/test_cli_reference.py writes the page anew"
+    )
+
+
+def test_the_page_has_every_command_and_option():
+    text = PAGE.read_text(encoding="utf-8")
+    for word in ("`aztask worker`", "`--max-lease`", "`aztask dlq replay`", "AZTASK_WORKER_POOL"):
+        assert word in text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
