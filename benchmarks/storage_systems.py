@@ -130,6 +130,7 @@ class Bench:
             [system.python, "-c", code],
             env=self.environment,
             stdout=subprocess.PIPE,
+            stderr=(self.folder / f"{system.name}.log").open("ab"),
             check=True,
             timeout=120,
         )
