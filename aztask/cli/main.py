@@ -31,6 +31,7 @@ COMMANDS = {
     "workers": "List the workers of the last day.",
     "queues": "List, create and delete queues.",
     "dlq": "Look at dead letters, replay or purge them.",
+    "emulator": "Run a local Service Bus.",
 }
 
 EPILOG = (

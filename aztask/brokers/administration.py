@@ -1,0 +1,54 @@
+"""Administration clients for a local Service Bus, which speaks plain HTTP.
+
+The SDK writes https into every URL, also in emulator mode ([seen] azure-servicebus 7.15,
+management/_management_client.py); the transport here puts http back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from azure.core.pipeline.transport import HttpTransport, RequestsTransport
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+
+class PlainTransport(HttpTransport[Any, Any]):
+    """Sends what was meant for https over http."""
+
+    def __init__(self) -> None:
+        self._inner: Any = RequestsTransport()
+
+    def send(self, request: Any, **kwargs: Any) -> Any:
+        """Send one request; its response."""
+        request.url = request.url.replace("https://", "http://", 1)
+        return self._inner.send(request, **kwargs)
+
+    def open(self) -> None:
+        """Open the connections."""
+        self._inner.open()
+
+    def close(self) -> None:
+        """Close them."""
+        self._inner.close()
+
+    def __enter__(self) -> HttpTransport[Any, Any]:
+        self.open()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def administration_client(
+    connection_string: str, *, certificate: str | None = None
+) -> ServiceBusAdministrationClient:
+    """An administration client for the emulator.
+
+    connection_string: of its administration port, as ``aztask emulator --json`` prints it and
+    `aztask.testing.RunningEmulator.admin_connection_string` holds it. certificate: the file to
+    trust when the emulator serves TLS; without one plain HTTP is spoken.
+    """
+    options: dict[str, Any] = (
+        {"connection_verify": certificate} if certificate else {"transport": PlainTransport()}
+    )
+    return ServiceBusAdministrationClient.from_connection_string(connection_string, **options)

@@ -1,0 +1,170 @@
+"""``aztask emulator``: a local Service Bus until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from aztask.durations import parse_duration
+from aztask.emulator.emulator import Emulator
+from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
+from aztask.emulator.trace import tracer
+from aztask.emulator.view import look
+from aztask.errors import ConfigurationError
+
+REFRESH_SECONDS = 1.0
+SPARE = 100  # the view takes at most one part in so many of the emulator's time
+GC_THRESHOLDS = (20_000, 20, 20)
+_KEY_OPTION = "shared_access_key"
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+
+
+def _offset(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Seconds of ``1h`` or ``-30s``."""
+    text = value.strip()
+    sign = -1.0 if text.startswith("-") else 1.0
+    try:
+        return sign * parse_duration(text.lstrip("+-"))
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command("emulator")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="AMQP; 0: a free one. [default: 5672, with --tls 5671]",
+)
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, 65535),
+    default=ADMIN_PORT,
+    help="Administration over HTTP; 0: a free one.",
+)
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep everything in this file. [default: in memory]",
+)
+@click.option("--queue", "queues", multiple=True, help="Create this queue if it is missing.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Queues and topics, in the official emulator's JSON.",
+)
+@click.option("--host", default="127.0.0.1", help="Listen here; other than loopback needs a key.")
+@click.option(
+    "--shared-access-key",
+    show_envvar=True,
+    help="Verify clients' signatures with this key; only from the environment.",
+)
+@click.option(
+    "--clock-offset",
+    default="0s",
+    callback=_offset,
+    help="Run the emulator's clock ahead (1h) or behind (-1h).",
+)
+@click.option("--tls", is_flag=True, help="Serve TLS with a certificate made at the first start.")
+@click.option(
+    "--certificate-dir",
+    "certificate",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the certificate is kept. [default: a temporary directory]",
+)
+@click.option("--trace", is_flag=True, help="Print every frame on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines: ready, then the counts.")
+@click.pass_context
+def command(context: click.Context, /, trace: bool, as_json: bool, **options: Any) -> None:
+    """Run a local Service Bus.
+
+    Prints a connection string for any Service Bus SDK and runs until Ctrl-C or SIGTERM.
+    """
+    if context.get_parameter_source(_KEY_OPTION) is ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            "every process can read a command line: give the key as"
+            " AZTASK_EMULATOR_SHARED_ACCESS_KEY in the environment"
+        )
+    data, port = options.pop("data"), options.pop("port")
+    if port is None:
+        port = AMQPS_PORT if options["tls"] else AMQP_PORT
+    settings = Options(data=str(data) if data else None, port=port, **options)
+    writer = tracer(lambda line: click.echo(line, err=True)) if trace else None
+    emulator = Emulator(settings, trace=writer)
+    asyncio.run(_run(emulator, as_json=as_json))
+
+
+async def _run(emulator: Emulator, *, as_json: bool) -> None:
+    """Serve until a signal comes, then stop cleanly."""
+    gc.freeze()  # what was imported stays: no need to look through it again and again
+    gc.set_threshold(*GC_THRESHOLDS)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        try:
+            await emulator.start()
+        except OSError as error:
+            options = emulator.options
+            raise ConfigurationError(
+                f"cannot listen on {options.host}, ports {options.port} and"
+                f" {options.admin_port}: {os.strerror(error.errno or 0)}; choose others with"
+                " --port and --admin-port"
+            ) from error
+        click.echo(_ready(emulator, as_json=as_json))
+        await _show(emulator, stopped, as_json=as_json)
+    finally:
+        await emulator.stop()
+
+
+def _ready(emulator: Emulator, *, as_json: bool) -> str:
+    record = {
+        "event": "ready",
+        "connection_string": emulator.connection_string(),
+        "admin_connection_string": emulator.admin_connection_string(),
+        "host": emulator.options.host,
+        "port": emulator.port,
+        "admin_port": emulator.admin_port,
+        "data": emulator.options.data,
+        "certificate": str(emulator.certificate) if emulator.certificate else None,
+    }
+    if as_json:
+        return json.dumps(record)
+    lines = [f"AZTASK_BROKER='{record['connection_string']}'"]
+    if emulator.certificate:
+        lines.append(f"trust this certificate: {emulator.certificate}")
+    return "\n".join(lines)
+
+
+async def _show(emulator: Emulator, stopped: asyncio.Event, *, as_json: bool) -> None:
+    """Until stopped: the counts, live on a terminal or as JSON lines."""
+    live = sys.stdout.isatty() and not as_json
+    last = None
+    while not stopped.is_set():
+        started = time.perf_counter()
+        if live or as_json:
+            view = look(emulator)
+            if as_json and view != last:
+                click.echo(json.dumps(view.record()))
+            elif live:
+                height = shutil.get_terminal_size().lines - 4
+                text = "\n".join([_ready(emulator, as_json=False), "", *view.lines(height)])
+                click.echo(_HOME_AND_CLEAR + text)
+            last = view
+            sys.stdout.flush()
+        try:
+            spent = time.perf_counter() - started  # counting a million messages takes a while
+            await asyncio.wait_for(stopped.wait(), max(REFRESH_SECONDS, SPARE * spent))
+        except TimeoutError:
+            continue

@@ -1,0 +1,244 @@
+"""Queues, topics and subscriptions as the service's descriptions, both ways.
+
+Rule: what has no effect here (sizes, partitions, metadata, authorization rules) is kept as text and
+returned as it came; what would change behaviour and is not offered is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
+
+from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, instant, tag
+from aztask.emulator.admin.rules import rule_from
+from aztask.emulator.broker.entities import Entity, Kind, Status
+from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
+from aztask.engine import Counts
+from aztask.errors import ConfigurationError
+
+NAMES = {
+    Kind.QUEUE: "QueueDescription",
+    Kind.TOPIC: "TopicDescription",
+    Kind.SUBSCRIPTION: "SubscriptionDescription",
+}
+_DEFAULT_WINDOW = 600.0
+_KEPT = (
+    *("MaxSizeInMegabytes", "EnableBatchedOperations", "UserMetadata", "AutoDeleteOnIdle"),
+    *("EnablePartitioning", "EnableExpress", "SupportOrdering", "AuthorizationRules"),
+    "FilteringMessagesBeforePublishing",
+)
+_DEFAULTS = {
+    "MaxSizeInMegabytes": "1024",
+    "EnableBatchedOperations": "true",
+    "AutoDeleteOnIdle": format_duration(None),
+    "EnablePartitioning": "false",
+    "EnableExpress": "false",
+    "SupportOrdering": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An entity with what is only known when it is asked for. base: ``sb://host``."""
+
+    entity: Entity
+    counts: Counts
+    subscriptions: int
+    base: str
+
+
+def _flag(text: str) -> bool:
+    return text.strip().lower() in ("true", "1")
+
+
+def _unlimited(text: str) -> float | None:
+    seconds = parse_duration(text)
+    return None if seconds >= MAX_DURATION else seconds
+
+
+def _status(text: str) -> Status:
+    try:
+        return Status(text)
+    except ValueError:
+        raise ConfigurationError(f"{text!r} is not a status: {[s.value for s in Status]}") from None
+
+
+def _target(text: str) -> str:
+    """The entity of a forwarding target, which clients send as a whole URL."""
+    return unquote(urlsplit(text).path if "://" in text else text).strip("/")
+
+
+_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "LockDuration": ("lock_seconds", parse_duration),
+    "MaxDeliveryCount": ("max_deliveries", int),
+    "DefaultMessageTimeToLive": ("time_to_live", _unlimited),
+    "DeadLetteringOnMessageExpiration": ("dead_letter_expired", _flag),
+    "DeadLetteringOnFilterEvaluationExceptions": ("dead_letter_filter_errors", _flag),
+    "RequiresSession": ("sessions", _flag),
+    "ForwardTo": ("forward_to", _target),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", _target),
+    "Status": ("status", _status),
+    "MaxMessageSizeInKilobytes": ("max_message_bytes", lambda text: int(text) * 1024),
+}
+
+
+def entity_from(element: ElementTree.Element, base: Entity) -> Entity:
+    """`base` with what the description says. Raises ConfigurationError."""
+    values: dict[str, Any] = {}
+    kept = dict(base.kept)
+    parts = children(element)
+    for name, part in parts.items():
+        text = part.text or ""
+        if name in _READ:
+            attribute, convert = _READ[name]
+            try:
+                values[attribute] = convert(text)
+            except ValueError as error:
+                raise ConfigurationError(f"{name}: {error}") from None
+        elif name in _KEPT:
+            kept[name] = _inner(part) if len(part) else text
+    if "RequiresDuplicateDetection" in parts:
+        window = parts.get("DuplicateDetectionHistoryTimeWindow")
+        seconds = parse_duration(window.text) if window is not None and window.text else None
+        wanted = _flag(parts["RequiresDuplicateDetection"].text or "")
+        values["duplicate_window"] = (seconds or _DEFAULT_WINDOW) if wanted else 0.0
+    if "DefaultRuleDescription" in parts:
+        values["rules"] = (rule_from(parts["DefaultRuleDescription"]),)
+    return replace(base, kept=kept, **values)
+
+
+def _inner(element: ElementTree.Element) -> str:
+    """The element's children as they came, to be returned again."""
+    return "".join(ElementTree.tostring(child, "unicode") for child in element)
+
+
+def description_of(shown: Shown) -> str:
+    """The description of an entity."""
+    entity = shown.entity
+    name = NAMES[entity.kind]
+    write = {Kind.QUEUE: _queue, Kind.TOPIC: _topic, Kind.SUBSCRIPTION: _subscription}
+    body = "".join(write[entity.kind](shown))
+    return f'<{name} xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{body}</{name}>'
+
+
+def _queue(shown: Shown) -> list[str]:
+    entity = shown.entity
+    return [
+        tag("LockDuration", format_duration(entity.lock_seconds)),
+        *_some(entity, "MaxSizeInMegabytes"),
+        *_duplicates(entity),
+        tag("RequiresSession", _word(entity.sessions)),
+        tag("DefaultMessageTimeToLive", format_duration(entity.time_to_live)),
+        tag("DeadLetteringOnMessageExpiration", _word(entity.dead_letter_expired)),
+        tag("MaxDeliveryCount", str(entity.max_deliveries)),
+        *_some(entity, "EnableBatchedOperations"),
+        tag("SizeInBytes", "0"),
+        tag("MessageCount", str(sum(shown.counts))),
+        tag("IsAnonymousAccessible", "false"),
+        *_some(entity, "AuthorizationRules"),
+        tag("Status", entity.status.value),
+        *_forward(shown, "ForwardTo", entity.forward_to),
+        *_some(entity, "UserMetadata"),
+        *_times(entity),
+        *_some(entity, "SupportOrdering"),
+        _counts(shown.counts),
+        *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
+        tag("EntityAvailabilityStatus", "Available"),
+        *_forward(shown, "ForwardDeadLetteredMessagesTo", entity.forward_dead_letters_to),
+        *_some(entity, "EnableExpress"),
+        tag("MaxMessageSizeInKilobytes", str(entity.max_message_bytes // 1024)),
+    ]
+
+
+def _topic(shown: Shown) -> list[str]:
+    entity = shown.entity
+    return [
+        tag("DefaultMessageTimeToLive", format_duration(entity.time_to_live)),
+        *_some(entity, "MaxSizeInMegabytes"),
+        *_duplicates(entity),
+        *_some(entity, "EnableBatchedOperations"),
+        tag("SizeInBytes", "0"),
+        tag("IsAnonymousAccessible", "false"),
+        *_some(entity, "AuthorizationRules"),
+        tag("Status", entity.status.value),
+        *_some(entity, "UserMetadata"),
+        *_times(entity),
+        *_some(entity, "SupportOrdering"),
+        _counts(shown.counts),
+        tag("SubscriptionCount", str(shown.subscriptions)),
+        *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
+        tag("EntityAvailabilityStatus", "Available"),
+        *_some(entity, "EnableExpress"),
+        tag("MaxMessageSizeInKilobytes", str(entity.max_message_bytes // 1024)),
+    ]
+
+
+def _subscription(shown: Shown) -> list[str]:
+    entity = shown.entity
+    return [
+        tag("LockDuration", format_duration(entity.lock_seconds)),
+        tag("RequiresSession", _word(entity.sessions)),
+        tag("DefaultMessageTimeToLive", format_duration(entity.time_to_live)),
+        tag("DeadLetteringOnMessageExpiration", _word(entity.dead_letter_expired)),
+        tag("DeadLetteringOnFilterEvaluationExceptions", _word(entity.dead_letter_filter_errors)),
+        tag("MessageCount", str(sum(shown.counts))),
+        tag("MaxDeliveryCount", str(entity.max_deliveries)),
+        *_some(entity, "EnableBatchedOperations"),
+        tag("Status", entity.status.value),
+        *_forward(shown, "ForwardTo", entity.forward_to),
+        *_times(entity),
+        _counts(shown.counts),
+        *_some(entity, "UserMetadata"),
+        *_forward(shown, "ForwardDeadLetteredMessagesTo", entity.forward_dead_letters_to),
+        *_some(entity, "AutoDeleteOnIdle"),
+        tag("EntityAvailabilityStatus", "Available"),
+    ]
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _duplicates(entity: Entity) -> list[str]:
+    window = entity.duplicate_window or _DEFAULT_WINDOW
+    return [
+        tag("RequiresDuplicateDetection", _word(entity.duplicate_window > 0)),
+        tag("DuplicateDetectionHistoryTimeWindow", format_duration(window)),
+    ]
+
+
+def _times(entity: Entity) -> list[str]:
+    return [
+        tag("CreatedAt", instant(entity.created)),
+        tag("UpdatedAt", instant(entity.updated)),
+        tag("AccessedAt", instant(entity.updated)),
+    ]
+
+
+def _forward(shown: Shown, name: str, path: str) -> list[str]:
+    return [tag(name, f"{shown.base}/{path}")] if path else []
+
+
+def _counts(counts: Counts) -> str:
+    numbers = {
+        "ActiveMessageCount": counts.active + counts.leased + counts.deferred,
+        "DeadLetterMessageCount": counts.dead,
+        "ScheduledMessageCount": counts.scheduled,
+        "TransferMessageCount": 0,
+        "TransferDeadLetterMessageCount": 0,
+    }
+    inside = "".join(f"<d:{name}>{number}</d:{name}>" for name, number in numbers.items())
+    return f'<CountDetails xmlns:d="{COUNTS}">{inside}</CountDetails>'
+
+
+def _some(entity: Entity, *names: str) -> list[str]:
+    """What was kept of these, or their defaults."""
+    texts = {name: entity.kept.get(name, _DEFAULTS.get(name)) for name in names}
+    return [
+        f"<{name}>{text}</{name}>" if name == "AuthorizationRules" else tag(name, text)
+        for name, text in texts.items()
+        if text is not None
+    ]

@@ -1,0 +1,325 @@
+"""One AMQP connection as a state machine: bytes in, calls to a handler, bytes out.
+
+Rules
+1. The states are those of `State`; what may arrive in each is the table `_ACCEPTED`, and anything
+   else is the error.
+2. After our close only the peer's close is waited for; everything else is dropped.
+3. Links, buffered bytes and channels of one connection are limited (`Limits`), so that no peer
+   decides how much memory it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from aztask.emulator.amqp import outgoing, performatives, sasl
+from aztask.emulator.amqp.errors import (
+    FRAME_SIZE_TOO_SMALL,
+    FRAMING_ERROR,
+    ILLEGAL_STATE,
+    NOT_ALLOWED,
+    RESOURCE_LIMIT_EXCEEDED,
+    AmqpError,
+    SessionError,
+)
+from aztask.emulator.amqp.frames import (
+    EMPTY_FRAME,
+    HEADER_AMQP,
+    HEADER_SASL,
+    MIN_MAX_FRAME_SIZE,
+    TYPE_AMQP,
+    TYPE_SASL,
+    Frame,
+    Splitter,
+    frame,
+)
+from aztask.emulator.amqp.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Open,
+    SaslInit,
+    Transfer,
+)
+from aztask.emulator.amqp.session import Session, SessionHandler
+from aztask.emulator.amqp.terminus import raw_fields
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """max_frame_size and partial_bytes in bytes, idle_timeout in milliseconds."""
+
+    max_frame_size: int = 65536
+    channel_max: int = 4999
+    handle_max: int = 4999
+    max_links: int = 5000
+    partial_bytes: int = 64 * 1024 * 1024
+    idle_timeout: int = 240_000
+
+
+class State(Enum):
+    """Where the connection stands."""
+
+    START = "waiting for a protocol header"
+    SASL = "waiting for sasl-init"
+    HEADER = "waiting for the AMQP header"
+    OPENING = "waiting for open"
+    OPEN = "open"
+    CLOSING = "waiting for the peer's close"
+    CLOSED = "closed"
+
+
+class Handler(SessionHandler, Protocol):
+    """What the connection calls, besides what its sessions call."""
+
+    def authenticated(self, user: str, password: str) -> bool:
+        """Whether SASL PLAIN credentials are right."""
+
+    def opened(self, peer: Open) -> None:
+        """The connection is open."""
+
+
+Tracer = Callable[[str, int, Any], None]
+"""(direction "->" in or "<-" out, channel, performative or bytes)"""
+
+_IN_SESSION: dict[type, Callable[[Session, Any], None]] = {
+    Flow: Session.on_flow,
+    Transfer: Session.on_transfer,
+    Disposition: Session.on_disposition,
+    Detach: Session.on_detach,
+}
+_WHEN_OPEN = frozenset((*_IN_SESSION, Begin, Attach, End, Close))
+_ACCEPTED: dict[State, frozenset[type]] = {
+    State.OPENING: frozenset((Open,)),
+    State.OPEN: _WHEN_OPEN,
+    State.CLOSING: frozenset((Close,)),
+}
+
+
+class Connection:
+    """The server's end of one connection."""
+
+    def __init__(
+        self, handler: Handler, container: str, limits: Limits, tracer: Tracer | None = None
+    ) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.state = State.START
+        self.trusted = False
+        self.peer: Open | None = None
+        self.peer_frame_size = MIN_MAX_FRAME_SIZE
+        self.sessions: dict[int, Session] = {}
+        self._container = container
+        self._tracer = tracer
+        self._splitter = Splitter(MIN_MAX_FRAME_SIZE)
+        self._output: list[bytes] = []
+        self.wake: Callable[[], None] = lambda: None
+        self._partial_bytes = 0
+        self._dispatch: dict[type, Callable[[int, Any, bytes], None]] = {
+            Open: self._on_open,
+            Begin: self._on_begin,
+            Attach: self._on_attach,
+            End: self._on_end,
+            Close: self._on_close,
+        }
+
+    # -- bytes
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the peer; calls the handler and collects what is to be written."""
+        if self.state is State.CLOSED:
+            return
+        splitter = self._splitter
+        splitter.feed(data)
+        try:
+            while splitter.rest and self._step():
+                pass
+        except AmqpError as error:
+            self.close(error)
+
+    def output(self) -> bytes:
+        """What is to be written to the peer now; `wake` is called when there is something again."""
+        parts, self._output = self._output, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _put(self, data: bytes) -> None:
+        if not self._output:
+            self.wake()
+        self._output.append(data)
+
+    def _step(self) -> bool:
+        """Take one header or frame from the buffer; False when there is none."""
+        if self.state is State.CLOSED:
+            return False
+        if self.state in (State.START, State.HEADER):
+            header = self._splitter.header()
+            if header is not None:
+                self._on_header(header)
+            return header is not None
+        part = self._splitter.frame()
+        if part is None:
+            return False
+        if self.state is State.SASL:
+            self._on_sasl(part)
+        elif part.kind != TYPE_AMQP:
+            raise AmqpError(FRAMING_ERROR, f"a frame of type {part.kind}")
+        elif part.body:
+            self._on_frame(part)
+        return True
+
+    # -- headers and SASL
+
+    def _on_header(self, header: bytes) -> None:
+        if header == HEADER_AMQP:
+            self._put(HEADER_AMQP)
+            self._splitter.max_frame_size = self.limits.max_frame_size
+            self.state = State.OPENING
+        elif header == HEADER_SASL and self.state is State.START:
+            self._put(HEADER_SASL)
+            self._put(outgoing.sasl_mechanisms(sasl.MECHANISMS))
+            self.state = State.SASL
+        else:  # part 2.2: answer with the header that is supported, then close the socket
+            self._put(HEADER_SASL if self.state is State.START else HEADER_AMQP)
+            self.state = State.CLOSED
+
+    def _on_sasl(self, part: Frame) -> None:
+        init = performatives.parse_sasl(part.body) if part.kind == TYPE_SASL else None
+        if not isinstance(init, SaslInit):
+            self.state = State.CLOSED
+            return
+        verdict = sasl.judge(init.mechanism, init.initial_response, self.handler.authenticated)
+        self.trusted = verdict.trusted
+        self._put(outgoing.sasl_outcome(verdict.code))
+        self.state = State.HEADER if verdict.code == sasl.OK else State.CLOSED
+
+    # -- performatives
+
+    def _on_frame(self, part: Frame) -> None:
+        closing = self.state is State.CLOSING
+        try:
+            performative = performatives.parse(part.body)
+        except AmqpError:
+            if closing:
+                return
+            raise
+        if self._tracer:
+            self._tracer("->", part.channel, performative)
+        kind = type(performative)
+        accepted = _WHEN_OPEN if self.state is State.OPEN else _ACCEPTED[self.state]
+        if kind not in accepted:
+            if closing:
+                return
+            raise AmqpError(ILLEGAL_STATE, f"{kind.__name__.lower()} while {self.state.value}")
+        action = _IN_SESSION.get(kind)
+        if action is not None:
+            self._in(part.channel, action, performative)
+        else:
+            self._dispatch[kind](part.channel, performative, part.body)
+
+    def _on_open(self, _channel: int, peer: Open, _body: bytes) -> None:
+        self.peer = peer
+        limits = self.limits
+        self.state = State.OPEN
+        self.write_frame(
+            0,
+            outgoing.open_(
+                self._container, limits.max_frame_size, limits.channel_max, limits.idle_timeout
+            ),
+        )
+        if peer.max_frame_size < MIN_MAX_FRAME_SIZE:
+            raise AmqpError(
+                FRAME_SIZE_TOO_SMALL, f"max-frame-size must be at least {MIN_MAX_FRAME_SIZE}"
+            )
+        self.peer_frame_size = min(peer.max_frame_size, 1024 * 1024)
+        self.handler.opened(peer)
+
+    def _on_begin(self, channel: int, begin: Begin, _body: bytes) -> None:
+        previous = self.sessions.get(channel)
+        if previous is not None and not previous.ended:
+            raise AmqpError(ILLEGAL_STATE, f"channel {channel} has a session already")
+        if channel > self.limits.channel_max or begin.remote_channel is not None:
+            raise AmqpError(NOT_ALLOWED, f"no session can begin on channel {channel}")
+        self.sessions[channel] = Session(self, channel, begin, self.limits.handle_max)
+
+    def _on_attach(self, channel: int, attach: Attach, body: bytes) -> None:
+        raw = [*raw_fields(body), b"\x40", b"\x40"] + [b"\x40"] * 5
+        self._in(channel, lambda session, a: session.on_attach(a, raw[5], raw[6]), attach)
+
+    def _in(self, channel: int, action: Callable[[Session, Any], None], value: Any) -> None:
+        """Act in a session; its own errors end that session only."""
+        session = self.sessions.get(channel)
+        if session is None:
+            raise AmqpError(NOT_ALLOWED, f"channel {channel} has no session")
+        if session.ended:
+            return
+        try:
+            action(session, value)
+        except SessionError as error:
+            session.end(error)
+
+    def _on_end(self, channel: int, _end: End, _body: bytes) -> None:
+        session = self.sessions.get(channel)
+        if session is None:
+            raise AmqpError(NOT_ALLOWED, f"channel {channel} has no session")
+        session.end()
+
+    def _on_close(self, _channel: int, _close: Close, _body: bytes) -> None:
+        if self.state is State.OPEN:
+            self.write_frame(0, outgoing.close())
+        self.state = State.CLOSED
+        self.lost()
+
+    # -- ending
+
+    def close(self, reason: AmqpError | None = None) -> None:
+        """Close from this side. Before open there is nothing to say it with: the socket closes."""
+        if self.state in (State.OPENING, State.OPEN):
+            if self.state is State.OPENING:
+                self.write_frame(0, outgoing.open_(self._container, 512, 0, 0))
+            self.write_frame(0, outgoing.close(reason))
+            self.state = State.CLOSING
+        else:
+            self.state = State.CLOSED
+        self.lost()
+
+    def lost(self) -> None:
+        """Nobody listens any more: every session and link is gone."""
+        for session in self.sessions.values():
+            session.abandon()
+        self.sessions = {}
+
+    def keep_alive(self) -> None:
+        """Write an empty frame, for peers that announced an idle timeout."""
+        if self.state is State.OPEN:
+            self._put(EMPTY_FRAME)
+
+    # -- for the sessions
+
+    def write_frame(self, channel: int, body: bytes) -> None:
+        """Collect one frame."""
+        if self._tracer:
+            self._tracer("<-", channel, body)
+        self._put(frame(channel, body))
+
+    def write_raw(self, data: bytes) -> None:
+        """Collect a frame that is complete."""
+        if self._tracer:
+            self._tracer("<-", data[6] << 8 | data[7], data[8:])
+        self._put(data)
+
+    def reserve(self, size: int) -> None:
+        """Account for bytes of incomplete messages. Raises AmqpError over the limit."""
+        self._partial_bytes += size
+        if self._partial_bytes > self.limits.partial_bytes:
+            raise AmqpError(RESOURCE_LIMIT_EXCEEDED, "too many bytes of incomplete messages")
+
+    def may_attach(self) -> bool:
+        """Whether there is room for one more link."""
+        return sum(len(session.links) for session in self.sessions.values()) < self.limits.max_links

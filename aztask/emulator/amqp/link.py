@@ -1,0 +1,312 @@
+"""Links: one direction of message flow inside a session (specification part 2.6).
+
+Rules
+1. The peer's handle is also ours: a handle is unique in its session for both directions.
+2. A link is PENDING from the peer's attach until it is accepted or refused, then ATTACHED; after
+   our detach it is DETACHING, and what the peer still sends on it is dropped until its own detach.
+3. Credit is what the receiver granted minus what was sent since; it never goes below zero.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Protocol
+
+from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp.errors import (
+    DECODE_ERROR,
+    MESSAGE_SIZE_EXCEEDED,
+    NOT_ALLOWED,
+    AmqpError,
+    LinkError,
+)
+from aztask.emulator.amqp.performatives import Attach, Flow, Transfer
+from aztask.emulator.amqp.terminus import Terminus
+
+SERIAL = 0xFFFFFFFF
+"""Delivery counts and ids are 32-bit serial numbers (RFC 1982): arithmetic is modulo 2**32."""
+SETTLED_MODE = 1
+MAX_TAG = 32
+MAX_DROPPED = 64 * 1024 * 1024
+NULL_TERMINUS = b"\x40"
+
+
+class LinkState(Enum):
+    """See rule 2."""
+
+    PENDING = "pending"
+    ATTACHED = "attached"
+    DETACHING = "detaching"
+    DETACHED = "detached"
+
+
+class Channel(Protocol):
+    """The session, as its links and their users see it."""
+
+    unsettled: dict[int, Outbound]
+    ended: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether a message would leave at once."""
+
+    def write(self, performative: bytes) -> None:
+        """Write a performative that no window holds back."""
+
+    def write_flow(self, link: tuple[int, int, int] | None, *, drain: bool = False) -> None:
+        """Write the session's state and a link's."""
+
+    def send_message(self, handle: int, tag: bytes, settled: bool, payload: bytes) -> int:
+        """Send one message; its delivery id."""
+
+    def settle(self, delivery: Outbound) -> None:
+        """Forget a delivery that is settled."""
+
+    def forget(self, link: Link) -> None:
+        """Drop what is known of a link that ended."""
+
+
+class Link:
+    """What both directions have in common. `context` belongs to whoever accepted the link."""
+
+    receiving = False
+
+    def __init__(
+        self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
+    ) -> None:
+        self.session = session
+        self.name = attach.name
+        self.handle = attach.handle
+        self.modes = (attach.snd_settle_mode, attach.rcv_settle_mode)
+        self.properties = attach.properties
+        self.source = source
+        self.target = target
+        self.state = LinkState.PENDING
+        self.context: Any = None
+
+    def _attach(self, source: bytes, target: bytes, size: int, properties: bytes) -> None:
+        self.session.write(
+            outgoing.attach(
+                self.name,
+                self.handle,
+                receiver=self.receiving,
+                modes=self.modes,
+                source=source,
+                target=target,
+                max_message_size=size,
+                properties=properties,
+            )
+        )
+
+    def accept(
+        self,
+        *,
+        max_message_size: int = 0,
+        properties: bytes = NULL_TERMINUS,
+        source: bytes | None = None,
+    ) -> None:
+        """Answer the attach. source: replaces the peer's own (a session filter's answer)."""
+        if self.state is not LinkState.PENDING:
+            return
+        self.state = LinkState.ATTACHED
+        ends = [end.raw if end else NULL_TERMINUS for end in (self.source, self.target)]
+        self._attach(source or ends[0], ends[1], max_message_size, properties)
+
+    def refuse(self, reason: AmqpError) -> None:
+        """Answer with an attach whose end is null, then detach (part 2.6.3).
+
+        Only the terminus that the server would provide is null: clients tell a refusal by it.
+        """
+        if self.state is not LinkState.PENDING:
+            return
+        ends = [end.raw if end else NULL_TERMINUS for end in (self.source, self.target)]
+        ends[1 if self.receiving else 0] = NULL_TERMINUS
+        self._attach(ends[0], ends[1], 0, NULL_TERMINUS)
+        self.detach(reason)
+
+    def detach(self, reason: AmqpError | None = None) -> None:
+        """End the link from this side, with the reason where there is one."""
+        if self.state in (LinkState.PENDING, LinkState.ATTACHED):
+            self.state = LinkState.DETACHING
+            self.session.forget(self)
+            self.session.write(outgoing.detach(self.handle, True, reason))
+
+    @property
+    def attached(self) -> bool:
+        """Whether messages may flow."""
+        return self.state is LinkState.ATTACHED
+
+
+class Inbound:
+    """A whole message from the peer. `message_format` as it came, 0 where it was absent.
+
+    too_large: it was longer than the link takes, and its payload was dropped.
+    """
+
+    __slots__ = ("delivery_id", "message_format", "payload", "settled", "too_large")
+
+    def __init__(
+        self, delivery_id: int, message_format: int, settled: bool, payload: bytes
+    ) -> None:
+        self.delivery_id = delivery_id
+        self.message_format = message_format
+        self.settled = settled
+        self.payload = payload
+        self.too_large = False
+
+
+class ReceivingLink(Link):
+    """The peer sends, we receive: puts the frames of a message together."""
+
+    receiving = True
+
+    def __init__(
+        self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
+    ) -> None:
+        super().__init__(session, attach, source, target)
+        self.max_message_size = 0
+        self._granted = 0
+        self._delivery_count = attach.initial_delivery_count or 0
+        self._credit_left = 0
+        self._first: Transfer | None = None
+        self._partial = bytearray()
+        self._dropped = 0  # bytes of a message that is too large
+
+    def grant(self, credit: int) -> None:
+        """Let the peer send `credit` messages, and again whenever half of them are used."""
+        self._granted = self._credit_left = credit
+        self._write_credit()
+
+    def flowed(self, flow: Flow) -> None:
+        """The peer's flow on a link that it sends on: its delivery count, and maybe an echo."""
+        if flow.delivery_count is not None:
+            self._delivery_count = flow.delivery_count
+        if flow.echo and self.attached:
+            self._write_credit()
+
+    def _write_credit(self) -> None:
+        self.session.write_flow((self.handle, self._delivery_count, self._credit_left))
+
+    def partial_size(self) -> int:
+        """Bytes held of a message that is not complete."""
+        return len(self._partial)
+
+    def drop_partial(self) -> int:
+        """Forget the incomplete message; how many bytes it had."""
+        dropped = len(self._partial)
+        self._first, self._partial, self._dropped = None, bytearray(), 0
+        return dropped
+
+    def transferred(self, transfer: Transfer) -> Inbound | None:
+        """The message that this frame completes, or None. Raises LinkError."""
+        first = self._first
+        if first is None:
+            first = transfer
+            if transfer.delivery_id is None or transfer.delivery_tag is None:
+                raise LinkError(NOT_ALLOWED, "a delivery begins without delivery-id and tag")
+            if len(transfer.delivery_tag) > MAX_TAG:
+                raise LinkError(DECODE_ERROR, f"a delivery-tag of more than {MAX_TAG} bytes")
+        elif transfer.delivery_id not in (None, first.delivery_id):
+            raise LinkError(NOT_ALLOWED, "a delivery begins inside another one on the same link")
+        if transfer.settled:
+            first.settled = True
+        if transfer.aborted:
+            self.drop_partial()
+            self._count()
+            return None
+        payload = self._within_limit(transfer.payload)
+        if transfer.more:
+            self._first = first
+            self._partial += payload
+            return None
+        return self._complete(first, payload)
+
+    def _within_limit(self, payload: bytes) -> bytes:
+        """The payload, or nothing once the message is too large: the rest of it is dropped, so that
+        its sender learns of it by a disposition; one that does not end detaches the link.
+        """
+        size = len(self._partial) + len(payload)
+        if not self._dropped and not (self.max_message_size and size > self.max_message_size):
+            return payload
+        self._dropped += size
+        self._partial.clear()
+        if self._dropped > MAX_DROPPED:
+            raise LinkError(
+                MESSAGE_SIZE_EXCEEDED,
+                f"a message of more than {self.max_message_size} bytes; send smaller ones",
+            )
+        return b""
+
+    def _complete(self, first: Transfer, rest: bytes) -> Inbound:
+        payload = bytes(self._partial) + rest if self._partial else rest
+        settled = self.modes[0] == SETTLED_MODE or bool(first.settled)
+        message = Inbound(first.delivery_id or 0, first.message_format or 0, settled, payload)
+        message.too_large = self._dropped > 0
+        self.drop_partial()
+        self._count()
+        return message
+
+    def _count(self) -> None:
+        self._delivery_count = (self._delivery_count + 1) & SERIAL
+        self._credit_left -= 1
+        if self._credit_left * 2 < self._granted:
+            self._credit_left = self._granted
+            self._write_credit()
+
+
+class Outbound:
+    """A message on its way to the peer, until it is settled. `context` is the sender's own."""
+
+    __slots__ = ("context", "delivery_id", "link", "settling")
+
+    def __init__(self, delivery_id: int, link: SendingLink, context: Any) -> None:
+        self.delivery_id = delivery_id
+        self.link = link
+        self.context = context
+        self.settling = False
+
+
+class SendingLink(Link):
+    """We send, the peer receives: its credit, and what it has not settled."""
+
+    def __init__(
+        self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
+    ) -> None:
+        super().__init__(session, attach, source, target)
+        self.delivery_count = 0
+        self.credit = 0
+        self.draining = False
+        self.unsettled: dict[int, Outbound] = {}
+        self.pre_settled = attach.snd_settle_mode == SETTLED_MODE
+        self.max_message_size = attach.max_message_size
+
+    def flowed(self, flow: Flow) -> None:
+        """The peer's credit, absolute against its delivery count (part 2.6.7)."""
+        if flow.link_credit is not None:
+            counted = 0 if flow.delivery_count is None else flow.delivery_count
+            credit = (counted + flow.link_credit - self.delivery_count) & SERIAL
+            self.credit = credit if credit <= SERIAL // 2 else 0
+        self.draining = flow.drain
+
+    def drained(self) -> None:
+        """Nothing is left to send: use up the credit and say so."""
+        self.delivery_count = (self.delivery_count + self.credit) & SERIAL
+        self.credit = 0
+        self.draining = False
+        self.session.write_flow((self.handle, self.delivery_count, 0), drain=True)
+
+    def write_state(self) -> None:
+        """Answer an echo."""
+        self.session.write_flow((self.handle, self.delivery_count, self.credit))
+
+    def send(self, payload: bytes, tag: bytes, context: Any = None) -> None:
+        """Send one message; it is unsettled until its disposition where `context` is given."""
+        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        if self.credit:
+            self.credit -= 1
+        settled = self.pre_settled or context is None
+        delivery_id = self.session.send_message(self.handle, tag, settled, payload)
+        if not settled:
+            delivery = Outbound(delivery_id, self, context)
+            self.unsettled[delivery_id] = delivery
+            self.session.unsettled[delivery_id] = delivery

@@ -1,0 +1,178 @@
+"""The performatives and outcomes that this server writes, as bytes ready for a frame.
+
+Rules
+1. Error lists always have three elements, info an explicit null: one SDK indexes them unseen
+   ([seen] azure-servicebus 7.15: a two-element error makes its send hang for ever).
+2. Transfers that carry a whole message are packed in one step, because they are the hot path.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from aztask.emulator.amqp import encode
+from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.amqp.frames import TYPE_SASL, frame
+
+ACCEPTED = encode.described(0x24, encode.EMPTY_LIST)
+REJECTED = encode.described(0x25, encode.EMPTY_LIST)
+RELEASED = encode.described(0x26, encode.EMPTY_LIST)
+MODIFIED = encode.described(0x27, encode.EMPTY_LIST)
+
+TAG_SIZE = 16
+_TRANSFER = Struct(f">IBBH7sIBI2s{TAG_SIZE}s3s")  # frame header, list8 of six fields
+_TRANSFER_SIZE = _TRANSFER.size
+_TRANSFER_START = b"\x00\x53\x14\xc0" + bytes((_TRANSFER_SIZE - 8 - 5, 6, 0x70))
+_TAG_HEAD = bytes((0xA0, TAG_SIZE))
+_ONE_DISPOSITION = Struct(">4sBBBBIBB")  # descriptor and list8, role, first, no last, settled
+_SETTLED, _UNSETTLED = b"\x43\x41\x42", b"\x43\x42\x42"  # format 0, settled, more: false
+
+
+def error(condition: str, description: str) -> bytes:
+    """amqp:error with its three fields."""
+    text = description[:1024]
+    items = [encode.symbol(condition), encode.string(text), encode.NULL]
+    return encode.described(0x1D, encode.list_of(items))
+
+
+def rejected(condition: str, description: str) -> bytes:
+    """The outcome rejected, with an error."""
+    return encode.described(0x25, encode.list_of([error(condition, description)]))
+
+
+def sasl_mechanisms(names: list[str]) -> bytes:
+    """A whole SASL frame."""
+    return frame(0, encode.fields(0x40, [encode.symbol_array(names)]), TYPE_SASL)
+
+
+def sasl_outcome(code: int) -> bytes:
+    """A whole SASL frame: 0 ok, 1 authentication failed."""
+    return frame(0, encode.fields(0x44, [encode.ubyte(code)]), TYPE_SASL)
+
+
+def open_(container: str, max_frame_size: int, channel_max: int, idle_timeout: int) -> bytes:
+    """open; idle_timeout in milliseconds."""
+    properties = encode.map_of([(encode.symbol("product"), encode.string("aztask emulator"))])
+    return encode.fields(
+        0x10,
+        [
+            *(encode.string(container), encode.NULL, encode.uint(max_frame_size)),
+            *(encode.ushort(channel_max), encode.uint(idle_timeout)),
+            *(encode.NULL, encode.NULL, encode.NULL, encode.NULL, properties),
+        ],
+    )
+
+
+def begin(channel: int, next_id: int, window: int, handle_max: int) -> bytes:
+    """begin in answer to one that came on `channel`."""
+    return encode.fields(
+        0x11,
+        [
+            *(encode.ushort(channel), encode.uint(next_id), encode.uint(window)),
+            *(encode.uint(window), encode.uint(handle_max)),
+        ],
+    )
+
+
+def attach(
+    name: str,
+    handle: int,
+    *,
+    receiver: bool,
+    modes: tuple[int, int],
+    source: bytes,
+    target: bytes,
+    max_message_size: int,
+    properties: bytes = encode.NULL,
+) -> bytes:
+    """attach; modes are the sender's and the receiver's settle mode."""
+    count = encode.NULL if receiver else encode.uint(0)
+    return encode.fields(
+        0x12,
+        [
+            *(encode.string(name), encode.uint(handle), encode.boolean(receiver)),
+            *(encode.ubyte(modes[0]), encode.ubyte(modes[1]), source, target),
+            *(encode.NULL, encode.NULL, count, encode.ulong(max_message_size)),
+            *(encode.NULL, encode.NULL, properties),
+        ],
+    )
+
+
+def flow(
+    session: tuple[int, int, int, int],
+    link: tuple[int, int, int] | None = None,
+    *,
+    drain: bool = False,
+    echo: bool = False,
+) -> bytes:
+    """flow; session is next-incoming-id, incoming-window, next-outgoing-id, outgoing-window,
+    link is handle, delivery-count, link-credit."""
+    items = [encode.uint(number) for number in session]
+    if link:
+        items += [encode.uint(number) for number in link]
+        items += [encode.uint(0), encode.boolean(drain), encode.boolean(echo)]
+    return encode.fields(0x13, items)
+
+
+def transfer_frame(
+    channel: int, handle: int, delivery_id: int, tag: bytes, *, settled: bool, payload: bytes
+) -> bytes:
+    """A whole frame with a whole message; `tag` must be TAG_SIZE bytes."""
+    flags = _SETTLED if settled else _UNSETTLED
+    size = _TRANSFER_SIZE + len(payload)
+    return (
+        _TRANSFER.pack(
+            size, 2, 0, channel, _TRANSFER_START, handle, 0x70, delivery_id, _TAG_HEAD, tag, flags
+        )
+        + payload
+    )
+
+
+def transfer_start(handle: int, delivery_id: int, tag: bytes, settled: bool) -> bytes:
+    """The performative of a message's first frame when more follow."""
+    return encode.fields(
+        0x14,
+        [
+            *(encode.uint(handle), encode.uint(delivery_id), encode.binary(tag)),
+            *(encode.uint(0), encode.boolean(settled), encode.TRUE),
+        ],
+    )
+
+
+def transfer_continued(handle: int, more: bool) -> bytes:
+    """The performative of a further frame."""
+    nulls = (encode.NULL, encode.NULL, encode.NULL, encode.NULL)
+    return encode.fields(0x14, [encode.uint(handle), *nulls, encode.boolean(more)])
+
+
+def disposition(receiver: bool, first: int, last: int, state: bytes) -> bytes:
+    """A settled disposition of first..last."""
+    if first == last:
+        size = _ONE_DISPOSITION.size - 5 + len(state)
+        role = 0x41 if receiver else 0x42
+        if size < 256:
+            head = (b"\x00\x53\x15\xc0", size, 5, role, 0x70, first, 0x40, 0x41)
+            return _ONE_DISPOSITION.pack(*head) + state
+    end = encode.NULL if last == first else encode.uint(last)
+    return encode.fields(
+        0x15, [encode.boolean(receiver), encode.uint(first), end, encode.TRUE, state]
+    )
+
+
+def detach(handle: int, closed: bool, reason: AmqpError | None = None) -> bytes:
+    """detach"""
+    return encode.fields(0x16, [encode.uint(handle), encode.boolean(closed), _reason(reason)])
+
+
+def end(reason: AmqpError | None = None) -> bytes:
+    """end"""
+    return encode.fields(0x17, [_reason(reason)])
+
+
+def close(reason: AmqpError | None = None) -> bytes:
+    """close"""
+    return encode.fields(0x18, [_reason(reason)])
+
+
+def _reason(reason: AmqpError | None) -> bytes:
+    return error(reason.condition, reason.description) if reason else encode.NULL

@@ -1,0 +1,308 @@
+"""The performatives of AMQP 1.0 that a peer may send, decoded and checked (parts 2.7 and 5.3.3).
+
+Rules
+1. `parse` returns a value whose every field has the type that the specification names; optional
+   fields that are absent have the specification's default, or None.
+2. Terminus and delivery-state fields stay undecoded (`Described`): links give them their meaning.
+3. What this server writes is in `aztask.emulator.amqp.outgoing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+from aztask.emulator.amqp.decode import decode
+from aztask.emulator.amqp.errors import DECODE_ERROR, INVALID_FIELD, NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp.types import Described, Symbol
+
+UINT_MAX = 0xFFFFFFFF
+
+_STRINGS = frozenset((str, Symbol))
+_NUMBERS = frozenset((int,))
+_BOOLEANS = frozenset((bool,))
+_BYTES = frozenset((bytes,))
+_MAPS = frozenset((dict,))
+_WORDS = frozenset((list, Symbol))
+_DESCRIBED = frozenset((Described,))
+
+
+@dataclass(slots=True)
+class SaslInit:
+    """sasl-init: the mechanism that the client chose and its first response."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (_STRINGS, _BYTES, _STRINGS)
+    mechanism: str
+    initial_response: bytes | None = None
+    hostname: str | None = None
+
+
+@dataclass(slots=True)
+class SaslResponse:
+    """sasl-response: an answer to a challenge."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (_BYTES,)
+    response: bytes
+
+
+@dataclass(slots=True)
+class Open:
+    """open: idle_timeout in milliseconds."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (
+        *(_STRINGS, _STRINGS, _NUMBERS, _NUMBERS, _NUMBERS),
+        *(_WORDS, _WORDS, _WORDS, _WORDS, _MAPS),
+    )
+    container_id: str
+    hostname: str | None = None
+    max_frame_size: int = UINT_MAX
+    channel_max: int = 65535
+    idle_timeout: int | None = None
+    outgoing_locales: Any = None
+    incoming_locales: Any = None
+    offered_capabilities: Any = None
+    desired_capabilities: Any = None
+    properties: dict[Any, Any] | None = None
+
+
+@dataclass(slots=True)
+class Begin:
+    """begin"""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (
+        *(_NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS),
+        *(_WORDS, _WORDS, _MAPS),
+    )
+    remote_channel: int | None
+    next_outgoing_id: int
+    incoming_window: int
+    outgoing_window: int
+    handle_max: int = UINT_MAX
+    offered_capabilities: Any = None
+    desired_capabilities: Any = None
+    properties: dict[Any, Any] | None = None
+
+
+@dataclass(slots=True)
+class Attach:
+    """attach: role is True when the peer receives."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (
+        *(_STRINGS, _NUMBERS, _BOOLEANS, _NUMBERS, _NUMBERS, _DESCRIBED, _DESCRIBED),
+        *(_MAPS, _BOOLEANS, _NUMBERS, _NUMBERS, _WORDS, _WORDS, _MAPS),
+    )
+    name: str
+    handle: int
+    role: bool
+    snd_settle_mode: int = 2
+    rcv_settle_mode: int = 0
+    source: Described | None = None
+    target: Described | None = None
+    unsettled: dict[Any, Any] | None = None
+    incomplete_unsettled: bool = False
+    initial_delivery_count: int | None = None
+    max_message_size: int = 0
+    offered_capabilities: Any = None
+    desired_capabilities: Any = None
+    properties: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Flow:
+    """flow: of the session, and of one link where `handle` is given."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (
+        *(_NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS),
+        *(_NUMBERS, _BOOLEANS, _BOOLEANS, _MAPS),
+    )
+    next_incoming_id: int | None
+    incoming_window: int
+    next_outgoing_id: int
+    outgoing_window: int
+    handle: int | None = None
+    delivery_count: int | None = None
+    link_credit: int | None = None
+    available: int | None = None
+    drain: bool = False
+    echo: bool = False
+    properties: dict[Any, Any] | None = None
+
+
+@dataclass(slots=True)
+class Transfer:
+    """transfer: `payload` is what follows the performative in its frame."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (
+        *(_NUMBERS, _NUMBERS, _BYTES, _NUMBERS, _BOOLEANS, _BOOLEANS),
+        *(_NUMBERS, _DESCRIBED, _BOOLEANS, _BOOLEANS, _BOOLEANS),
+    )
+    handle: int
+    delivery_id: int | None = None
+    delivery_tag: bytes | None = None
+    message_format: int | None = None
+    settled: bool | None = None
+    more: bool = False
+    rcv_settle_mode: int | None = None
+    state: Described | None = None
+    resume: bool = False
+    aborted: bool = False
+    batchable: bool = False
+    payload: bytes = b""
+
+
+@dataclass(slots=True)
+class Disposition:
+    """disposition: role is True when the peer is the receiver of the deliveries."""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (
+        *(_BOOLEANS, _NUMBERS, _NUMBERS, _BOOLEANS, _DESCRIBED, _BOOLEANS),
+    )
+    role: bool
+    first: int
+    last: int | None = None
+    settled: bool = False
+    state: Described | None = None
+    batchable: bool = False
+
+
+@dataclass(slots=True)
+class Detach:
+    """detach"""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (_NUMBERS, _BOOLEANS, _DESCRIBED)
+    handle: int
+    closed: bool = False
+    error: Described | None = None
+
+
+@dataclass(slots=True)
+class End:
+    """end"""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (_DESCRIBED,)
+    error: Described | None = None
+
+
+@dataclass(slots=True)
+class Close:
+    """close"""
+
+    TYPES: ClassVar[tuple[frozenset[type], ...]] = (_DESCRIBED,)
+    error: Described | None = None
+
+
+Performative: TypeAlias = (
+    Open | Begin | Attach | Flow | Transfer | Disposition | Detach | End | Close
+)
+
+_KINDS: dict[Any, type[Any]] = {
+    0x10: Open,
+    0x11: Begin,
+    0x12: Attach,
+    0x13: Flow,
+    0x14: Transfer,
+    0x15: Disposition,
+    0x16: Detach,
+    0x17: End,
+    0x18: Close,
+}
+_SASL_KINDS: dict[Any, type[Any]] = {0x41: SaslInit, 0x43: SaslResponse}
+for _table in (_KINDS, _SASL_KINDS):
+    _table.update(
+        {
+            Symbol(f"amqp:{name}:list"): kind
+            for kind in list(_table.values())
+            for name in ("".join(f"-{c.lower()}" if c.isupper() else c for c in kind.__name__)[1:],)
+        }
+    )
+
+
+_SMALL_STATES: dict[bytes, Described] = {
+    bytes((0x00, 0x53, code)) + empty: Described(code, [])
+    for code in (0x24, 0x26)
+    for empty in (b"\x45", b"\xc0\x01\x00")
+}
+"""accepted and released as they are usually written."""
+_SETTLED = {0x41: True, 0x42: False}
+
+
+def _small_disposition(body: bytes) -> Disposition | None:
+    """A receiver's disposition of one delivery in its usual form, which is most of what a busy
+    server reads; None for anything else, which then is read with all care.
+    """
+    if body[:4] != b"\x00\x53\x15\xc0" or len(body) < 10 or body[6] != 0x41:
+        return None
+    code, position = body[7], 9
+    if code == 0x70:
+        first, position = int.from_bytes(body[8:12]), 12
+    elif code == 0x52:
+        first = body[8]
+    else:
+        return None
+    end = body[4] + 5
+    if len(body) != end or end < position + 3 or body[position] != 0x40:
+        return None
+    settled = _SETTLED.get(body[position + 1])
+    fields, rest = 5, body[position + 2 :]
+    if rest[-1] in _SETTLED and body[5] == 6:
+        fields, rest = 6, rest[:-1]
+    state = _SMALL_STATES.get(rest)
+    if settled is None or state is None or body[5] != fields:
+        return None
+    return Disposition(True, first, None, settled, state)
+
+
+def parse(body: bytes) -> Performative:
+    """The performative of an AMQP frame. Raises AmqpError where it breaks the specification."""
+    if body[2:3] == b"\x15":
+        small = _small_disposition(body)
+        if small is not None:
+            return small
+    performative: Performative = _parse(body, _KINDS)
+    return performative
+
+
+def parse_sasl(body: bytes) -> SaslInit | SaslResponse:
+    """The performative of a SASL frame. Raises AmqpError where it breaks the specification."""
+    performative: SaslInit | SaslResponse = _parse(body, _SASL_KINDS)
+    return performative
+
+
+def _parse(body: bytes, kinds: dict[Any, type[Any]]) -> Any:
+    described, end = decode(body)
+    if type(described) is not Described or type(described.value) is not list:
+        raise AmqpError(DECODE_ERROR, "a frame must begin with a described list")
+    descriptor, values = described
+    kind = kinds.get(descriptor) if type(descriptor) in (int, Symbol) else None
+    if kind is None:
+        raise AmqpError(NOT_IMPLEMENTED, f"unknown performative {str(descriptor)[:40]!r}")
+    if len(values) > len(kind.TYPES):
+        raise AmqpError(DECODE_ERROR, f"{kind.__name__} with {len(values)} fields")
+    performative = _build(kind, values)
+    if kind is Transfer:
+        performative.payload = body[end:]
+    return performative
+
+
+def _build(kind: type[Any], values: list[Any]) -> Any:
+    """The performative, absent (null) fields at their defaults, every type checked."""
+    names = kind.__match_args__
+    present = {}
+    for index, value in enumerate(values):
+        if value is None:
+            continue
+        if type(value) not in kind.TYPES[index] or (type(value) is int and not _is_uint(value)):
+            raise AmqpError(INVALID_FIELD, f"{kind.__name__}.{names[index]} is {str(value)[:40]!r}")
+        present[names[index]] = value
+    if kind is Begin:
+        present.setdefault("remote_channel", None)
+    elif kind is Flow:
+        present.setdefault("next_incoming_id", None)
+    try:
+        return kind(**present)
+    except TypeError:
+        raise AmqpError(INVALID_FIELD, f"{kind.__name__} lacks a mandatory field") from None
+
+
+def _is_uint(value: int) -> bool:
+    return 0 <= value <= 0xFFFFFFFFFFFFFFFF

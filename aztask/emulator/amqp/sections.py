@@ -1,0 +1,182 @@
+"""The sections of a message (specification part 3.2), cut without decoding what is passed through.
+
+Rules
+1. `cut` checks the whole message: order and kinds of sections, and every section that is not plain
+   data is decoded once, so that nothing malformed is ever handed to another client.
+2. The bare message (properties to footer) is kept as the bytes that the sender wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aztask.emulator.amqp.decode import decode, skip
+from aztask.emulator.amqp.errors import DECODE_ERROR, AmqpError
+from aztask.emulator.amqp.types import Described, Symbol
+
+HEADER = 0x70
+DELIVERY_ANNOTATIONS = 0x71
+MESSAGE_ANNOTATIONS = 0x72
+PROPERTIES = 0x73
+APPLICATION_PROPERTIES = 0x74
+DATA = 0x75
+AMQP_SEQUENCE = 0x76
+AMQP_VALUE = 0x77
+FOOTER = 0x78
+
+_NAMES = {
+    "amqp:header:list": HEADER,
+    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": PROPERTIES,
+    "amqp:application-properties:map": APPLICATION_PROPERTIES,
+    "amqp:data:binary": DATA,
+    "amqp:amqp-sequence:list": AMQP_SEQUENCE,
+    "amqp:amqp-value:*": AMQP_VALUE,
+    "amqp:footer:map": FOOTER,
+}
+_LISTS = frozenset((HEADER, PROPERTIES))
+_MAPS = frozenset((DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, FOOTER))
+_REPEATABLE = frozenset((DATA, AMQP_SEQUENCE))
+_BINARY = frozenset((0xA0, 0xB0))
+
+
+@dataclass(slots=True)
+class Sections:
+    """A message taken apart. Positions count in `raw`; 0 where a section is absent.
+
+    header, properties: the decoded lists. annotations, application_properties: the decoded maps.
+    annotation_items: the encoded keys and values of the message annotations.
+    bare: the position of the bare message. application_start, application_end: the encoded
+    application-properties section. data_items: the positions of the data sections' contents.
+    """
+
+    raw: bytes
+    header: list[Any]
+    annotations: dict[Any, Any]
+    annotation_items: bytes
+    annotation_count: int
+    properties: list[Any]
+    application_properties: dict[Any, Any]
+    bare: int
+    application_start: int
+    application_end: int
+    data_items: list[tuple[int, int]]
+    value: Any
+    footer: dict[Any, Any]
+
+    def property(self, index: int) -> Any:
+        """The field of the properties section at `index`, None where it is absent."""
+        return self.properties[index] if index < len(self.properties) else None
+
+
+MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE = range(7)
+CONTENT_ENCODING, EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP = range(
+    7, 13
+)
+
+
+def cut(raw: bytes) -> Sections:
+    """The message's sections. Raises AmqpError (amqp:decode-error) when it is malformed."""
+    sections = Sections(raw, [], {}, b"", 0, [], {}, len(raw), 0, 0, [], None, {})
+    position, last = 0, 0
+    size = len(raw)
+    while position < size:
+        start = position
+        code, position = _section_code(raw, position)
+        if code < last or (code == last and code not in _REPEATABLE):
+            raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} follows 0x{last:02x}")
+        if code >= PROPERTIES and sections.bare == size:
+            sections.bare = start
+        if code == DATA:
+            position = _data(sections, position)
+        else:
+            position = _decoded(sections, code, start, position)
+        last = code
+    if last < DATA:
+        raise AmqpError(DECODE_ERROR, "a message without a body")
+    return sections
+
+
+def _section_code(raw: bytes, position: int) -> tuple[int, int]:
+    """(section code, position of its value)"""
+    if raw[position : position + 2] == b"\x00\x53" and position + 2 < len(raw):
+        code: Any = raw[position + 2]
+        position += 3
+    elif raw[position] == 0:
+        descriptor, position = decode(raw, position + 1)
+        code = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else descriptor
+    else:
+        raise AmqpError(DECODE_ERROR, f"no section begins at byte {position} of the message")
+    if not isinstance(code, int) or not HEADER <= code <= FOOTER:
+        raise AmqpError(DECODE_ERROR, f"unknown section {str(code)[:40]!r}")
+    return code, position
+
+
+def _data(sections: Sections, position: int) -> int:
+    raw = sections.raw
+    end = skip(raw, position)
+    if raw[position] not in _BINARY:
+        raise AmqpError(DECODE_ERROR, "a data section that is not binary")
+    sections.data_items.append((position + (2 if raw[position] == 0xA0 else 5), end))
+    return end
+
+
+def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
+    raw = sections.raw
+    value, end = decode(raw, position)
+    wanted = list if code in _LISTS else dict if code in _MAPS else None
+    if wanted is not None and type(value) is not wanted:
+        raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} holds a {type(value).__name__}")
+    if code == HEADER:
+        sections.header = value
+    elif code == MESSAGE_ANNOTATIONS:
+        sections.annotations = value
+        sections.annotation_items = _items(raw, position, end)
+        sections.annotation_count = _count(raw, position)
+    elif code == PROPERTIES:
+        sections.properties = value
+    elif code == APPLICATION_PROPERTIES:
+        sections.application_properties = value
+        sections.application_start, sections.application_end = start, end
+    elif code == AMQP_VALUE:
+        sections.value = value
+    elif code == FOOTER:
+        sections.footer = value
+    return end
+
+
+def _items(raw: bytes, position: int, end: int) -> bytes:
+    """The encoded keys and values of the map at `position`."""
+    return raw[position + (3 if raw[position] == 0xC1 else 9) : end]
+
+
+def _count(raw: bytes, position: int) -> int:
+    """How many keys and values the map at `position` has; its dict may have fewer."""
+    if raw[position] == 0xC1:
+        return raw[position + 2]
+    return int.from_bytes(raw[position + 5 : position + 9])
+
+
+def map_body(raw: bytes, section: int) -> bytes:
+    """The encoded keys and values of the map section that begins at `section`."""
+    position = skip(raw, section + 1)
+    return _items(raw, position, skip(raw, position))
+
+
+def pairs_of(items: bytes) -> list[tuple[Any, bytes]]:
+    """Keys with their encoded pairs, of a map's encoded items that were decoded before."""
+    pairs, position = [], 0
+    while position < len(items):
+        key, middle = decode(items, position)
+        end = skip(items, middle)
+        pairs.append((key, items[position:end]))
+        position = end
+    return pairs
+
+
+def value_body(sections: Sections) -> Any:
+    """The amqp-value body, descriptors removed at the top."""
+    value = sections.value
+    return value.value if isinstance(value, Described) else value

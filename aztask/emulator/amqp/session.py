@@ -1,0 +1,301 @@
+"""Sessions: transfer windows, handles and delivery ids (specification part 2.5).
+
+Rules
+1. Outgoing transfer frames wait when the peer's window is closed; `ready` says whether more may be
+   produced, and at most `MAX_WAITING` bytes ever wait.
+2. Our own window is renewed whenever half of it is used.
+3. After an end from either side, what the peer still sends on the channel is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp.errors import (
+    HANDLE_IN_USE,
+    NOT_ALLOWED,
+    RESOURCE_LIMIT_EXCEEDED,
+    UNATTACHED_HANDLE,
+    WINDOW_VIOLATION,
+    AmqpError,
+    LinkError,
+    SessionError,
+)
+from aztask.emulator.amqp.frames import frame
+from aztask.emulator.amqp.link import (
+    SERIAL,
+    Inbound,
+    Link,
+    LinkState,
+    Outbound,
+    ReceivingLink,
+    SendingLink,
+)
+from aztask.emulator.amqp.performatives import (
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    Flow,
+    Transfer,
+)
+from aztask.emulator.amqp.terminus import terminus
+
+WINDOW = 5000
+MAX_WAITING = 64 * 1024 * 1024
+_PERFORMATIVE_ROOM = 128  # bytes of a frame kept for its header and performative
+
+
+class SessionHandler(Protocol):
+    """What a session calls; links are accepted or refused now or later."""
+
+    def attached(self, link: Link) -> None:
+        """The peer wants this link."""
+
+    def received(self, link: ReceivingLink, message: Inbound) -> None:
+        """A whole message."""
+
+    def credited(self, link: SendingLink) -> None:
+        """Credit, drain or the session's window changed."""
+
+    def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
+        """The peer settles, or asks to settle, these deliveries."""
+
+    def detached(self, link: Link) -> None:
+        """The link is gone; called once a link, whatever ended it."""
+
+
+class Carrier(Protocol):
+    """The connection, as its sessions see it."""
+
+    peer_frame_size: int
+
+    @property
+    def handler(self) -> SessionHandler:
+        """Who is told of links and messages."""
+
+    def write_frame(self, channel: int, body: bytes) -> None:
+        """Write one frame."""
+
+    def write_raw(self, data: bytes) -> None:
+        """Write a frame that is complete."""
+
+    def reserve(self, size: int) -> None:
+        """Account for `size` bytes of incomplete messages. Raises AmqpError over the limit."""
+
+    def may_attach(self) -> bool:
+        """Whether the connection has room for one more link."""
+
+
+class Session:
+    """One session; its channel number is the same in both directions."""
+
+    def __init__(self, carrier: Carrier, channel: int, begin: Begin, handle_max: int) -> None:
+        self.carrier = carrier
+        self.channel = channel
+        self.links: dict[int, Link] = {}
+        self.unsettled: dict[int, Outbound] = {}
+        self.ended = False
+        self._handle_max = min(handle_max, begin.handle_max)
+        self._next_incoming = begin.next_outgoing_id
+        self._window = WINDOW
+        self._next_outgoing = 0
+        self._peer_window = begin.incoming_window
+        self._next_delivery = 0
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self.write(outgoing.begin(channel, 0, WINDOW, self._handle_max))
+
+    # -- writing
+
+    def write(self, performative: bytes) -> None:
+        """Write a performative that no window holds back."""
+        if not self.ended:
+            self.carrier.write_frame(self.channel, performative)
+
+    def write_flow(self, link: tuple[int, int, int] | None, *, drain: bool = False) -> None:
+        """Write the session's state, and a link's (handle, delivery count, credit)."""
+        state = (self._next_incoming, self._window, self._next_outgoing, WINDOW)
+        self.write(outgoing.flow(state, link, drain=drain))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a message would leave at once."""
+        return self._peer_window > 0 and not self._waiting and not self.ended
+
+    def send_message(self, handle: int, tag: bytes, settled: bool, payload: bytes) -> int:
+        """Send one message in as many frames as the peer's limit asks for; its delivery id."""
+        delivery_id = self._next_delivery
+        self._next_delivery = (delivery_id + 1) & SERIAL
+        room = self.carrier.peer_frame_size - _PERFORMATIVE_ROOM
+        if len(payload) <= room:
+            self._transfer(
+                outgoing.transfer_frame(
+                    self.channel, handle, delivery_id, tag, settled=settled, payload=payload
+                )
+            )
+            return delivery_id
+        head = outgoing.transfer_start(handle, delivery_id, tag, settled)
+        for start in range(0, len(payload), room):
+            self._transfer(frame(self.channel, head + payload[start : start + room]))
+            head = outgoing.transfer_continued(handle, start + 2 * room < len(payload))
+        return delivery_id
+
+    def _transfer(self, data: bytes) -> None:
+        if self.ready:
+            self._emit(data)
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > MAX_WAITING:
+            raise SessionError(
+                RESOURCE_LIMIT_EXCEEDED, "the session's incoming window stays closed"
+            )
+
+    def _emit(self, data: bytes) -> None:
+        self._peer_window -= 1
+        self._next_outgoing = (self._next_outgoing + 1) & SERIAL
+        self.carrier.write_raw(data)
+
+    def settle(self, delivery: Outbound) -> None:
+        """Forget a delivery: it is settled on this side."""
+        self.unsettled.pop(delivery.delivery_id, None)
+        delivery.link.unsettled.pop(delivery.delivery_id, None)
+
+    def forget(self, link: Link) -> None:
+        """Drop what is known of a link that ended; called once for each link.
+
+        Its deliveries are forgotten: a later disposition of them must be ignored, because a peer
+        repeats the settlement elsewhere.
+        """
+        if isinstance(link, SendingLink):
+            for delivery_id in link.unsettled:
+                self.unsettled.pop(delivery_id, None)
+            link.unsettled = {}
+        elif isinstance(link, ReceivingLink):
+            self.carrier.reserve(-link.drop_partial())
+        self.carrier.handler.detached(link)
+
+    # -- reading
+
+    def on_attach(self, attach: Attach, source: bytes, target: bytes) -> None:
+        """A new link; `source` and `target` as they were encoded."""
+        if attach.handle in self.links:
+            raise SessionError(HANDLE_IN_USE, f"handle {attach.handle} is attached already")
+        if attach.handle > self._handle_max or not self.carrier.may_attach():
+            raise SessionError(RESOURCE_LIMIT_EXCEEDED, "too many links")
+        kind = SendingLink if attach.role else ReceivingLink
+        link = kind(self, attach, terminus(attach.source, source), terminus(attach.target, target))
+        self.links[attach.handle] = link
+        self.carrier.handler.attached(link)
+
+    def on_detach(self, detach: Detach) -> None:
+        """The peer ends a link, or confirms our end of it."""
+        link = self._link(detach.handle)
+        del self.links[detach.handle]
+        if link.state is not LinkState.DETACHING:
+            self.write(outgoing.detach(detach.handle, detach.closed))
+            link.state = LinkState.DETACHED
+            self.forget(link)
+        link.state = LinkState.DETACHED
+
+    def on_flow(self, flow: Flow) -> None:
+        """The peer's window, and one link's credit."""
+        base = 0 if flow.next_incoming_id is None else flow.next_incoming_id
+        under_way = (self._next_outgoing - base) & SERIAL
+        self._peer_window = max(0, flow.incoming_window - under_way)
+        self._release_waiting()
+        if flow.handle is None:
+            if flow.echo:
+                self.write_flow(None)
+            self._window_opened()
+            return
+        link = self._link(flow.handle)
+        if link.state is LinkState.DETACHING:
+            return
+        if isinstance(link, ReceivingLink):
+            link.flowed(flow)
+        elif isinstance(link, SendingLink):
+            link.flowed(flow)
+            self.carrier.handler.credited(link)
+            if flow.echo and not flow.drain:
+                link.write_state()
+
+    def _release_waiting(self) -> None:
+        while self._waiting and self._peer_window > 0:
+            data = self._waiting.popleft()
+            self._waiting_bytes -= len(data)
+            self._emit(data)
+
+    def _window_opened(self) -> None:
+        for link in list(self.links.values()):
+            if isinstance(link, SendingLink) and link.attached and link.credit:
+                self.carrier.handler.credited(link)
+
+    def on_transfer(self, transfer: Transfer) -> None:
+        """One frame of a message. A link's own errors detach that link only."""
+        self._next_incoming = (self._next_incoming + 1) & SERIAL
+        self._window -= 1
+        if self._window < 0:
+            raise SessionError(WINDOW_VIOLATION, f"more than {WINDOW} transfers in one window")
+        if self._window * 2 < WINDOW:
+            self._window = WINDOW
+            self.write_flow(None)
+        link = self._link(transfer.handle)
+        if link.state is LinkState.DETACHING:
+            return
+        if not isinstance(link, ReceivingLink) or not link.attached:
+            raise SessionError(NOT_ALLOWED, f"a transfer on handle {transfer.handle}, not a sender")
+        before = link.partial_size()
+        try:
+            message = link.transferred(transfer)
+        except LinkError as error:
+            link.detach(error)
+            return
+        self.carrier.reserve(link.partial_size() - before)
+        if message is not None:
+            self.carrier.handler.received(link, message)
+
+    def on_disposition(self, disposition: Disposition) -> None:
+        """The peer settles messages that we sent; ids that are not under way are ignored.
+
+        What it says as the sender of messages needs no answer: those are settled at once here.
+        """
+        if not disposition.role:
+            return
+        first = disposition.first
+        last = first if disposition.last is None else disposition.last
+        unsettled = self.unsettled
+        if first == last:
+            found = [unsettled[first]] if first in unsettled else []
+        elif last - first < len(unsettled):
+            found = [unsettled[i] for i in range(first, last + 1) if i in unsettled]
+        else:
+            found = [unsettled[i] for i in sorted(unsettled) if first <= i <= last]
+        if found:
+            self.carrier.handler.settled(found, disposition)
+
+    def end(self, reason: AmqpError | None = None) -> None:
+        """End from this side or in answer to the peer: every link is gone."""
+        if self.ended:
+            return
+        self.write(outgoing.end(reason))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The session is over without another word: its connection is gone, or it ended."""
+        self.ended = True
+        self._waiting.clear()
+        links, self.links = list(self.links.values()), {}
+        for link in links:
+            if link.state in (LinkState.PENDING, LinkState.ATTACHED):
+                link.state = LinkState.DETACHED
+                self.forget(link)
+
+    def _link(self, handle: int) -> Link:
+        link = self.links.get(handle)
+        if link is None:
+            raise SessionError(UNATTACHED_HANDLE, f"handle {handle} is not attached")
+        return link

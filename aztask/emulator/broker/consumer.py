@@ -1,0 +1,272 @@
+"""Links that receive: from a queue, a subscription, their dead letters, or one session.
+
+Rules
+1. A link in receive-and-delete mode gets settled deliveries; any other holds a lock for each.
+2. When the link ends, its messages stay locked until the locks lapse; a session is given back.
+3. At most `MAX_UNSETTLED` deliveries of a link are unsettled, whatever its credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+from aztask.emulator.amqp import encode
+from aztask.emulator.amqp.errors import NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp.link import Link, Outbound, SendingLink
+from aztask.emulator.amqp.performatives import Disposition
+from aztask.emulator.amqp.terminus import with_filter
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.conditions import (
+    ENTITY_DISABLED,
+    SESSION_CANNOT_BE_LOCKED,
+    SESSION_LOST,
+    TIMEOUT,
+    as_amqp,
+)
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.dispatch import Source
+from aztask.emulator.broker.entities import Entity, Kind
+from aztask.emulator.broker.locks import Lock
+from aztask.emulator.broker.paths import Address
+from aztask.emulator.broker.settlement import Settling, action_of
+from aztask.engine import Engine, Leased, SessionLease
+from aztask.errors import AztaskError, LeaseLost
+
+SESSION_FILTER = "com.microsoft:session-filter"
+TIMEOUT_PROPERTY = "com.microsoft:timeout"
+LOCKED_UNTIL_PROPERTY = "com.microsoft:locked-until-utc"
+MAX_UNSETTLED = 20_000
+DEFAULT_TIMEOUT_MS = 65_000
+_TICKS_AT_EPOCH = 621_355_968_000_000_000  # of 100 ns, from the year 1
+_TICKS_PER_SECOND = 10_000_000
+
+
+class Consumer:
+    """A receiving client's link, as the dispatcher sees it."""
+
+    def __init__(
+        self, broker: Broker, link: SendingLink, source: Source, lease: SessionLease | None = None
+    ) -> None:
+        self.broker = broker
+        self.link = link
+        self.source = source
+        self.delete = link.pre_settled
+        self.lease = lease
+        self.paused = False
+
+    def wanted(self) -> int:
+        """Credit that can be used now."""
+        link = self.link
+        if not link.attached or self.paused or not link.session.ready:
+            return 0
+        return min(link.credit, MAX_UNSETTLED - len(link.unsettled))
+
+    def take(self, engine: Engine, limit: int) -> list[Leased]:
+        """Receive, inside the transaction. A session that was lost gives nothing."""
+        queue, dead, _ = self.source
+        if self.lease is not None and not self.held():
+            return []
+        try:
+            return engine.receive(
+                queue, limit, session=self.lease, dead_letter=dead, delete=self.delete
+            )
+        except LeaseLost:
+            return []
+
+    def held(self) -> bool:
+        """Whether the session's lock lasts."""
+        return self.lease is not None and self.lease.until > self.broker.clock.monotonic()
+
+    def deliver(self, messages: list[Leased], offset: float) -> None:
+        """Send what was received."""
+        link, locks = self.link, self.broker.locks
+        queue, dead, _ = self.source
+        for message in messages:
+            key = bytes.fromhex(message.token) if message.token else uuid4().bytes
+            locked = not self.delete
+            payload = stored.deliver(
+                message.payload,
+                sequence=message.seq,
+                enqueued_ms=int(message.enqueued_at * 1000),
+                delivery_count=message.delivery_count - 1,
+                lock_token=key if locked else None,
+                locked_until_ms=int((message.lease_until + offset) * 1000) if locked else None,
+                dead=(message.reason or "", message.description or "") if dead else None,
+            )
+            lock = None
+            if locked:
+                until = message.lease_until
+                lock = Lock(queue, dead, message.seq, message.token, message.session, until)
+                locks.add(key, lock)
+            link.send(payload, guid_bytes(key), lock)
+
+    def exhausted(self) -> None:
+        """Nothing is left: answer a drain."""
+        if self.link.draining and self.link.attached:
+            self.link.drained()
+
+    def credited(self) -> None:
+        """The peer's credit changed."""
+        if self.link.draining and not self.link.credit:
+            self.link.drained()
+        elif self.link.credit:
+            self.broker.dispatcher.wake(self.source)
+
+    def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
+        """The peer settles; what is being settled already is left alone."""
+        action = action_of(disposition.state)
+        fresh = [delivery for delivery in deliveries if not delivery.settling]
+        if action is None:
+            if disposition.settled:
+                for delivery in fresh:
+                    self.link.session.settle(delivery)
+            return
+        if not fresh:
+            return
+        for delivery in fresh:
+            delivery.settling = True
+        work = Settling(self.broker, self.link, fresh, action, disposition)
+        self.broker.committer.submit(work)
+
+    def detached(self) -> None:
+        """The link is gone."""
+        self.broker.dispatcher.leave(self)
+        if self.lease is not None:
+            self.broker.committer.submit(_Release(self.broker, self.source.queue, self.lease))
+
+    def expired(self) -> None:
+        """The session's lock lapsed: the link ends."""
+        self.link.detach(SESSION_LOST)
+
+
+class _Release(Work):
+    """Gives a session back."""
+
+    def __init__(self, broker: Broker, queue: str, lease: SessionLease) -> None:
+        self._broker, self._queue, self._lease = broker, queue, lease
+
+    def execute(self) -> None:
+        """Let others accept it."""
+        if self._broker.namespace.find(self._queue) is not None:
+            self._broker.engine.release_session(self._queue, self._lease)
+            self._broker.stirred(self._queue)
+
+
+def guid_bytes(key: bytes) -> bytes:
+    """Network order to the order of .NET's GUIDs, in which delivery tags are written."""
+    return key[3::-1] + key[5:3:-1] + key[7:5:-1] + key[8:]
+
+
+def receivable(broker: Broker, address: Address, link: Link) -> Entity:
+    """The entity, when this link may receive from it. Raises AmqpError otherwise."""
+    entity = broker.namespace.find(address.entity)
+    if entity is None:
+        raise AmqpError(
+            NOT_FOUND, f"the messaging entity {address.entity[:300]!r} could not be found"
+        )
+    if address.transfer:
+        raise AmqpError(
+            NOT_IMPLEMENTED,
+            "there are no transfer dead letters here: what cannot be forwarded stays in its queue",
+        )
+    if entity.kind is Kind.TOPIC:
+        raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is a topic: receive from a subscription")
+    if not entity.status.receives:
+        raise AmqpError(ENTITY_DISABLED, f"{entity.path!r} is {entity.status.value}")
+    if entity.forward_to and not address.dead:
+        raise AmqpError(
+            NOT_ALLOWED, f"{entity.path!r} forwards to {entity.forward_to!r}: receive there"
+        )
+    asks = link.source is not None and SESSION_FILTER in link.source.filters
+    if asks and (not entity.sessions or address.dead):
+        raise AmqpError(
+            NOT_ALLOWED, f"{address.entity!r} has no sessions here: receive without a session"
+        )
+    if entity.sessions and not asks and not address.dead:
+        raise AmqpError(NOT_ALLOWED, f"{entity.path!r} requires sessions: receive from a session")
+    return entity
+
+
+class Accepting(Work):
+    """A link that wants a session: this one, or whichever has messages and no receiver."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: SendingLink,
+        entity: Entity,
+        accepted: Callable[[Consumer], None],
+    ) -> None:
+        self._broker = broker
+        self._accepted = accepted
+        self.link = link
+        self.entity = entity
+        wanted = link.source.filters.get(SESSION_FILTER) if link.source else None
+        self.wanted = str(wanted) if wanted is not None else None
+        timeout = link.properties.get(TIMEOUT_PROPERTY)
+        milliseconds = timeout if isinstance(timeout, int) else DEFAULT_TIMEOUT_MS
+        self.deadline = broker.clock.monotonic() + milliseconds / 1000
+        self._lease: SessionLease | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether to try again later."""
+        return self.link.state.value == "pending"
+
+    def worthwhile(self) -> bool:
+        """Whether trying again may bring something: a message is there, or time is up."""
+        if self._broker.clock.monotonic() >= self.deadline:
+            return True
+        return self._broker.engine.pending(self.entity.path) <= 0
+
+    def execute(self) -> None:
+        """Try to accept a session."""
+        self._lease = None
+        if self.waiting:
+            self._lease = self._broker.engine.accept_session(self.entity.path, self.wanted)
+
+    def succeed(self) -> None:
+        """Attach with the session's name, refuse, or go on waiting."""
+        lease = self._lease
+        if not self.waiting:
+            if lease is not None:  # the link ended in this very turn
+                release = _Release(self._broker, self.entity.path, lease)
+                self._broker.committer.submit(release)
+        elif lease is not None:
+            self._accept(lease)
+        elif self.wanted is not None:
+            self.link.refuse(
+                AmqpError(
+                    SESSION_CANNOT_BE_LOCKED,
+                    f"the session {self.wanted!r} is locked by another receiver",
+                )
+            )
+        elif self._broker.clock.monotonic() >= self.deadline:
+            self.link.refuse(
+                AmqpError(TIMEOUT, f"no session of {self.entity.path!r} became available in time")
+            )
+
+    def _accept(self, lease: SessionLease) -> None:
+        until = lease.until + self._broker.lock_token_offset()
+        ticks = _TICKS_AT_EPOCH + int(until * _TICKS_PER_SECOND)
+        source = self.link.source
+        self.link.accept(
+            max_message_size=self.entity.max_message_bytes,
+            source=with_filter(source, SESSION_FILTER, encode.string(lease.session))
+            if source
+            else None,
+            properties=encode.map_of([(encode.symbol(LOCKED_UNTIL_PROPERTY), encode.long(ticks))]),
+        )
+        consumer = Consumer(
+            self._broker, self.link, Source(self.entity.path, False, lease.session), lease
+        )
+        self.link.context = consumer
+        self._accepted(consumer)
+        self._broker.dispatcher.join(consumer)
+        consumer.credited()
+
+    def fail(self, error: AztaskError) -> None:
+        """Refuse with the reason."""
+        self.link.refuse(as_amqp(error))

@@ -1,0 +1,168 @@
+"""Forwarding: topics to their subscriptions, queues to queues, dead letters to queues.
+
+Rules
+1. A message is moved in one transaction: it is in the old place or in the new one, never in both.
+2. A message is forwarded at most `MAX_HOPS` times (the service's limit); then it is a dead letter.
+3. When the target is gone or does not accept, messages stay where they are until it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aztask.clock import Clock
+from aztask.emulator.amqp import sections
+from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.entities import Entity, Kind
+from aztask.emulator.broker.namespace import Namespace
+from aztask.engine import Engine, Leased, NewMessage
+
+MAX_HOPS = 4
+BATCH = 100
+BATCHES_PER_RUN = 10
+LOOK_EVERY = 0.1  # seconds between two looks at what may have become a dead letter
+_LEASE_SECONDS = 60.0
+HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Route:
+    """source: an entity whose messages, or dead letters, move on."""
+
+    source: Entity
+    dead: bool
+
+
+class Forwarder:
+    """Moves messages along the routes of the namespace."""
+
+    def __init__(self, engine: Engine, namespace: Namespace, clock: Clock) -> None:
+        self._engine = engine
+        self._namespace = namespace
+        self._clock = clock
+        self._revision = -1
+        self._routes: list[_Route] = []
+        self.pending = False
+        self._quiet_until: dict[_Route, float] = {}
+
+    def stirred(self) -> None:
+        """Something was sent or given back: look at all routes at the end of the turn."""
+        if self.routes:
+            self.pending = True
+            self._quiet_until.clear()
+
+    def due(self) -> bool:
+        """Whether time has brought something to move."""
+        now = self._clock.monotonic()
+        for route in self.routes:
+            if self.pending:
+                break
+            if self._quiet_until.get(route, 0.0) <= now:
+                self._look_ahead(route, now)
+        return self.pending
+
+    def _look_ahead(self, route: _Route, now: float) -> None:
+        path, dead = route.source.path, route.dead
+        if dead:
+            self._engine.peek(path, 0, 0)  # what expired or lapsed becomes a dead letter now
+        wait = self._engine.pending(path, dead_letter=dead)
+        if wait <= 0 and self._targets(route) is not None:
+            self.pending = True
+        else:
+            self._quiet_until[route] = now + (LOOK_EVERY if dead else max(wait, LOOK_EVERY))
+
+    @property
+    def routes(self) -> list[_Route]:
+        """Which entities forward, by the namespace's present state."""
+        if self._revision != self._namespace.revision:
+            self._revision = self._namespace.revision
+            self._routes = []
+            for entity in self._namespace.all():
+                if entity.kind is Kind.TOPIC or entity.forward_to:
+                    self._routes.append(_Route(entity, False))
+                if entity.forward_dead_letters_to:
+                    self._routes.append(_Route(entity, True))
+        return self._routes
+
+    def run(self) -> set[str]:
+        """Move what has gathered; the queues that got something."""
+        if not self.pending:
+            return set()
+        self.pending = False
+        reached: set[str] = set()
+        for _ in range(MAX_HOPS + 1):
+            moved = set()
+            for route in self.routes:
+                moved |= self._move(route)
+            reached |= moved
+            if not moved:
+                break
+        return reached
+
+    def _move(self, route: _Route) -> set[str]:
+        source = route.source
+        reached: set[str] = set()
+        if source.sessions and not route.dead:
+            return reached  # refused when it is created
+        targets = self._targets(route)
+        if targets is None:
+            return reached
+        for _ in range(BATCHES_PER_RUN):
+            messages = self._engine.receive(
+                source.path, BATCH, _LEASE_SECONDS, dead_letter=route.dead
+            )
+            for message in messages:
+                reached |= self._forward(route, targets, message)
+            if len(messages) < BATCH:
+                break
+        else:
+            self.pending = True
+        return reached
+
+    def _targets(self, route: _Route) -> list[Entity] | None:
+        """Where messages may go; None when they must wait."""
+        source = route.source
+        if source.kind is Kind.TOPIC and not route.dead:
+            return self._namespace.subscriptions(source)
+        path = source.forward_dead_letters_to if route.dead else source.forward_to
+        target = self._namespace.find(path)
+        return [target] if target is not None and target.status.sends else None
+
+    def _forward(self, route: _Route, targets: list[Entity], message: Leased) -> set[str]:
+        source, lease = route.source, [(message.seq, message.token)]
+        kept = stored.unpack(message.payload)
+        fan_out = source.kind is Kind.TOPIC and not route.dead
+        if kept.hops >= MAX_HOPS and not fan_out:
+            text = f"forwarded {MAX_HOPS} times; the last queue was {source.path}"
+            if not route.dead:
+                self._engine.dead_letter(source.path, lease, HOPS_EXCEEDED, text)
+            return set()
+        if fan_out:
+            cut = sections.cut(kept.bare)
+            targets = [target for target in targets if _takes(target, cut)]
+            payload = message.payload
+        else:
+            kept = kept.forwarded(source.path if route.dead else None)
+            if route.dead:
+                dead = (message.reason or "", message.description or "")
+                kept = stored.with_reasons(kept, *dead)
+            payload = kept.pack()
+        for target in targets:
+            self._store(target, message, payload, expiring=not route.dead)
+        self._engine.complete(source.path, lease, dead_letter=route.dead)
+        return {target.path for target in targets}
+
+    def _store(self, target: Entity, message: Leased, payload: bytes, *, expiring: bool) -> None:
+        if target.sessions and message.session is None:
+            return
+        expires = message.expires_at if expiring else None
+        new = NewMessage(payload, message.message_id, message.session, None, expires)
+        self._engine.send(target.path, [new])
+
+
+def _takes(subscription: Entity, message: Sections) -> bool:
+    """Whether one of the subscription's rules matches."""
+    return subscription.status.sends and any(
+        rule.filter.matches(message) for rule in subscription.rules
+    )

@@ -1,0 +1,124 @@
+"""Messages coming in: from a transfer to what the engine stores.
+
+Rules
+1. A batch (message format 0x80013700) is a row of data sections, each a whole message; the envelope
+   around them is ignored and all are stored, or none.
+2. A message without an id gets one, as the service gives it one: SDKs rely on it ([seen]
+   @azure/service-bus 7.9 cannot settle a message that has none).
+3. A message is checked as a whole before anything of it is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from aztask.emulator.amqp import sections
+from aztask.emulator.amqp.errors import (
+    DECODE_ERROR,
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    AmqpError,
+)
+from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.conditions import ENTITY_DISABLED
+from aztask.emulator.broker.entities import Entity, Kind
+from aztask.emulator.broker.namespace import Namespace
+from aztask.engine import NewMessage
+
+BATCH_FORMAT = 0x80013700
+MAX_KEY = 128
+MAX_BATCH = 4500
+
+
+def sendable(namespace: Namespace, path: str) -> Entity:
+    """The entity at `path`, when it takes messages. Raises AmqpError otherwise."""
+    entity = namespace.find(path)
+    if entity is None:
+        raise AmqpError(NOT_FOUND, f"the messaging entity {path[:300]!r} could not be found")
+    if entity.kind is Kind.SUBSCRIPTION:
+        raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is a subscription: send to its topic")
+    if not entity.status.sends:
+        raise AmqpError(ENTITY_DISABLED, f"{entity.path!r} is {entity.status.value}")
+    return entity
+
+
+def messages_of(
+    namespace: Namespace, entity: Entity, payload: bytes, message_format: int, now: float
+) -> list[NewMessage]:
+    """What to store of one transfer. now: UTC epoch seconds. Raises AmqpError when refused."""
+    if message_format != BATCH_FORMAT:
+        return [new_message(namespace, entity, payload, now)]
+    envelope = sections.cut(payload)
+    if not envelope.data_items or len(envelope.data_items) > MAX_BATCH:
+        raise AmqpError(
+            DECODE_ERROR, f"a batch of {len(envelope.data_items)} messages; 1 to {MAX_BATCH}"
+        )
+    return [
+        new_message(namespace, entity, payload[start:end], now)
+        for start, end in envelope.data_items
+    ]
+
+
+def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) -> NewMessage:
+    """What to store of one encoded message. Raises AmqpError when it is refused."""
+    message = sections.cut(raw)
+    session = _text(message, sections.GROUP_ID, "session id")
+    if session is None:
+        _check_session(namespace, entity)
+    message_id = _message_id(message.property(sections.MESSAGE_ID))
+    kept = stored.from_sections(message)
+    if not message_id:
+        message_id = uuid4().hex
+        kept = stored.with_message_id(kept, message_id)
+    due = _due(message, now)
+    start = now if due is None else due
+    expires = None if kept.ttl == stored.NO_TTL else start + kept.ttl / 1000
+    return NewMessage(kept.pack(), message_id, session, due, expires)
+
+
+def _check_session(namespace: Namespace, entity: Entity) -> None:
+    if entity.sessions:
+        raise AmqpError(
+            NOT_ALLOWED, f"{entity.path!r} requires sessions: set the message's session id"
+        )
+    if entity.kind is Kind.TOPIC:
+        for subscription in namespace.subscriptions(entity):
+            if subscription.sessions:
+                raise AmqpError(
+                    NOT_ALLOWED,
+                    f"the subscription {subscription.path!r} requires sessions:"
+                    " set the message's session id",
+                )
+
+
+def _text(message: Sections, index: int, what: str) -> str | None:
+    value = message.property(index)
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > MAX_KEY:
+        raise AmqpError(INVALID_FIELD, f"the {what} must be a string of at most {MAX_KEY}")
+    return value
+
+
+def _message_id(value: Any) -> str:
+    """Message ids may be strings, uuids, binaries or numbers (part 3.2.11)."""
+    if value is None:
+        return ""
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    if len(text) > MAX_KEY:
+        raise AmqpError(INVALID_FIELD, f"the message id has {len(text)} characters, over {MAX_KEY}")
+    return text
+
+
+def _due(message: Sections, now: float) -> float | None:
+    if not message.annotations:
+        return None
+    due = message.annotations.get(stored.SCHEDULED_TIME)
+    if due is None:
+        return None
+    if not isinstance(due, int):
+        raise AmqpError(INVALID_FIELD, f"{stored.SCHEDULED_TIME} must be a timestamp")
+    return due / 1000 if due / 1000 > now else None

@@ -1,0 +1,333 @@
+"""``$management``: the operations beside sending, receiving and settling.
+
+Rules
+1. One function an operation, in the table `OPERATIONS`; it runs inside the turn's transaction and
+   returns the response's body, or raises `AmqpError` with the service's condition.
+2. What the request does not say right is an argument error, never a guess.
+3. Where one of several lock tokens has lost its lock the request fails as a whole and settles none,
+   as the service does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from aztask.emulator.amqp import encode
+from aztask.emulator.amqp.errors import NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.conditions import (
+    ARGUMENT_ERROR,
+    LOCK_LOST,
+    MESSAGE_NOT_FOUND,
+    SESSION_LOST,
+)
+from aztask.emulator.broker.consumer import Consumer
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.entities import Entity
+from aztask.emulator.broker.intake import new_message, sendable
+from aztask.emulator.broker.locks import Lock
+from aztask.emulator.broker.settlement import Action, Verb, carry_out
+from aztask.engine import Leased, Looked, SessionLease
+
+MAX_PEEK = 250
+MAX_ITEMS = 5000
+MAX_STATE = 1024 * 1024
+MAX_RESPONSE = 1024 * 1024
+NO_CONTENT = 204
+OK = 200
+SETTLE_MODE_DELETE = 0
+
+
+@dataclass(slots=True)
+class Call:
+    """One request. consumers: the connection's receiving links, which hold its sessions."""
+
+    broker: Broker
+    entity: Entity
+    dead: bool
+    body: dict[str, Any]
+    consumers: Sequence[Consumer]
+
+    def need(self, name: str, kind: type, what: str) -> Any:
+        """A value of the body. Raises AmqpError (argument-error) when it is absent or another."""
+        value = self.body.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise AmqpError(ARGUMENT_ERROR, f"{name!r} must be {what}")
+        return value
+
+    def items(self, name: str, kind: type, what: str) -> list[Any]:
+        """A list of the body, every item of `kind`."""
+        values = self.need(name, list, f"an array of {what}")
+        if len(values) > MAX_ITEMS or not all(isinstance(value, kind) for value in values):
+            raise AmqpError(ARGUMENT_ERROR, f"{name!r} must be at most {MAX_ITEMS} of {what}")
+        return list(values)
+
+    def session(self) -> SessionLease:
+        """The session that the request names, when this connection holds it."""
+        name = self.need("session-id", str, "a session id")
+        for consumer in self.consumers:
+            lease, path = consumer.lease, consumer.source.queue
+            if lease and lease.session == name and path == self.entity.path and consumer.held():
+                return lease
+        raise SESSION_LOST
+
+
+Result: TypeAlias = tuple[int, bytes]
+Operation: TypeAlias = Callable[[Call], Result]
+
+
+def _done() -> Result:
+    return OK, encode.NULL
+
+
+def _answer(name: str, value: bytes) -> Result:
+    return OK, encode.map_of([(encode.string(name), value)])
+
+
+def _locks(call: Call) -> list[tuple[bytes, Lock]]:
+    """The locks of the request's tokens. Raises AmqpError when one is not held."""
+    tokens: list[UUID] = call.items("lock-tokens", UUID, "uuid")
+    locks = []
+    for token in tokens:
+        lock = call.broker.locks.get(token.bytes)
+        if lock is None or (lock.queue, lock.dead) != (call.entity.path, call.dead):
+            raise LOCK_LOST
+        locks.append((token.bytes, lock))
+    return locks
+
+
+def renew_lock(call: Call) -> Result:
+    """com.microsoft:renew-lock"""
+    locks = _locks(call)
+    leases = [(lock.seq, lock.token) for _, lock in locks]
+    ends = call.broker.engine.renew(call.entity.path, leases, dead_letter=call.dead)
+    expirations = []
+    for (key, _), end in zip(locks, ends, strict=True):
+        if end is None:
+            raise LOCK_LOST
+        call.broker.locks.renewed(key, end)
+        expirations.append(int((end + call.broker.lock_token_offset()) * 1000))
+    return _answer("expirations", encode.timestamp_array(expirations))
+
+
+_VERBS = {
+    "completed": Verb.COMPLETE,
+    "abandoned": Verb.ABANDON,
+    "defered": Verb.DEFER,  # the service's spelling
+    "deferred": Verb.DEFER,
+    "suspended": Verb.DEAD_LETTER,
+}
+
+
+def update_disposition(call: Call) -> Result:
+    """com.microsoft:update-disposition"""
+    verb = _VERBS.get(str(call.body.get("disposition-status")))
+    if verb is None:
+        raise AmqpError(ARGUMENT_ERROR, f"'disposition-status' must be one of {sorted(_VERBS)}")
+    texts = [str(call.body.get(f"deadletter-{part}") or "") for part in ("reason", "description")]
+    changed = call.body.get("properties-to-modify")
+    properties = changed if isinstance(changed, dict) else {}
+    action = Action(verb, texts[0], texts[1], {str(k): v for k, v in properties.items()})
+    locks = _locks(call)
+    leases = [(lock.seq, lock.token) for _, lock in locks]
+    held = carry_out(call.broker.engine, call.entity.path, call.dead, action, leases)
+    if not all(held):
+        raise SESSION_LOST if call.entity.sessions and not call.dead else LOCK_LOST
+    call.broker.stirred(call.entity.path, call.dead)
+    for key, _ in locks:
+        call.broker.locks.discard(key)
+    return _done()
+
+
+def schedule_message(call: Call) -> Result:
+    """com.microsoft:schedule-message"""
+    namespace = call.broker.namespace
+    entity = sendable(namespace, call.entity.path)
+    now = call.broker.clock.wall()
+    messages = []
+    for item in call.items("messages", dict, "maps"):
+        encoded = item.get("message")
+        if not isinstance(encoded, bytes):
+            raise AmqpError(ARGUMENT_ERROR, "'message' must be an encoded message")
+        messages.append(new_message(namespace, entity, encoded, now))
+    numbers = call.broker.engine.send(entity.path, messages)
+    call.broker.stirred(entity.path)
+    return _answer("sequence-numbers", encode.long_array(numbers))
+
+
+def cancel_scheduled(call: Call) -> Result:
+    """com.microsoft:cancel-scheduled-message"""
+    numbers = call.items("sequence-numbers", int, "long")
+    removed = call.broker.engine.cancel_scheduled(call.entity.path, numbers)
+    missing = sorted(set(numbers) - set(removed))
+    if missing:
+        raise AmqpError(
+            MESSAGE_NOT_FOUND, f"no scheduled message has the sequence number {missing[0]}"
+        )
+    return _done()
+
+
+_STATES = {"deferred": stored.STATE_DEFERRED, "scheduled": stored.STATE_SCHEDULED}
+
+
+def peek_message(call: Call) -> Result:
+    """com.microsoft:peek-message"""
+    start = call.need("from-sequence-number", int, "a long")
+    count = call.need("message-count", int, "an int")
+    session = call.body.get("session-id")
+    wanted = max(0, min(count, MAX_PEEK))
+    found: list[Looked] = []
+    while len(found) < wanted:
+        page = call.broker.engine.peek(call.entity.path, start, MAX_PEEK, dead_letter=call.dead)
+        found += [one for one in page if session is None or one.session == session]
+        if len(page) < MAX_PEEK:
+            break
+        start = page[-1].seq + 1
+    items: list[bytes] = []
+    size = 0
+    for looked in found[:wanted]:
+        item = encode.map_of([(encode.string("message"), encode.binary(_peeked(call, looked)))])
+        size += len(item)
+        if items and size > MAX_RESPONSE:
+            break
+        items.append(item)
+    if not items:
+        return NO_CONTENT, encode.NULL
+    return _answer("messages", encode.list_of(items))
+
+
+def _peeked(call: Call, looked: Looked) -> bytes:
+    return stored.deliver(
+        looked.payload,
+        sequence=looked.seq,
+        enqueued_ms=int(looked.enqueued_at * 1000),
+        delivery_count=looked.delivery_count,
+        state=_STATES.get(looked.state, stored.STATE_ACTIVE),
+        dead=(looked.reason or "", looked.description or "") if call.dead else None,
+    )
+
+
+def receive_by_sequence_number(call: Call) -> Result:
+    """com.microsoft:receive-by-sequence-number"""
+    numbers = call.items("sequence-numbers", int, "long")
+    delete = call.body.get("receiver-settle-mode") == SETTLE_MODE_DELETE
+    seconds = None
+    if call.entity.sessions and not call.dead:
+        seconds = max(0.001, call.session().until - call.broker.clock.monotonic())
+    leased = call.broker.engine.receive_deferred(
+        call.entity.path, numbers, seconds, dead_letter=call.dead, delete=delete
+    )
+    if len(leased) < len(set(numbers)):
+        missing = sorted(set(numbers) - {message.seq for message in leased})
+        raise AmqpError(
+            MESSAGE_NOT_FOUND, f"no deferred message has the sequence number {missing[0]}"
+        )
+    items = [_deferred(call, message) for message in leased]
+    return _answer("messages", encode.list_of(items))
+
+
+def _deferred(call: Call, message: Leased) -> bytes:
+    key = bytes.fromhex(message.token) if message.token else bytes(16)
+    until = None
+    if message.token:
+        lock = Lock(
+            *(call.entity.path, call.dead, message.seq, message.token),
+            *(message.session, message.lease_until),
+        )
+        call.broker.locks.add(key, lock)
+        until = int((message.lease_until + call.broker.lock_token_offset()) * 1000)
+    encoded = stored.deliver(
+        message.payload,
+        sequence=message.seq,
+        enqueued_ms=int(message.enqueued_at * 1000),
+        delivery_count=message.delivery_count - 1,
+        state=stored.STATE_DEFERRED,
+        lock_token=key if message.token else None,
+        locked_until_ms=until,
+        dead=(message.reason or "", message.description or "") if call.dead else None,
+    )
+    return encode.map_of(
+        [
+            (encode.string("message"), encode.binary(encoded)),
+            (encode.string("lock-token"), encode.uuid(UUID(bytes=key))),
+        ]
+    )
+
+
+def renew_session_lock(call: Call) -> Result:
+    """com.microsoft:renew-session-lock"""
+    lease = call.session()
+    renewed = call.broker.engine.renew_session(call.entity.path, lease)
+    if renewed is None:
+        raise SESSION_LOST
+    for consumer in call.consumers:
+        if consumer.lease == lease:
+            consumer.lease = renewed
+    until = int((renewed.until + call.broker.lock_token_offset()) * 1000)
+    return _answer("expiration", encode.timestamp(until))
+
+
+def get_session_state(call: Call) -> Result:
+    """com.microsoft:get-session-state"""
+    state = call.broker.engine.get_session_state(call.entity.path, call.session())
+    return _answer("session-state", encode.NULL if state is None else encode.binary(state))
+
+
+def set_session_state(call: Call) -> Result:
+    """com.microsoft:set-session-state"""
+    state = call.body.get("session-state")
+    if isinstance(state, str):
+        state = state.encode()
+    if state is not None and (not isinstance(state, bytes) or len(state) > MAX_STATE):
+        raise AmqpError(ARGUMENT_ERROR, f"a session state is at most {MAX_STATE} bytes, or null")
+    call.broker.engine.set_session_state(call.entity.path, call.session(), state)
+    return _done()
+
+
+ALL_SESSIONS = 253_402_300_800_000  # "last updated" in the year 10000: sessions with messages, too
+
+
+def get_message_sessions(call: Call) -> Result:
+    """com.microsoft:get-message-sessions"""
+    skip = max(0, call.need("skip", int, "an int"))
+    top = max(0, min(call.need("top", int, "an int"), MAX_ITEMS))
+    updated = call.need("last-updated-time", int, "a timestamp")
+    engine, path = call.broker.engine, call.entity.path
+    names = set(engine.sessions(path, with_state=True))
+    if updated >= ALL_SESSIONS:
+        names |= set(engine.sessions(path))
+    page = sorted(names)[skip : skip + top]
+    if not page:
+        return NO_CONTENT, encode.NULL
+    return OK, encode.map_of(
+        [
+            (encode.string("skip"), encode.int32(skip + len(page))),
+            (encode.string("sessions-ids"), encode.string_array(page)),  # the service's spelling
+        ]
+    )
+
+
+_PREFIX = "com.microsoft:"
+OPERATIONS: dict[str, Operation] = {
+    "renew-lock": renew_lock,
+    "update-disposition": update_disposition,
+    "schedule-message": schedule_message,
+    "cancel-scheduled-message": cancel_scheduled,
+    "peek-message": peek_message,
+    "receive-by-sequence-number": receive_by_sequence_number,
+    "renew-session-lock": renew_session_lock,
+    "get-session-state": get_session_state,
+    "set-session-state": set_session_state,
+    "get-message-sessions": get_message_sessions,
+}
+
+
+def operation(name: str) -> Operation:
+    """The function for an operation's name. Raises AmqpError (not-implemented)."""
+    found = OPERATIONS.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+    if found is None:
+        raise AmqpError(NOT_IMPLEMENTED, f"there is no operation {name[:100]!r} here")
+    return found

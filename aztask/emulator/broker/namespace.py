@@ -1,0 +1,192 @@
+"""The namespace: all entities, kept beside their messages in the engine's file.
+
+Rules
+1. Every queue, topic and subscription is one engine queue of the same path; a topic's holds what is
+   scheduled or on its way to the subscriptions.
+2. The entity table and the engine's queues change in one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aztask.clock import Clock
+from aztask.emulator.broker.entities import (
+    SUBSCRIPTIONS,
+    Entity,
+    Kind,
+    Rule,
+    check,
+    from_json,
+    to_json,
+    with_default_rule,
+)
+from aztask.engine import Database, Engine, QueueSettings
+from aztask.errors import ConfigurationError, QueueNotFound
+
+_STEPS = [
+    "CREATE TABLE emulator_entities (key TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID",
+]
+_MAX_RULES = 2000
+
+
+class EntityExists(ConfigurationError):
+    """An entity of that name exists already."""
+
+
+class Namespace:
+    """Creates, finds, changes and deletes entities. `revision` rises with every change."""
+
+    def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
+        self.database = database
+        self.engine = engine
+        self.clock = clock
+        self.revision = 0
+        database.migrate("emulator", _STEPS)
+        with database.read() as connection:
+            rows = connection.execute("SELECT document FROM emulator_entities").fetchall()
+        entities = [from_json(document) for (document,) in rows]
+        self._entities: dict[str, Entity] = {entity.key: entity for entity in entities}
+
+    def find(self, path: str) -> Entity | None:
+        """The entity at `path`, or None."""
+        return self._entities.get(path.lower())
+
+    def get(self, path: str) -> Entity:
+        """The entity at `path`. Raises QueueNotFound."""
+        entity = self.find(path)
+        if entity is None:
+            raise QueueNotFound(
+                f"the messaging entity {path[:300]!r} could not be found; create it"
+            )
+        return entity
+
+    def all(self, kind: Kind | None = None) -> list[Entity]:
+        """All entities, or those of one kind, in order of their paths."""
+        entities = sorted(self._entities.values(), key=lambda entity: entity.key)
+        return [entity for entity in entities if kind is None or entity.kind is kind]
+
+    def subscriptions(self, topic: Entity) -> list[Entity]:
+        """The subscriptions of a topic."""
+        prefix = topic.key + SUBSCRIPTIONS.lower()
+        return [entity for entity in self.all() if entity.key.startswith(prefix)]
+
+    def create(self, entity: Entity) -> Entity:
+        """Store a new entity. Raises EntityExists, QueueNotFound, ConfigurationError."""
+        now = self.clock.wall()
+        entity = with_default_rule(check(replace(entity, created=now, updated=now)))
+        if entity.key in self._entities:
+            raise EntityExists(f"the messaging entity {entity.path!r} exists already")
+        if entity.kind is Kind.SUBSCRIPTION and self.get(entity.topic).kind is not Kind.TOPIC:
+            raise ConfigurationError(f"{entity.topic!r} is not a topic")
+        self._check_targets(entity)
+        with self.database.transaction():
+            self.engine.create_queue(entity.path, _settings(entity))
+            self._write(entity)
+        return self._remember(entity)
+
+    def update(self, entity: Entity) -> Entity:
+        """Change an entity's settings. Raises QueueNotFound, ConfigurationError."""
+        current = self.get(entity.path)
+        for name in ("sessions", "kind"):
+            if getattr(current, name) != getattr(entity, name):
+                raise ConfigurationError(f"{entity.path}: {name} cannot be changed; create it anew")
+        if bool(current.duplicate_window) != bool(entity.duplicate_window):
+            raise ConfigurationError(
+                f"{entity.path}: duplicate detection cannot be switched; create it anew"
+            )
+        entity = replace(
+            entity, path=current.path, created=current.created, updated=self.clock.wall()
+        )
+        entity = check(entity)
+        self._check_targets(entity)
+        with self.database.transaction():
+            if _settings(entity) != _settings(current):
+                self.engine.update_queue(entity.path, _settings(entity))
+            self._write(entity)
+        return self._remember(entity)
+
+    def delete(self, path: str) -> list[Entity]:
+        """Delete an entity with its messages; a topic with its subscriptions. What was deleted."""
+        entity = self.get(path)
+        doomed = [entity]
+        if entity.kind is Kind.TOPIC:
+            doomed += self.subscriptions(entity)
+        with self.database.transaction() as connection:
+            for one in doomed:
+                self.engine.delete_queue(one.path)
+                connection.execute("DELETE FROM emulator_entities WHERE key = ?", (one.key,))
+        for one in doomed:
+            del self._entities[one.key]
+        self.revision += 1
+        return doomed
+
+    def ensure(self, entity: Entity) -> Entity:
+        """Create the entity, or bring an existing one to these settings."""
+        if self.find(entity.path) is None:
+            return self.create(entity)
+        return self.update(entity)
+
+    # -- rules of a subscription
+
+    def add_rule(self, path: str, rule: Rule) -> Entity:
+        """Add a rule. Raises EntityExists, QueueNotFound."""
+        entity = self.get(path)
+        if any(known.name.lower() == rule.name.lower() for known in entity.rules):
+            raise EntityExists(f"the rule {rule.name!r} exists already in {entity.path!r}")
+        if len(entity.rules) >= _MAX_RULES or not rule.name:
+            raise ConfigurationError(f"a subscription has at most {_MAX_RULES} named rules")
+        stamped = replace(rule, created=self.clock.wall())
+        return self._with_rules(entity, (*entity.rules, stamped))
+
+    def replace_rule(self, path: str, rule: Rule) -> Entity:
+        """Change a rule. Raises QueueNotFound when it does not exist."""
+        entity = self.remove_rule(path, rule.name)
+        return self.add_rule(entity.path, rule)
+
+    def remove_rule(self, path: str, name: str) -> Entity:
+        """Remove a rule. Raises QueueNotFound when it does not exist."""
+        entity = self.get(path)
+        kept = tuple(rule for rule in entity.rules if rule.name.lower() != name.lower())
+        if len(kept) == len(entity.rules):
+            raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
+        return self._with_rules(entity, kept)
+
+    def _with_rules(self, entity: Entity, rules: tuple[Rule, ...]) -> Entity:
+        entity = replace(entity, rules=rules, updated=self.clock.wall())
+        with self.database.transaction():
+            self._write(entity)
+        return self._remember(entity)
+
+    # -- inside
+
+    def _check_targets(self, entity: Entity) -> None:
+        for target in (entity.forward_to, entity.forward_dead_letters_to):
+            if target and target.lower() == entity.key:
+                raise ConfigurationError(f"{entity.path!r} cannot forward to itself")
+            if target and self.get(target).kind is Kind.SUBSCRIPTION:
+                raise ConfigurationError(f"{target!r} is a subscription; forward to its topic")
+
+    def _write(self, entity: Entity) -> None:
+        with self.database.statement() as connection:
+            connection.execute(
+                "REPLACE INTO emulator_entities VALUES (?, ?)", (entity.key, to_json(entity))
+            )
+
+    def _remember(self, entity: Entity) -> Entity:
+        self._entities[entity.key] = entity
+        self.revision += 1
+        return entity
+
+
+def _settings(entity: Entity) -> QueueSettings:
+    """A topic's messages are only on their way: its subscriptions' settings count."""
+    topic = entity.kind is Kind.TOPIC
+    return QueueSettings(
+        lease_seconds=entity.lock_seconds,
+        max_deliveries=entity.max_deliveries,
+        duplicate_window=entity.duplicate_window,
+        time_to_live=entity.time_to_live,
+        dead_letter_expired=entity.dead_letter_expired,
+        sessions=entity.sessions and not topic,
+    )

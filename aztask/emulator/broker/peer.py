@@ -1,0 +1,216 @@
+"""One client: decides which links it may have and passes on what happens on them.
+
+Rules
+1. What a link is for is decided by its address at attach; from then on its context acts.
+2. With a shared access key a link needs a valid token for its entity, at attach and ever after.
+"""
+
+from __future__ import annotations
+
+from aztask.emulator.amqp.errors import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp.link import (
+    Inbound,
+    Link,
+    Outbound,
+    ReceivingLink,
+    SendingLink,
+)
+from aztask.emulator.amqp.performatives import Disposition, Open
+from aztask.emulator.amqp.terminus import COORDINATOR
+from aztask.emulator.broker.access import Claims, denied
+from aztask.emulator.broker.consumer import Accepting, Consumer, receivable
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.dispatch import Source
+from aztask.emulator.broker.intake import sendable
+from aztask.emulator.broker.nodes import CbsLink, ManagementLink, RequestLink
+from aztask.emulator.broker.paths import Address, parse
+from aztask.emulator.broker.producer import CREDIT, Producer
+from aztask.emulator.broker.requests import Responder
+
+REQUEST_SIZE = 1024 * 1024
+CBS_NODE = "$cbs"
+
+
+class Peer:
+    """The handler of one connection."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.claims = Claims(broker.access, broker.clock.wall)
+        self.container = ""
+        self._paused = False
+        self._producers: dict[Link, Producer] = {}
+        self._consumers: dict[Link, Consumer] = {}
+        self._requests: dict[Link, RequestLink] = {}
+        self._responders: list[Responder] = []
+        self._accepting: dict[Link, Accepting] = {}
+        self._paths: dict[Link, str] = {}
+
+    # -- the connection
+
+    def authenticated(self, user: str, password: str) -> bool:
+        """SASL PLAIN with the key's name and the key."""
+        self.claims.trusted = self.broker.access.password(user, password)
+        return self.claims.trusted
+
+    def opened(self, peer: Open) -> None:
+        """Remember who it is."""
+        self.container = peer.container_id[:200]
+
+    @property
+    def links(self) -> int:
+        """How many links to entities it has."""
+        return len(self._producers) + len(self._consumers) + len(self._accepting)
+
+    def paused(self, paused: bool) -> None:
+        """The socket is full, or takes again: deliveries wait."""
+        self._paused = paused
+        for consumer in self._consumers.values():
+            consumer.paused = paused
+            if not paused:
+                consumer.credited()
+
+    # -- links
+
+    def attached(self, link: Link) -> None:
+        """Accept the link, refuse it, or let it wait for a session."""
+        end = link.target if link.receiving else link.source
+        try:
+            if end is None:
+                raise AmqpError(INVALID_FIELD, "an attach without the end that is asked for")
+            if end.kind == COORDINATOR:
+                raise AmqpError(NOT_IMPLEMENTED, "transactions are not available here")
+            if end.dynamic:
+                raise AmqpError(NOT_IMPLEMENTED, "dynamic nodes are not available here")
+            address = parse(end.address)
+            if isinstance(link, ReceivingLink):
+                self._attach_receiving(link, address)
+            elif isinstance(link, SendingLink):
+                self._attach_sending(link, address)
+        except AmqpError as error:
+            link.refuse(error)
+
+    def _attach_receiving(self, link: ReceivingLink, address: Address) -> None:
+        size = REQUEST_SIZE
+        if address.cbs:
+            access = self.broker.access
+            node = CbsLink(link, CBS_NODE, self._responders, access, self.claims)
+            self._requests[link] = node
+        elif address.management:
+            self._check(link, address)
+            self._requests[link] = ManagementLink(
+                link,
+                _node(address),
+                self._responders,
+                broker=self.broker,
+                address=address,
+                consumers=lambda: list(self._consumers.values()),
+            )
+        else:
+            self._check(link, address)
+            if address.dead:
+                raise AmqpError(NOT_ALLOWED, "messages cannot be sent to the dead letters")
+            entity = sendable(self.broker.namespace, address.entity)
+            size = entity.max_message_bytes
+            self._producers[link] = Producer(self.broker, link, entity.path)
+        link.max_message_size = size
+        link.accept(max_message_size=size)
+        link.grant(CREDIT)
+
+    def _attach_sending(self, link: SendingLink, address: Address) -> None:
+        if not address.cbs:
+            self._check(link, address)
+        if address.cbs or address.management:
+            node = CBS_NODE if address.cbs else _node(address)
+            responder = Responder(link, node)
+            self._responders.append(responder)
+            link.context = responder
+            link.accept(max_message_size=REQUEST_SIZE)
+            return
+        entity = receivable(self.broker, address, link)
+        if entity.sessions and not address.dead:
+            accepting = Accepting(
+                self.broker, link, entity, lambda consumer: self._accepted(link, consumer)
+            )
+            self._accepting[link] = accepting
+            self.broker.committer.submit(accepting)
+            return
+        consumer = Consumer(self.broker, link, Source(entity.path, address.dead))
+        consumer.paused = self._paused
+        self._consumers[link] = link.context = consumer
+        self.broker.dispatcher.join(consumer)
+        link.accept(max_message_size=entity.max_message_bytes)
+
+    def _accepted(self, link: Link, consumer: Consumer) -> None:
+        self._accepting.pop(link, None)
+        consumer.paused = self._paused
+        self._consumers[link] = consumer
+
+    def _check(self, link: Link, address: Address) -> None:
+        self.claims.check(address.entity)
+        self._paths[link] = address.entity
+
+    def received(self, link: ReceivingLink, message: Inbound) -> None:
+        """A message for an entity, or a request."""
+        target = self._producers.get(link) or self._requests.get(link)
+        if target is not None:
+            target.received(message)
+
+    def credited(self, link: SendingLink) -> None:
+        """The peer takes messages or responses."""
+        if link.context is not None:
+            link.context.credited()
+
+    def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
+        """The peer settles deliveries, which may be those of several links."""
+        if len(deliveries) == 1:
+            consumer = self._consumers.get(deliveries[0].link)
+            if consumer is not None:
+                consumer.settled(deliveries, disposition)
+            return
+        by_link: dict[Link, list[Outbound]] = {}
+        for delivery in deliveries:
+            by_link.setdefault(delivery.link, []).append(delivery)
+        for link, own in by_link.items():
+            consumer = self._consumers.get(link)
+            if consumer is not None:
+                consumer.settled(own, disposition)
+
+    def detached(self, link: Link) -> None:
+        """Forget the link."""
+        self._paths.pop(link, None)
+        self._producers.pop(link, None)
+        self._requests.pop(link, None)
+        self._accepting.pop(link, None)
+        consumer = self._consumers.pop(link, None)
+        if consumer is not None:
+            consumer.detached()
+        self._responders[:] = [other for other in self._responders if other.link is not link]
+
+    # -- time, and changes from outside
+
+    def tick(self) -> None:
+        """Retry what waits for a session; end links whose session or token has lapsed."""
+        for accepting in list(self._accepting.values()):
+            if accepting.waiting and accepting.worthwhile():
+                self.broker.committer.submit(accepting)
+        for consumer in list(self._consumers.values()):
+            if consumer.lease is not None and not consumer.held():
+                consumer.expired()
+
+    def check_tokens(self) -> None:
+        """End links whose token has expired."""
+        now = self.broker.clock.wall()
+        for link, path in list(self._paths.items()):
+            if self.claims.expiry(path) <= now:
+                link.detach(denied(f"the token for {path!r} has expired"))
+
+    def removed(self, path: str) -> None:
+        """An entity was deleted: its links end."""
+        for link, known in list(self._paths.items()):
+            if known.lower() == path.lower():
+                link.detach(AmqpError("amqp:not-found", f"the entity {path!r} was deleted"))
+
+
+def _node(address: Address) -> str:
+    return f"{address.entity.lower()}{'/$dead' if address.dead else ''}"

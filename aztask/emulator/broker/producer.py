@@ -1,0 +1,81 @@
+"""Links that send: messages are stored, and confirmed once they are."""
+
+from __future__ import annotations
+
+from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp.errors import MESSAGE_SIZE_EXCEEDED, AmqpError
+from aztask.emulator.amqp.link import Inbound, ReceivingLink
+from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.conditions import as_amqp
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.intake import messages_of, sendable
+from aztask.engine import NewMessage
+from aztask.errors import AztaskError
+
+CREDIT = 1000
+
+
+class Producer:
+    """A sending client's link to a queue or topic."""
+
+    def __init__(self, broker: Broker, link: ReceivingLink, path: str) -> None:
+        self.broker = broker
+        self.link = link
+        self.path = path
+
+    def received(self, message: Inbound) -> None:
+        """Store a message or a batch; one that is refused is rejected at once."""
+        namespace = self.broker.namespace
+        try:
+            if message.too_large:
+                raise AmqpError(
+                    MESSAGE_SIZE_EXCEEDED,
+                    f"a message of more than {self.link.max_message_size} bytes; send smaller ones",
+                )
+            entity = sendable(namespace, self.path)
+            messages = messages_of(
+                namespace,
+                entity,
+                message.payload,
+                message.message_format,
+                self.broker.clock.wall(),
+            )
+        except AmqpError as error:
+            self.answer(message, outgoing.rejected(error.condition, error.description))
+            return
+        self.broker.committer.submit(_Storing(self, message, entity.path, messages))
+
+    def answer(self, message: Inbound, state: bytes) -> None:
+        """Settle the delivery; what came settled needs no answer."""
+        if not message.settled:
+            delivery_id = message.delivery_id
+            self.link.session.write(outgoing.disposition(True, delivery_id, delivery_id, state))
+
+
+class _Storing(Work):
+    """One transfer on its way into the store."""
+
+    def __init__(
+        self, producer: Producer, message: Inbound, queue: str, messages: list[NewMessage]
+    ) -> None:
+        self._producer = producer
+        self._message = message
+        self._queue = queue
+        self._messages = messages
+
+    def execute(self) -> None:
+        """Store all of its messages."""
+        broker = self._producer.broker
+        broker.engine.send(self._queue, self._messages)
+        broker.stirred(self._queue)
+
+    def succeed(self) -> None:
+        """They are stored."""
+        self._producer.answer(self._message, outgoing.ACCEPTED)
+
+    def fail(self, error: AztaskError) -> None:
+        """None of them is."""
+        reason = as_amqp(error)
+        self._producer.answer(
+            self._message, outgoing.rejected(reason.condition, reason.description)
+        )

@@ -1,0 +1,205 @@
+"""Settling: what a disposition or a management request asks for, and carrying it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from aztask.emulator.amqp import outgoing
+from aztask.emulator.amqp.errors import INVALID_FIELD, AmqpError
+from aztask.emulator.amqp.link import Outbound, SendingLink
+from aztask.emulator.amqp.performatives import Disposition
+from aztask.emulator.amqp.types import Described
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.locks import Lock
+from aztask.engine import Engine
+from aztask.errors import AztaskError
+
+
+class Verb(Enum):
+    """How a delivery ends."""
+
+    COMPLETE = "complete"
+    ABANDON = "abandon"
+    RELEASE = "release"
+    DEFER = "defer"
+    DEAD_LETTER = "dead-letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """verb, and what goes with it. properties: application properties to set on the message.
+
+    echo: the outcome that confirms it to the peer.
+    """
+
+    verb: Verb
+    reason: str = ""
+    description: str = ""
+    properties: dict[str, Any] = field(default_factory=dict)
+    echo: bytes = outgoing.ACCEPTED
+
+
+COMPLETE = Action(Verb.COMPLETE)
+RELEASE = Action(Verb.RELEASE, echo=outgoing.RELEASED)
+_ACCEPTED, _REJECTED, _RELEASED, _MODIFIED, _RECEIVED = 0x24, 0x25, 0x26, 0x27, 0x23
+_NAMES = {
+    "amqp:accepted:list": _ACCEPTED,
+    "amqp:rejected:list": _REJECTED,
+    "amqp:released:list": _RELEASED,
+    "amqp:modified:list": _MODIFIED,
+    "amqp:received:list": _RECEIVED,
+}
+
+
+def action_of(state: Described | None) -> Action | None:
+    """What a delivery state asks for; None for states that settle nothing.
+
+    A modified outcome always counts the delivery: SDKs leave delivery-failed out when abandoning.
+    """
+    if state is None:
+        return None
+    code = state.descriptor if isinstance(state.descriptor, int) else _NAMES.get(state.descriptor)
+    fields = state.value if isinstance(state.value, list) else []
+    if code == _ACCEPTED:
+        return COMPLETE
+    if code == _RELEASED:
+        return RELEASE
+    if code == _REJECTED:
+        return _rejection(fields[0] if fields else None)
+    if code == _MODIFIED:
+        fields = [*fields, None, None, None]
+        verb = Verb.DEFER if fields[1] is True else Verb.ABANDON
+        return Action(verb, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
+    if code == _RECEIVED:
+        return None
+    raise AmqpError(INVALID_FIELD, f"unknown delivery state {str(state.descriptor)[:40]!r}")
+
+
+def _rejection(error: Any) -> Action:
+    fields = error.value if isinstance(error, Described) and isinstance(error.value, list) else []
+    condition, description, info = [*fields, None, None, None][:3]
+    properties = _texts(info)
+    named = isinstance(condition, str) and condition != DEAD_LETTER
+    reason = properties.pop(stored.REASON, None) or (condition if named else "")
+    text = properties.pop(stored.DESCRIPTION, None) or (description if named else "")
+    return Action(
+        Verb.DEAD_LETTER,
+        str(reason or "")[: stored.MAX_REASON],
+        str(text or "")[: stored.MAX_REASON],
+        properties,
+        outgoing.REJECTED,
+    )
+
+
+def _texts(value: Any) -> dict[str, Any]:
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+
+def carry_out(
+    engine: Engine, queue: str, dead: bool, action: Action, leases: Sequence[tuple[int, str]]
+) -> list[bool]:
+    """Settle, inside the transaction; False for each lease that was lost."""
+    if action is COMPLETE:
+        return engine.complete(queue, leases, dead_letter=dead)
+    if action.properties:
+        for seq, token in leases:
+            _modify(engine, queue, dead, (seq, token), action.properties)
+    match action.verb:
+        case Verb.COMPLETE:
+            return engine.complete(queue, leases, dead_letter=dead)
+        case Verb.ABANDON:
+            return engine.abandon(queue, leases, dead_letter=dead)
+        case Verb.RELEASE:
+            return engine.release(queue, leases, dead_letter=dead)
+        case Verb.DEFER:
+            return engine.defer(queue, leases, dead_letter=dead)
+        case Verb.DEAD_LETTER:
+            return engine.dead_letter(
+                queue, leases, action.reason, action.description, dead_letter=dead
+            )
+
+
+def _modify(
+    engine: Engine, queue: str, dead: bool, lease: tuple[int, str], properties: dict[str, Any]
+) -> None:
+    """Set application properties on a message that is held; a lost lease changes nothing."""
+    found = engine.peek(queue, lease[0], 1, dead_letter=dead)
+    if not found or found[0].seq != lease[0]:
+        return
+    kept = stored.unpack(found[0].payload)
+    payload = stored.with_bare(kept, stored.with_properties(kept.bare, properties)).pack()
+    engine.update(queue, *lease, payload, dead_letter=dead)
+
+
+class Settling(Work):
+    """One disposition of one or many deliveries of one link."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        link: SendingLink,
+        deliveries: list[Outbound],
+        action: Action,
+        disposition: Disposition,
+    ) -> None:
+        self._broker = broker
+        self._link = link
+        self._deliveries = deliveries
+        self._action = action
+        self._answer = not disposition.settled
+        self._held: list[bool] = []
+        self.atomic = action is COMPLETE
+
+    def execute(self) -> None:
+        """Settle all of them."""
+        lock: Lock = self._deliveries[0].context
+        leases = [(d.context.seq, d.context.token) for d in self._deliveries]
+        self._held = carry_out(self._broker.engine, lock.queue, lock.dead, self._action, leases)
+        if self._action.verb is not Verb.COMPLETE:
+            self._broker.stirred(lock.queue, lock.dead)
+
+    def succeed(self) -> None:
+        """Confirm what was held; what was not had lost its lock."""
+        session = self._link.session
+        locks = self._broker.locks
+        for delivery in self._deliveries:
+            locks.discard(bytes.fromhex(delivery.context.token))
+            session.settle(delivery)
+        if not self._answer:
+            return
+        lock: Lock = self._deliveries[0].context
+        lost = SESSION_LOST if lock.session is not None and not lock.dead else LOCK_LOST
+        failure = b"" if all(self._held) else outgoing.rejected(lost.condition, lost.description)
+        self._confirm([self._action.echo if held else failure for held in self._held])
+
+    def _confirm(self, states: list[bytes]) -> None:
+        """One disposition for each run of neighbouring ids with the same outcome."""
+        session = self._link.session
+        if len(states) == 1:
+            number = self._deliveries[0].delivery_id
+            session.write(outgoing.disposition(False, number, number, states[0]))
+            return
+        ids = [delivery.delivery_id for delivery in self._deliveries]
+        start = 0
+        for index in range(1, len(ids) + 1):
+            ends = index == len(ids) or states[index] is not states[start]
+            if ends or ids[index] != ids[index - 1] + 1:
+                session.write(
+                    outgoing.disposition(False, ids[start], ids[index - 1], states[start])
+                )
+                start = index
+
+    def fail(self, error: AztaskError) -> None:
+        """Nothing was settled: say why. The lock stays as it is."""
+        for delivery in self._deliveries:
+            self._link.session.settle(delivery)
+        if self._answer:
+            reason = as_amqp(error)
+            state = outgoing.rejected(reason.condition, reason.description)
+            self._confirm([state] * len(self._deliveries))

@@ -1,0 +1,227 @@
+"""How a message lies in the engine: the parts of its header, its annotations, its bare message.
+
+Rules
+1. The bare message is stored and delivered as the sender wrote it, byte for byte; dead letters gain
+   two application properties, nothing else is touched.
+2. Annotations that the broker sets are dropped from what a sender wrote and set at delivery.
+3. The layout begins with a version; another version is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple
+
+from aztask.emulator.amqp import encode, sections
+from aztask.emulator.amqp.decode import decode
+from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.amqp.terminus import raw_fields
+
+VERSION = 1
+NO_TTL = 0xFFFFFFFF
+_HEAD = Struct(">BBBBIII")  # version, durable, priority, hops, ttl, annotation count and bytes
+_HEAD_SIZE = _HEAD.size
+_DURABLE = {None: 0, True: 1, False: 2}
+_DURABLE_CODES = (encode.NULL, encode.TRUE, encode.FALSE)
+_NO_PRIORITY = 255
+
+SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
+PARTITION_KEY = "x-opt-partition-key"
+DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
+REASON = "DeadLetterReason"
+DESCRIPTION = "DeadLetterErrorDescription"
+MAX_REASON = 4096  # characters that the service keeps of either
+_OURS = frozenset(
+    (
+        *("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until"),
+        *("x-opt-enqueue-sequence-number", "x-opt-message-state", DEAD_LETTER_SOURCE),
+    )
+)
+
+STATE_ACTIVE, STATE_DEFERRED, STATE_SCHEDULED = 0, 1, 2
+
+_ANNOTATIONS = Struct(">24sq22sq32sq22sb")
+_SEQUENCE = encode.symbol("x-opt-sequence-number") + b"\x81"
+_ENQUEUED = encode.symbol("x-opt-enqueued-time") + b"\x83"
+_FIRST_SEQUENCE = encode.symbol("x-opt-enqueue-sequence-number") + b"\x81"
+_STATE = encode.symbol("x-opt-message-state") + b"\x54"
+_LOCKED_UNTIL = encode.symbol("x-opt-locked-until") + b"\x83"
+_LOCKED = Struct(">21sq")
+_TOKEN_HEAD = (
+    b"\x00\x53\x71"
+    + encode.compound(0xC1, 2, encode.symbol("x-opt-lock-token") + b"\x98" + bytes(16))[:-16]
+)
+_MAP32 = Struct(">3sBII")
+
+
+class Stored(NamedTuple):
+    """One message as it lies in the engine. ttl: milliseconds, NO_TTL where there is none.
+
+    hops: how often it was forwarded. annotations: encoded keys and values, `items` in all. A tuple,
+    because one is made for each message and a frozen dataclass takes three times as long.
+    """
+
+    durable: int
+    priority: int
+    ttl: int
+    hops: int
+    items: int
+    annotations: bytes
+    bare: bytes
+
+    def pack(self) -> bytes:
+        """The engine's payload."""
+        head = _HEAD.pack(
+            *(VERSION, self.durable, self.priority, self.hops, self.ttl, self.items),
+            len(self.annotations),
+        )
+        return head + self.annotations + self.bare
+
+    def forwarded(self, dead_letter_source: str | None = None) -> Stored:
+        """The same message one hop on; what came out of dead letters says where it lay."""
+        items, annotations = self.items, self.annotations
+        if dead_letter_source:
+            pair = encode.symbol(DEAD_LETTER_SOURCE) + encode.string(dead_letter_source)
+            items, annotations = items + 2, annotations + pair
+        return self._replace(hops=self.hops + 1, items=items, annotations=annotations)
+
+
+def from_sections(message: Sections) -> Stored:
+    """What to store of a message that was just cut."""
+    header = [*message.header, None, None, None][:3]
+    annotations, count = message.annotation_items, message.annotation_count
+    if not _OURS.isdisjoint(message.annotations):
+        pairs = sections.pairs_of(annotations)
+        kept = [pair for key, pair in pairs if key not in _OURS]
+        annotations, count = b"".join(kept), 2 * len(kept)
+    durable, priority, ttl = header
+    return Stored(
+        durable=_DURABLE.get(durable if isinstance(durable, bool) else None, 0),
+        priority=priority if isinstance(priority, int) and 0 <= priority < 255 else _NO_PRIORITY,
+        ttl=ttl if isinstance(ttl, int) and 0 <= ttl < NO_TTL else NO_TTL,
+        hops=0,
+        items=count,
+        annotations=annotations,
+        bare=message.raw[message.bare :],
+    )
+
+
+def unpack(payload: bytes) -> Stored:
+    """The stored message of an engine payload. Raises ValueError for a foreign one."""
+    version, durable, priority, hops, ttl, count, size = _HEAD.unpack_from(payload)
+    if version != VERSION:
+        raise ValueError(f"a stored message of version {version}; this program writes {VERSION}")
+    body = _HEAD_SIZE + size
+    return Stored(durable, priority, ttl, hops, count, payload[_HEAD_SIZE:body], payload[body:])
+
+
+def with_bare(message: Stored, bare: bytes) -> Stored:
+    """The same message with another bare message."""
+    return message._replace(bare=bare)
+
+
+def with_message_id(message: Stored, message_id: str) -> Stored:
+    """The same message with an id, which it had none of."""
+    bare = message.bare
+    end = _after_properties(bare)
+    fields = raw_fields(bare[:end]) if end else []
+    fields[:1] = [encode.string(message_id)]
+    section = encode.fields(sections.PROPERTIES, fields)
+    return message._replace(bare=section + bare[end:])
+
+
+def with_reasons(message: Stored, reason: str, description: str) -> Stored:
+    """A dead letter on its way elsewhere: it carries its reasons as application properties."""
+    texts = {REASON: reason, DESCRIPTION: description}
+    bare = with_properties(message.bare, {name: text for name, text in texts.items() if text})
+    return message._replace(ttl=NO_TTL, bare=bare)
+
+
+@lru_cache(maxsize=4096)
+def _header(durable: int, priority: int, ttl: int, delivery_count: int) -> bytes:
+    return encode.fields(
+        sections.HEADER,
+        [
+            _DURABLE_CODES[durable],
+            encode.NULL if priority == _NO_PRIORITY else encode.ubyte(priority),
+            encode.NULL if ttl == NO_TTL else encode.uint(ttl),
+            encode.NULL,
+            encode.uint(delivery_count) if delivery_count else b"\x52\x00",
+        ],
+    )
+
+
+def deliver(
+    payload: bytes,
+    *,
+    sequence: int,
+    enqueued_ms: int,
+    delivery_count: int,
+    state: int = STATE_ACTIVE,
+    lock_token: bytes | None = None,
+    locked_until_ms: int | None = None,
+    dead: tuple[str, str] | None = None,
+) -> bytes:
+    """The message as the service hands it out.
+
+    delivery_count: failed deliveries before this one. lock_token: 16 bytes in network order.
+    dead: reason and description, for messages out of a dead-letter queue, which expire no more.
+    """
+    _, durable, priority, _, ttl, count, size = _HEAD.unpack_from(payload)
+    body = _HEAD_SIZE + size
+    annotations = _ANNOTATIONS.pack(
+        *(_SEQUENCE, sequence, _ENQUEUED, enqueued_ms),
+        *(_FIRST_SEQUENCE, sequence, _STATE, state),
+    )
+    count += 8
+    if locked_until_ms is not None:
+        annotations += _LOCKED.pack(_LOCKED_UNTIL, locked_until_ms)
+        count += 2
+    bare = payload[body:]
+    if dead is not None:
+        ttl = NO_TTL
+        reasons = {REASON: dead[0], DESCRIPTION: dead[1]}
+        bare = with_properties(bare, {name: text for name, text in reasons.items() if text})
+    return b"".join(
+        (
+            _header(durable, priority, ttl, delivery_count),
+            _TOKEN_HEAD + lock_token if lock_token else b"",
+            _MAP32.pack(b"\x00\x53\x72", 0xD1, size + len(annotations) + 4, count),
+            payload[_HEAD_SIZE:body],
+            annotations,
+            bare,
+        )
+    )
+
+
+def with_properties(bare: bytes, changed: Mapping[str, object]) -> bytes:
+    """The bare message with these application properties set.
+
+    A value that cannot travel as an application property (part 3.2.5: simple types) is left out.
+    """
+    encoded = {name: encode.simple(value) for name, value in changed.items()}
+    added = [encode.string(name) + value for name, value in encoded.items() if value]
+    if not added:
+        return bare
+    message = sections.cut(bare)
+    start, end = message.application_start, message.application_end
+    kept: list[bytes] = []
+    if end:
+        pairs = sections.pairs_of(sections.map_body(bare, start))
+        kept = [pair for key, pair in pairs if key not in changed]
+    else:
+        start = end = _after_properties(bare)
+    items = b"".join(kept + added)
+    section = encode.described(
+        sections.APPLICATION_PROPERTIES,
+        encode.compound(0xC1, 2 * (len(kept) + len(added)), items),
+    )
+    return bare[:start] + section + bare[end:]
+
+
+def _after_properties(bare: bytes) -> int:
+    if bare[:3] == b"\x00\x53\x73":
+        return decode(bare, 0)[1]
+    return 0

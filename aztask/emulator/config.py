@@ -1,0 +1,149 @@
+"""The configuration file: the official emulator's JSON, read as it is documented.
+
+``{"UserConfig": {"Namespaces": [{"Name", "Queues": [...], "Topics": [...]}]}}``. One namespace is
+used. Unknown properties are an error that names them: a typo must not become a default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
+from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter, TrueFilter
+from aztask.emulator.durations import MAX_DURATION, parse_duration
+from aztask.errors import ConfigurationError, did_you_mean
+
+_DEFAULT_WINDOW = 600.0
+_DURATIONS = {"LockDuration": "lock_seconds", "DefaultMessageTimeToLive": "time_to_live"}
+_PLAIN = {
+    "MaxDeliveryCount": ("max_deliveries", int),
+    "RequiresSession": ("sessions", bool),
+    "DeadLetteringOnMessageExpiration": ("dead_letter_expired", bool),
+    "ForwardTo": ("forward_to", str),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", str),
+}
+_DUPLICATES = ("RequiresDuplicateDetection", "DuplicateDetectionHistoryTimeWindow")
+_KNOWN = [*_DURATIONS, *_PLAIN, *_DUPLICATES]
+_SYSTEM = {
+    "ContentType": "ContentType",
+    "CorrelationId": "CorrelationId",
+    "Label": "Label",
+    "MessageId": "MessageId",
+    "ReplyTo": "ReplyTo",
+    "ReplyToSessionId": "ReplyToSessionId",
+    "SessionId": "SessionId",
+    "To": "To",
+}
+
+
+def read_config(path: Path) -> list[Entity]:
+    """The entities of a configuration file, targets of forwarding first.
+
+    Raises ConfigurationError that says where the file is wrong.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as JSON: {error}") from error
+    try:
+        return entities_of(document)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def entities_of(document: Any) -> list[Entity]:
+    """The entities of a configuration document."""
+    namespaces = _part(_part(document, "UserConfig", dict), "Namespaces", list)
+    if len(namespaces) != 1:
+        raise ConfigurationError(f"Namespaces has {len(namespaces)} entries; exactly one is used")
+    namespace = namespaces[0]
+    entities = [_entity(item, _name(item), Kind.QUEUE) for item in _part(namespace, "Queues", list)]
+    for topic in _part(namespace, "Topics", list):
+        entities.append(_entity(topic, _name(topic), Kind.TOPIC))
+        entities += _subscriptions(topic)
+    return sorted(entities, key=_order)
+
+
+def _order(entity: Entity) -> tuple[bool, bool]:
+    """Forwarding needs its target to exist, a subscription its topic."""
+    forwards = bool(entity.forward_to or entity.forward_dead_letters_to)
+    return (forwards, entity.kind is Kind.SUBSCRIPTION)
+
+
+def _subscriptions(topic: Any) -> Iterator[Entity]:
+    for item in _part(topic, "Subscriptions", list):
+        path = f"{_name(topic)}{SUBSCRIPTIONS}{_name(item)}"
+        rules = tuple(_rule(path, rule) for rule in _part(item, "Rules", list))
+        yield _entity(item, path, Kind.SUBSCRIPTION, rules)
+
+
+def _part(value: Any, name: str, kind: type) -> Any:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"an object is expected around {name!r}")
+    part = value.get(name)
+    if part is None:
+        return kind()
+    if not isinstance(part, kind):
+        raise ConfigurationError(f"{name!r} must be {'a list' if kind is list else 'an object'}")
+    return part
+
+
+def _name(item: Any) -> str:
+    name = item.get("Name") if isinstance(item, dict) else None
+    if not isinstance(name, str):
+        raise ConfigurationError("every queue, topic, subscription and rule needs a 'Name'")
+    return name
+
+
+def _entity(item: Any, path: str, kind: Kind, rules: tuple[Rule, ...] = ()) -> Entity:
+    properties = _part(item, "Properties", dict)
+    for name in properties:
+        if name not in _KNOWN:
+            raise ConfigurationError(
+                f"{path}: unknown property {name!r}.{did_you_mean(name, _KNOWN)}"
+            )
+    values: dict[str, Any] = {}
+    for name, attribute in _DURATIONS.items():
+        if properties.get(name) is not None:
+            seconds = parse_duration(_typed(path, name, properties[name], str))
+            values[attribute] = seconds if seconds < MAX_DURATION else None
+    for name, (attribute, wanted) in _PLAIN.items():
+        if properties.get(name) is not None:
+            values[attribute] = _typed(path, name, properties[name], wanted)
+    if properties.get(_DUPLICATES[0]):
+        window = properties.get(_DUPLICATES[1])
+        values["duplicate_window"] = parse_duration(str(window)) if window else _DEFAULT_WINDOW
+    return Entity(path, kind, rules=rules, **values)
+
+
+def _typed(path: str, name: str, value: Any, wanted: type) -> Any:
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigurationError(f"{path}: {name} must be {wanted.__name__}, not {value!r}")
+    return value
+
+
+def _rule(path: str, item: Any) -> Rule:
+    properties = _part(item, "Properties", dict)
+    return Rule(_name(item), _filter(f"{path}, rule {_name(item)}", properties))
+
+
+def _filter(where: str, properties: dict[str, Any]) -> Filter:
+    action = properties.get("Action")
+    if isinstance(action, dict) and action.get("SqlExpression"):
+        raise ConfigurationError(f"{where}: rule actions are not run here; remove the Action")
+    kind = properties.get("FilterType")
+    if kind == "Sql":
+        return SqlFilter(str(_part(properties, "SqlFilter", dict).get("SqlExpression", "")))
+    if kind == "Correlation":
+        named = _part(properties, "CorrelationFilter", dict)
+        unknown = sorted(set(named) - set(_SYSTEM) - {"Properties"})
+        if unknown:
+            raise ConfigurationError(f"{where}: unknown correlation property {unknown[0]!r}")
+        system = {name: str(named[name]) for name in _SYSTEM if named.get(name) is not None}
+        return CorrelationFilter(system, dict(_part(named, "Properties", dict)))
+    if kind in (None, "True"):
+        return TrueFilter()
+    raise ConfigurationError(f"{where}: FilterType must be Sql or Correlation, not {kind!r}")

@@ -1,0 +1,118 @@
+"""The emulator as a whole: opens the store, serves AMQP and administration, and stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aztask.clock import Clock, boot_seconds
+from aztask.emulator.admin.http import AdminServer
+from aztask.emulator.amqp.connection import Limits
+from aztask.emulator.broker.access import Access
+from aztask.emulator.broker.committer import Committer
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.dispatch import Dispatcher
+from aztask.emulator.broker.entities import Entity
+from aztask.emulator.broker.forwarding import Forwarder
+from aztask.emulator.broker.locks import Locks
+from aztask.emulator.broker.namespace import Namespace
+from aztask.emulator.config import read_config
+from aztask.emulator.options import Options, connection_string
+from aztask.emulator.server import Server
+from aztask.emulator.tls import server_context
+from aztask.engine import IN_MEMORY, Database, Engine
+
+Trace = Callable[[str, str, int, Any], None]
+
+
+class Emulator:
+    """One running Service Bus namespace.
+
+    Use it on an event loop: ``await start()``, later ``await stop()``. Afterwards `port` and
+    `admin_port` say what was bound.
+    """
+
+    def __init__(
+        self, options: Options, *, trace: Trace | None = None, limits: Limits | None = None
+    ) -> None:
+        self.options = options
+        self.port = options.port
+        self.admin_port = options.admin_port
+        self.certificate: Path | None = None
+        offset = options.clock_offset
+        self.clock = Clock(boot_seconds, lambda: time.time() + offset)
+        self.database = Database(options.data or IN_MEMORY)
+        engine = Engine(self.database, clock=self.clock)
+        self.namespace = Namespace(self.database, engine, self.clock)
+        forwarder = Forwarder(engine, self.namespace, self.clock)
+        dispatcher = Dispatcher(engine, self.clock, forwarder)
+        self.broker = Broker(
+            engine,
+            self.namespace,
+            Committer(self.database, lambda call: asyncio.get_running_loop().call_soon(call)),
+            dispatcher,
+            forwarder,
+            Locks(self.clock.monotonic),
+            Access(options.shared_access_key, self.clock.wall),
+            self.clock,
+        )
+        self.broker.committer.collector = dispatcher
+        self.server = Server(self.broker, limits, trace)
+        self.admin = AdminServer(self.broker, self.server.removed)
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    async def start(self) -> None:
+        """Create the configured entities and listen on both ports."""
+        options = self.options
+        if options.config:
+            for entity in read_config(options.config):
+                self.namespace.ensure(entity)
+        for name in options.queues:
+            if self.namespace.find(name) is None:
+                self.namespace.create(Entity(name))
+        context = self._tls() if options.tls else None
+        self.port = await self.server.start(options.host, options.port, context)
+        if options.admin_port is not None:
+            self.admin_port = await self.admin.start(options.host, options.admin_port, context)
+
+    def _tls(self) -> ssl.SSLContext:
+        directory = self.options.certificate
+        if directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="aztask-emulator-")
+            directory = Path(self._temporary.name)
+        context, self.certificate = server_context(directory, self.options.host)
+        return context
+
+    async def stop(self) -> None:
+        """Close all connections and the store."""
+        await self.server.stop()
+        await self.admin.stop()
+        self.broker.committer.flush()
+        self.database.close()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def connection_string(self) -> str:
+        """For messaging clients."""
+        options = self.options
+        return connection_string(
+            options.host, self.port, options.shared_access_key, emulator=not options.tls
+        )
+
+    def admin_connection_string(self) -> str:
+        """For administration clients: the same namespace on its other port."""
+        port = self.admin_port if self.admin_port is not None else self.port
+        options = self.options
+        return connection_string(
+            options.host, port, options.shared_access_key, emulator=not options.tls
+        )
+
+    def on_free_ports(self) -> Options:
+        """The options with the ports that were bound, to start another one in this one's place."""
+        return replace(self.options, port=self.port, admin_port=self.admin_port)

@@ -1,0 +1,75 @@
+"""What the emulator can be told, as one value, and the rules for it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aztask.errors import ConfigurationError
+
+AMQP_PORT = 5672
+AMQPS_PORT = 5671  # where SDKs expect TLS, whatever port they are given
+ADMIN_PORT = 5300
+KEY_NAME = "RootManageSharedAccessKey"
+LOCAL_KEY = "SAS_KEY_VALUE"
+"""What connection strings show in place of a key when none is needed: SDKs want some key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """port, admin_port: 0 takes a free one; admin_port None serves no administration.
+
+    data: the file that keeps everything, None for memory. shared_access_key: needed as soon as
+    `host` is not a loopback address. clock_offset: seconds by which the emulator's clock is ahead.
+    tls: serve both ports over TLS. certificate: where the PEM files of a made certificate lie.
+    queues: created at the start when they are missing.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = AMQP_PORT
+    admin_port: int | None = ADMIN_PORT
+    data: str | None = None
+    shared_access_key: str | None = None
+    clock_offset: float = 0.0
+    tls: bool = False
+    certificate: Path | None = None
+    config: Path | None = None
+    queues: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError."""
+        for name in ("port", "admin_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigurationError(f"{name} {port} is not a port: 0 to 65535")
+        if not self.shared_access_key and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"listening on {self.host} lets others in: set a shared access key"
+                " (AZTASK_EMULATOR_SHARED_ACCESS_KEY) or stay on 127.0.0.1"
+            )
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        key = "***" if self.shared_access_key else None
+        return f"Options({self.host}:{self.port}, admin {self.admin_port}, key {key})"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def connection_string(host: str, port: int, key: str | None, *, emulator: bool = True) -> str:
+    """What to give to an SDK. emulator: plain TCP on `port`; without it SDKs use TLS on 5671."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    text = (
+        f"Endpoint=sb://{shown}:{port};SharedAccessKeyName={KEY_NAME};"
+        f"SharedAccessKey={key or LOCAL_KEY}"
+    )
+    return f"{text};UseDevelopmentEmulator=true" if emulator else text

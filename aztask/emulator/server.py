@@ -1,0 +1,227 @@
+"""The AMQP listener: sockets, the tick, and what one connection may cost.
+
+Rules
+1. Bytes go through `Connection`; this file only moves them. Output is written once a turn of the
+   loop, after the turn's transaction is committed.
+2. A connection whose socket is full is not read from and gets no deliveries until it has drained.
+3. While one client alone is active its bytes are answered at once; with several, a turn of the loop
+   gathers what all of them brought into one transaction.
+4. A fault inside ends the connection that met it, with a log line; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aztask.emulator.amqp.connection import Connection, Limits, State, Tracer
+from aztask.emulator.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
+from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.peer import Peer
+
+log = logging.getLogger(__name__)
+
+CONTAINER = "aztask-emulator"
+TICK_SECONDS = 0.02
+SLOW_TICK_EVERY = 25  # ticks between two looks at tokens and silent connections
+HANDSHAKE_SECONDS = 30.0
+CLOSING_SECONDS = 5.0
+READ_BYTES = 256 * 1024
+WRITE_HIGH_WATER = 4 * 1024 * 1024
+
+
+class Endpoint(asyncio.BufferedProtocol):
+    """One client's socket. All read into one buffer, which is emptied at once."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self.peer = Peer(server.broker)
+        tracer = server.tracer
+        self.connection = Connection(
+            self.peer,
+            CONTAINER,
+            server.limits,
+            None if tracer is None else self._traced(tracer),
+        )
+        self.connection.wake = partial(server.touched, self)
+        self.since = self.last_read = self.last_write = server.time
+        self.remote = ""
+
+    def _traced(self, tracer: Callable[[str, str, int, Any], None]) -> Tracer:
+        return lambda direction, channel, what: tracer(self.remote, direction, channel, what)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self.remote = "{}:{}".format(*(transport.get_extra_info("peername") or ("?", 0))[:2])
+        self._server.endpoints.add(self)
+
+    def get_buffer(self, _hint: int) -> memoryview:
+        """Where to read into: a buffer made anew for each read costs three system calls."""
+        return self._server.buffer
+
+    def buffer_updated(self, size: int) -> None:
+        """Bytes from the client."""
+        server = self._server
+        data = bytes(server.buffer[:size])
+        self.last_read = server.time
+        server.active.add(self)
+        committer = server.broker.committer
+        committer.hold()
+        try:
+            self.connection.receive(data)
+        except Exception:
+            log.exception("%s: the connection is closed after a fault of the emulator", self.remote)
+            self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
+        if self.connection.state is State.CLOSED:
+            server.touched(self)
+        committer.let_go(now=server.solo)
+
+    def flush(self) -> None:
+        """Write what has gathered; close the socket when the connection is over."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        data = self.connection.output()
+        if data:
+            self.last_write = self._server.time
+            transport.write(data)
+        if self.connection.state is State.CLOSED:
+            transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read: rule 2."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self.peer.paused(True)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self.peer.paused(False)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The socket is gone."""
+        self._server.endpoints.discard(self)
+        self.connection.lost()
+        self._server.broker.committer.plan()
+
+    def abort(self) -> None:
+        """Drop the socket."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check(self, now: float) -> None:
+        """Time-outs: handshakes that do not end, closings, and the client's idle time-out."""
+        state = self.connection.state
+        if state is State.OPEN:
+            self._check_open(now)
+            return
+        closing = state is State.CLOSING
+        waited = now - (self.last_write if closing else self.since)
+        if waited > (CLOSING_SECONDS if closing else HANDSHAKE_SECONDS):
+            self.abort()
+
+    def _check_open(self, now: float) -> None:
+        if now - self.last_read > 2 * self.connection.limits.idle_timeout / 1000:
+            self.connection.close(AmqpError(CONNECTION_FORCED, "nothing was heard for too long"))
+        idle = self.connection.peer.idle_timeout if self.connection.peer else None
+        if idle and now - self.last_write > idle / 2000:
+            self.connection.keep_alive()
+
+
+class Server:
+    """Listens, ticks, and knows all connections."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        limits: Limits | None = None,
+        tracer: Callable[[str, str, int, Any], None] | None = None,
+    ) -> None:
+        self.broker = broker
+        self.limits = limits or Limits()
+        self.tracer = tracer
+        self.endpoints: set[Endpoint] = set()
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.active: set[Endpoint] = set()
+        self.solo = False
+        self._touched: set[Endpoint] = set()
+        self._server: asyncio.Server | None = None
+        self._ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.time = broker.clock.monotonic()  # as of the last tick: cheap, and exact enough
+
+    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
+        """Listen; the port that was bound."""
+        loop = asyncio.get_running_loop()
+        self.broker.committer.after = self._flush_all
+        self.broker.dispatcher.plan = self.broker.committer.plan
+        self._server = await loop.create_server(
+            lambda: Endpoint(self), host, port, ssl=context, backlog=512
+        )
+        self._tick()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def touched(self, endpoint: Endpoint) -> None:
+        """Something may be written to this client at the end of the turn."""
+        self._touched.add(endpoint)
+        if not self.broker.committer.flushing:
+            self.broker.committer.plan()
+
+    def _flush_all(self) -> None:
+        touched, self._touched = self._touched, set()
+        for endpoint in touched:
+            endpoint.flush()
+
+    def _tick(self) -> None:
+        """Time passes: locks lapse, schedules fall due, tokens expire."""
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+        self._ticks += 1
+        self.time = self.broker.clock.monotonic()
+        try:
+            self._pass_time()
+        except Exception:
+            log.exception("the emulator's tick failed; it goes on")
+
+    def _pass_time(self) -> None:
+        broker = self.broker
+        self.solo, self.active = len(self.active) < 2, set()
+        for endpoint in list(self.endpoints):
+            endpoint.peer.tick()
+        broker.dispatcher.tick()
+        if self._ticks % SLOW_TICK_EVERY == 0:
+            for endpoint in list(self.endpoints):
+                if broker.access.required:
+                    endpoint.peer.check_tokens()
+                endpoint.check(self.time)
+        if broker.forwarder.due():
+            broker.committer.plan()
+
+    def removed(self, path: str) -> None:
+        """An entity was deleted: links to it end."""
+        for endpoint in self.endpoints:
+            endpoint.peer.removed(path)
+        self.broker.committer.plan()
+
+    async def stop(self) -> None:
+        """Close every connection and stop listening."""
+        if self._timer:
+            self._timer.cancel()
+        if self._server:
+            self._server.close()
+        for endpoint in list(self.endpoints):
+            endpoint.connection.close(AmqpError(CONNECTION_FORCED, "the emulator stops"))
+            endpoint.flush()
+        await asyncio.sleep(0)
+        for endpoint in list(self.endpoints):
+            endpoint.abort()
+        await asyncio.sleep(0)

@@ -1,0 +1,51 @@
+"""A second SDK, which shares no code with the Python one: ``@azure/service-bus`` on Node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aztask.emulator.broker.entities import Entity, Kind
+
+FOLDER = Path(__file__).parent / "node"
+
+
+@pytest.fixture(scope="module")
+def node():
+    """The node program, with the packages of package.json installed beside it."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not node or not npm:
+        pytest.skip("Node.js is not installed: the tests with the JavaScript SDK are left out")
+    if not (FOLDER / "node_modules" / "@azure" / "service-bus").exists():
+        command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+        done = subprocess.run(
+            command, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, f"npm ci failed: {done.stderr[-500:]}"
+    return node
+
+
+def test_queues_sessions_and_subscriptions(node, bus, queue):
+    plain, with_sessions = queue(), queue(sessions=True)
+    namespace = bus._emulator.namespace
+    namespace.create(Entity("js-topic", Kind.TOPIC))
+    namespace.create(Entity("js-topic/Subscriptions/one", Kind.SUBSCRIPTION))
+    done = subprocess.run(
+        [node, "scenario.js", bus.connection_string, plain, with_sessions, "js-topic"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == {
+        "queueOperations": ["x", "y"],
+        "subscribing": 20,
+        "sessions": 2,
+        "subscriptions": 2,
+    }

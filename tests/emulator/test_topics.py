@@ -1,0 +1,89 @@
+"""Topics, subscriptions and their filters."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import CorrelationRuleFilter, SqlRuleAction, SqlRuleFilter
+
+WAIT = 5
+
+
+@pytest.fixture(scope="module")
+def admin(bus):
+    with bus.administration_client() as admin:
+        yield admin
+
+
+def texts(client, topic, subscription, count):
+    with client.get_subscription_receiver(topic, subscription) as receiver:
+        got = receiver.receive_messages(count, max_wait_time=2)
+        for message in got:
+            receiver.complete_message(message)
+        return [str(message) for message in got]
+
+
+def test_filters_choose_the_subscriptions(client, admin):
+    admin.create_topic("news")
+    names = ("all", "sql", "correlated", "none")
+    for name in names:
+        admin.create_subscription("news", name)
+    for name in ("sql", "correlated", "none"):
+        admin.delete_rule("news", name, "$Default")
+    admin.create_rule(
+        "news",
+        "sql",
+        "big",
+        filter=SqlRuleFilter("size > @limit AND sys.Label LIKE 'a%'", {"@limit": 10}),
+    )
+    matching = CorrelationRuleFilter(label="b", properties={"size": 5})
+    admin.create_rule("news", "correlated", "exact", filter=matching)
+    with client.get_topic_sender("news") as sender:
+        sender.send_messages(
+            [
+                ServiceBusMessage("1", subject="ab", application_properties={"size": 11}),
+                ServiceBusMessage("2", subject="b", application_properties={"size": 5}),
+                ServiceBusMessage("3", subject="ab", application_properties={"size": 10}),
+            ]
+        )
+    with ThreadPoolExecutor() as pool:
+        got = pool.map(lambda name: texts(client, "news", name, 3), names)
+        assert list(got) == [["1", "2", "3"], ["1"], ["2"], []]
+    runtime = admin.get_subscription_runtime_properties("news", "all")
+    assert runtime.active_message_count == 0
+    assert admin.get_topic_runtime_properties("news").subscription_count == 4
+
+
+def test_rules_are_kept_as_they_were_given(admin):
+    admin.create_topic("rules")
+    admin.create_subscription("rules", "s")
+    given = CorrelationRuleFilter(
+        correlation_id="c",
+        message_id="m",
+        to="t",
+        reply_to="r",
+        label="l",
+        session_id="s",
+        reply_to_session_id="rs",
+        content_type="ct",
+        properties={"a": "x", "n": 5, "b": True},
+    )
+    admin.create_rule("rules", "s", "one", filter=given)
+    got = admin.get_rule("rules", "s", "one").filter
+    assert vars(got) == vars(given)
+    rule = admin.get_rule("rules", "s", "one")
+    rule.filter = SqlRuleFilter("a = 'b'")
+    admin.update_rule("rules", "s", rule)
+    assert admin.get_rule("rules", "s", "one").filter.sql_expression == "a = 'b'"
+    assert [one.name for one in admin.list_rules("rules", "s")] == ["$Default", "one"]
+    with pytest.raises(HttpResponseError, match="actions"):
+        admin.create_rule("rules", "s", "two", action=SqlRuleAction("SET a = 1"))
+    with pytest.raises(HttpResponseError, match="filter"):
+        admin.create_rule("rules", "s", "two", filter=SqlRuleFilter("a = = b"))
+    with pytest.raises(ResourceExistsError):
+        admin.create_rule("rules", "s", "one", filter=given)
+    with pytest.raises(ResourceNotFoundError):
+        admin.get_rule("rules", "s", "none")

@@ -1,0 +1,112 @@
+"""Shared access signatures and what they cover."""
+
+from __future__ import annotations
+
+from urllib.parse import quote_plus
+
+import pytest
+
+from aztask.emulator.amqp.errors import AmqpError
+from aztask.emulator.broker.access import Access, Claim, Claims, resource_path, sign
+from aztask.emulator.broker.paths import Address, parse
+
+NOW = 1000.0
+
+
+def token(resource="sb://host/queue", expiry="2000", key="key"):
+    quoted = quote_plus(resource)
+    signature = quote_plus(sign(key, f"{quoted}\n{expiry}"))
+    return f"SharedAccessSignature sr={quoted}&sig={signature}&se={expiry}&skn=name"
+
+
+@pytest.fixture
+def access():
+    return Access("key", lambda: NOW)
+
+
+def test_a_right_token(access):
+    claim = access.claim(token(), "type", "sb://other-name:5672/queue")
+    assert claim == Claim("queue", 2000.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        token(key="wrong"),
+        token(expiry="999"),
+        token(expiry="nan"),
+        token(resource="sb://host/other"),
+        token().replace("se=2000", "se=3000"),
+        token().replace("sig=", "gis="),
+        "SharedAccessSignature ",
+        "eyJ.jwt.token",
+        "",
+    ],
+)
+def test_wrong_tokens(access, text):
+    with pytest.raises(AmqpError) as caught:
+        access.claim(text, "jwt", "sb://host/queue")
+    assert caught.value.condition == "amqp:unauthorized-access"
+
+
+def test_without_a_key_everything_goes():
+    access = Access(None, lambda: NOW)
+    assert access.claim("anything", "jwt", "x").covers("any/thing")
+    assert access.password("a", "b")
+    claims = Claims(access, lambda: NOW)
+    claims.check("anything")
+
+
+@pytest.mark.parametrize(
+    ("claim", "path", "covered"),
+    [
+        ("", "anything", True),
+        ("queue", "queue", True),
+        ("queue", "Queue/Subscriptions/s", True),
+        ("queue", "queue2", False),
+        ("queue/deeper", "queue", False),
+    ],
+)
+def test_what_a_claim_covers(claim, path, covered):
+    assert Claim(claim, 1.0).covers(path) is covered
+
+
+def test_claims_of_a_connection_expire_and_are_replaced(access):
+    clock = [NOW]
+    claims = Claims(access, lambda: clock[0])
+    with pytest.raises(AmqpError):
+        claims.check("queue")
+    claims.add("a", Claim("queue", 1500.0))
+    claims.check("queue")
+    clock[0] = 1500.0
+    with pytest.raises(AmqpError):
+        claims.check("queue")
+    claims.add("a", Claim("queue", 1600.0))
+    claims.check("queue")
+    assert claims.expiry("other") == 0.0
+    claims.trusted = True
+    claims.check("other")
+
+
+def test_resource_paths():
+    assert resource_path("sb://Host:5672/Queue/%24x/") == "queue/$x"
+    assert resource_path("https://host") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("queue", Address("queue")),
+        ("amqps://host:5672/queue", Address("queue")),
+        ("amqp://host/a/b", Address("a/b")),
+        ("queue/$DeadLetterQueue", Address("queue", dead=True)),
+        ("queue/$deadletterqueue/$management", Address("queue", dead=True, management=True)),
+        ("queue/$Transfer/$DeadLetterQueue", Address("queue", dead=True, transfer=True)),
+        ("t/Subscriptions/s/$management", Address("t/Subscriptions/s", management=True)),
+        ("$cbs", Address("", cbs=True)),
+        ("$management", Address("", management=True)),
+        ("", Address("")),
+    ],
+)
+def test_addresses(text, address):
+    assert parse(text) == address

@@ -1,0 +1,161 @@
+"""SQL and correlation filters."""
+
+from __future__ import annotations
+
+import pytest
+
+from aztask.emulator.amqp import encode, sections
+from aztask.emulator.broker.filters import (
+    CorrelationFilter,
+    FalseFilter,
+    SqlFilter,
+    TrueFilter,
+    filter_from,
+    filter_record,
+)
+from aztask.errors import ConfigurationError
+
+MESSAGE = sections.cut(
+    encode.fields(
+        sections.PROPERTIES,
+        [
+            *(encode.string("id"), encode.NULL, encode.string("to"), encode.string("label")),
+            *(encode.NULL, encode.string("corr")),
+        ],
+    )
+    + encode.described(
+        sections.APPLICATION_PROPERTIES,
+        encode.map_of(
+            [
+                (encode.string("n"), encode.long(7)),
+                (encode.string("f"), encode.double(2.5)),
+                (encode.string("s"), encode.string("it's 100%")),
+                (encode.string("flag"), encode.TRUE),
+                (encode.string("two words"), encode.string("x")),
+                (encode.string("nothing"), encode.NULL),
+            ]
+        ),
+    )
+    + encode.described(sections.DATA, encode.binary(b""))
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n = 7",
+        "n <> 8 AND n != 9",
+        "n > 6 AND n >= 7 AND n < 8 AND n <= 7",
+        "N = 7",
+        "user.n = 7",
+        "sys.Label = 'label'",
+        "sys.MessageId = 'id' AND sys.CorrelationId = 'corr'",
+        "s = 'it''s 100%'",
+        "s LIKE 'it%'",
+        "s LIKE '%100\\%' ESCAPE '\\'",
+        "s NOT LIKE 'x%'",
+        "s LIKE '__''s%'",
+        "n IN (1, 7)",
+        "n NOT IN (1, 2)",
+        "missing IS NULL",
+        "nothing IS NULL",
+        "n IS NOT NULL",
+        "EXISTS(n) AND NOT EXISTS(missing)",
+        "[two words] = 'x'",
+        "\"two words\" = 'x'",
+        "flag = TRUE",
+        "flag",
+        "NOT (n = 8)",
+        "NOT NOT n = 7",
+        "n + 1 = 8 AND n * 2 = 14 AND n - 1 = 6 AND n / 2 = 3.5 AND n % 2 = 1",
+        "-n = -7",
+        "f = 2.5 AND f < n",
+        "s + '!' = 'it''s 100%!'",
+        "n = @p",
+        "n = 1 OR n = 7 AND flag",
+        "1=1",
+    ],
+)
+def test_what_matches(text):
+    assert SqlFilter(text, {"@p": 7}).matches(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n = 8",
+        "n = '7'",
+        "missing = 1",
+        "missing <> 1",
+        "NOT (missing = 1)",
+        "missing LIKE '%'",
+        "n LIKE '7'",
+        "missing IN (1)",
+        "flag = 1",
+        "n / 0 = 1",
+        "n > 'a'",
+        "1=0",
+        "n = @unknown",
+        "nothing = nothing",
+    ],
+)
+def test_what_does_not(text):
+    assert not SqlFilter(text, {"@p": 7}).matches(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "n =",
+        "= n",
+        "n = = 1",
+        "(n = 1",
+        "n = 1)",
+        "n NOT 1",
+        "n IN 1",
+        "n IN ()",
+        "SET n = 1",
+        "n = 'open",
+        "sys.",
+        "n IS 5",
+        "\x00",
+        "(" * 100 + "1" + ")" * 100,
+        "n = 1 OR " * 200 + "n = 1",
+    ],
+)
+def test_what_is_refused(text):
+    with pytest.raises(ConfigurationError, match="filter"):
+        SqlFilter(text)
+
+
+def test_a_pattern_that_would_take_for_ever():
+    message = sections.cut(
+        encode.described(
+            sections.APPLICATION_PROPERTIES,
+            encode.map_of([(encode.string("s"), encode.string("a" * 5000))]),
+        )
+        + encode.described(sections.DATA, encode.binary(b""))
+    )
+    assert not SqlFilter(f"s LIKE '{'%a' * 40}b'").matches(message)
+
+
+def test_correlation():
+    assert CorrelationFilter({"Label": "label"}, {"n": 7}).matches(MESSAGE)
+    assert CorrelationFilter({}, {"flag": True, "s": "it's 100%"}).matches(MESSAGE)
+    assert not CorrelationFilter({"Label": "other"}).matches(MESSAGE)
+    assert not CorrelationFilter({"To": "to"}, {"n": 8}).matches(MESSAGE)
+    assert not CorrelationFilter({"SessionId": "s"}).matches(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TrueFilter(),
+        FalseFilter(),
+        SqlFilter("a = @p", {"@p": 5}),
+        CorrelationFilter({"Label": "l"}, {"a": 1}),
+    ],
+)
+def test_filters_are_kept_as_plain_data(given):
+    assert filter_from(filter_record(given)) == given

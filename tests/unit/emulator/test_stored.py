@@ -1,0 +1,113 @@
+"""Messages as they are stored and delivered."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aztask.emulator.amqp import encode, sections
+from aztask.emulator.amqp.sections import cut
+from aztask.emulator.broker import stored
+from aztask.emulator.broker.consumer import guid_bytes
+
+BODY = encode.described(sections.DATA, encode.binary(b"body"))
+KEY = bytes(range(16))
+
+
+def annotations(**pairs):
+    items = [(encode.symbol(key.replace("_", "-")), encode.long(v)) for key, v in pairs.items()]
+    return encode.described(sections.MESSAGE_ANNOTATIONS, encode.map_of(items))
+
+
+def delivered(raw, **options):
+    payload = stored.from_sections(cut(raw)).pack()
+    return cut(stored.deliver(payload, sequence=5, enqueued_ms=1000, delivery_count=2, **options))
+
+
+def test_the_header_carries_the_count_and_keeps_the_rest():
+    header = encode.fields(
+        sections.HEADER,
+        [encode.TRUE, encode.ubyte(7), encode.uint(5000), encode.TRUE, encode.uint(9)],
+    )
+    assert delivered(header + BODY).header == [True, 7, 5000, None, 2]
+    assert delivered(BODY).header == [None, None, None, None, 2]
+    assert delivered(header + BODY, dead=("r", "d")).header == [True, 7, None, None, 2]
+
+
+def test_annotations_of_the_sender_and_of_the_broker():
+    raw = annotations(x_mine=1, x_opt_sequence_number=99, x_opt_locked_until=98) + BODY
+    got = delivered(raw, lock_token=KEY, locked_until_ms=77)
+    assert got.annotations == {
+        "x-mine": 1,
+        "x-opt-sequence-number": 5,
+        "x-opt-enqueued-time": 1000,
+        "x-opt-enqueue-sequence-number": 5,
+        "x-opt-message-state": 0,
+        "x-opt-locked-until": 77,
+    }
+    assert KEY in got.raw
+
+
+@given(st.binary(max_size=300))
+def test_the_bare_message_is_the_senders_own(body):
+    bare = encode.fields(sections.PROPERTIES, [encode.string("id")]) + encode.described(
+        sections.DATA, encode.binary(body)
+    )
+    got = delivered(annotations(a=1) + bare)
+    assert got.raw[got.bare :] == bare
+
+
+def test_dead_letters_say_why():
+    properties = encode.described(
+        sections.APPLICATION_PROPERTIES,
+        encode.map_of(
+            [
+                (encode.string("kept"), encode.ubyte(1)),
+                (encode.string("DeadLetterReason"), encode.string("old")),
+            ]
+        ),
+    )
+    got = delivered(properties + BODY, dead=("new", "text"))
+    assert got.application_properties == {
+        "kept": 1,
+        "DeadLetterReason": "new",
+        "DeadLetterErrorDescription": "text",
+    }
+    assert delivered(BODY, dead=("", "")).application_properties == {}
+    assert delivered(
+        encode.fields(sections.PROPERTIES, [encode.string("id")]) + BODY, dead=("r", "")
+    ).application_properties == {"DeadLetterReason": "r"}
+
+
+def test_changed_properties_of_simple_types_only():
+    bare = stored.with_properties(BODY, {"a": 1, "b": None, "c": [1], "d": 2**64})
+    assert cut(bare).application_properties == {"a": 1, "b": None}
+    assert stored.with_properties(BODY, {"c": [1]}) == BODY
+
+
+def test_a_missing_id_is_added_in_place():
+    properties = encode.fields(sections.PROPERTIES, [encode.NULL, encode.binary(b"user")])
+    for bare, expected in ((BODY, ["id"]), (properties + BODY, ["id", b"user"])):
+        kept = stored.with_message_id(stored.from_sections(cut(bare)), "id")
+        assert cut(kept.bare).properties == expected
+
+
+def test_hops_and_sources_of_forwarded_messages():
+    kept = stored.from_sections(cut(annotations(a=1) + BODY)).forwarded("queue")
+    again = stored.unpack(kept.forwarded().pack())
+    assert again.hops == 2
+    raw = stored.deliver(again.pack(), sequence=1, enqueued_ms=1, delivery_count=0)
+    assert cut(raw).annotations["x-opt-deadletter-source"] == "queue"
+
+
+def test_another_layout_is_refused():
+    with pytest.raises(ValueError, match="version 9"):
+        stored.unpack(b"\x09" + bytes(40))
+
+
+def test_tags_are_in_the_order_of_guids():
+    identifier = UUID(bytes=KEY)
+    assert guid_bytes(KEY) == identifier.bytes_le
