@@ -91,7 +91,7 @@ def _print_queues(*, as_json: bool) -> None:
             print_json(asdict(stats))
         return
     print_table(
-        ["queue", "in all", "active", "leased", "scheduled", "deferred", "dead"],
+        ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"],
         [[stats.queue, _living(stats), *_counts(stats)] for stats in found],
     )
 

@@ -234,8 +234,8 @@ class Supervisor:
 
     def _patience(self) -> float:
         if (
-            len(self._claims)
-            or len(self._finishes)
+            self._claims.waiting
+            or self._finishes.waiting
             or (self._deliveries.ready and self._pool.room())
         ):
             return 0.0

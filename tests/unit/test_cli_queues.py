@@ -15,10 +15,18 @@ def test_created_listed_deleted(cli, broker):
     assert cli("queues", "create", "one", "two").out == "queue one is there\nqueue two is there\n"
     cli.app().send("t", queue="one")
     lines = cli("queues").out.splitlines()
-    assert lines[0].split() == ["QUEUE", "ACTIVE", "LEASED", "SCHEDULED", "DEFERRED", "DEAD"]
+    assert lines[0].split() == [
+        "QUEUE",
+        "TOTAL",
+        "ACTIVE",
+        "LEASED",
+        "SCHEDULED",
+        "DEFERRED",
+        "DEAD",
+    ]
     assert [line.split() for line in lines[1:]] == [
-        ["one", "1", "0", "0", "0", "0"],
-        ["two", "0", "0", "0", "0", "0"],
+        ["one", "1", "1", "0", "0", "0", "0"],
+        ["two", "0", "0", "0", "0", "0", "0"],
     ]
     assert cli("queues", "delete", "one", "--yes").out == "queue one is deleted\n"
     assert broker.queues() == ["two"]

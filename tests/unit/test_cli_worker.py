@@ -21,7 +21,7 @@ GIVEN = [
     (["--log-format", "xml"], "is not one of 'plain', 'json'"),
     (["-Q", ""], "empty name"),
     (["-Q", "a,,b"], "empty name"),
-    (["--poll-ceiling", "1s"], "No such option"),
+    (["--poll-floor", "1s"], "No such option"),
     (["surplus"], "unexpected extra argument"),
 ]
 

@@ -1,0 +1,42 @@
+"""The two tasks on Celery with Kombu's Azure Storage queue transport."""
+
+import os
+
+from celery import Celery
+from marks import leave
+
+app = Celery(
+    "bench",
+    broker=f"azurestoragequeues://{os.environ['BENCH_KEY']}@{os.environ['BENCH_ENDPOINT']}",
+)
+app.conf.update(
+    task_ignore_result=True,
+    broker_transport_options={"queue_name_prefix": "celery-"},
+    task_default_queue="bench",
+    task_acks_late=True,
+    worker_send_task_events=False,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="noop")
+def noop() -> None:
+    """Nothing at all."""
+
+
+@app.task(name="mark")
+def mark(key: str, seconds: float = 0.0) -> None:
+    """Leave a mark."""
+    leave(key, seconds)
+
+
+def send(count: int) -> None:
+    """That many no-ops, one by one."""
+    for _ in range(count):
+        noop.delay()
+
+
+def marks(prefix: str, count: int, seconds: float) -> None:
+    """That many marks."""
+    for number in range(count):
+        mark.delay(f"{prefix}{number}", seconds)

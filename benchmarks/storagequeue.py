@@ -1,0 +1,279 @@
+"""Storage queues on one Azurite: aztask beside the bare SDK, Celery and dramatiq.
+
+Usage: python benchmarks/storagequeue.py [--check] [--no-peers] [> docs/benchmarks/storagequeue.txt]
+
+Every figure is the median of interleaved rounds: each round measures every system once, at a queue
+depth of 400 and less, since Azurite's own cost grows with the depth. Results and events are off.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "peers"), str(HERE.parent / "tests"), str(HERE.parent)]
+
+import azurite  # noqa: E402
+from common import Check, conclude, machine, percentile, spread  # noqa: E402
+from proxy import Proxy  # noqa: E402
+from storage_systems import Bench, System, group_cpu, kill_group, systems  # noqa: E402
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
+KILLS = int(os.environ.get("BENCH_KILLS", "20"))
+TASKS = 400
+SENDS = 400
+LATENCIES = 25
+CONNECTIONS = 8
+
+
+def bare_consume(bench: Bench) -> float:
+    """A loop of the SDK with as many connections as our worker: receive 32, delete each."""
+    client = bench.service.get_queue_client("default")
+    found: list[object] = []
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not found:
+                    found.extend(next(client.receive_messages(messages_per_page=32).by_page(), ()))
+                if not found:
+                    return
+                message = found.pop()
+            client.delete_message(message)
+
+    client.get_queue_properties()
+    threads = [threading.Thread(target=work) for _ in range(CONNECTIONS)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return TASKS / (time.perf_counter() - began)
+
+
+def bare_send(bench: Bench) -> float:
+    """Single sends of the SDK, one after the other."""
+    client = bench.service.get_queue_client("default")
+    client.send_message("x" * 400)
+    began = time.perf_counter()
+    for _ in range(SENDS):
+        client.send_message("x" * 400)
+    return SENDS / (time.perf_counter() - began)
+
+
+def consume(bench: Bench, system: System, server_pid: int) -> dict[str, float]:
+    """Fill the queue, start a worker, and time it from its first task to an empty queue."""
+    bench.fresh(system.queue)
+    expression = f"m.noop.map([()] * {TASKS})" if system.name == "aztask" else f"m.send({TASKS})"
+    bench.call(system, expression)
+    full = bench.depth(system.queue)
+    with bench.worker(system) as process:
+        while bench.depth(system.queue) == full:
+            time.sleep(0.01)
+        began, at = time.perf_counter(), bench.depth(system.queue)
+        cpu, server = group_cpu(process), cpu_of(server_pid)
+        while bench.depth(system.queue) > 0:
+            time.sleep(0.05)
+            if time.perf_counter() - began > 120:
+                raise TimeoutError(f"{system.name} did not empty the queue")
+        seconds = time.perf_counter() - began
+        cpu, server = group_cpu(process) - cpu, cpu_of(server_pid) - server
+    return {
+        "tasks/s": at / seconds,
+        "worker CPU, % of a core": 100 * cpu / seconds,
+        "Azurite CPU, % of a core": 100 * server / seconds,
+    }
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def latencies(bench: Bench, system: System) -> list[float]:
+    """From the send to the start, within a second of the last message; the worker is idle."""
+    bench.fresh(system.queue)
+    code = (
+        f"import time, sys, {system.module} as m\n"
+        "m.marks('warm', 1, 0.0)\n"
+        "time.sleep(3)\n"
+        f"for n in range({LATENCIES}):\n"
+        "    time.sleep(0.3 + 0.7 * (n % 10) / 10)\n"
+        "    at = time.time()\n"
+        "    m.marks(f'l{n}-', 1, 0.0)\n"
+        "    print(n, at)\n"
+    )
+    with bench.worker(system):
+        done = subprocess.run(
+            [system.python, "-c", code],
+            env=bench.environment,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=180,
+        )
+        sent = [line.split() for line in done.stdout.decode().splitlines()]
+        return [1000 * (bench.wait_mark(f"l{n}-0") - float(at)) for n, at in sent]
+
+
+def requests(bench: Bench, proxy: Proxy, system: System) -> float:
+    """Queue requests for each of 300 no-ops: sending, receiving and deleting."""
+    bench.fresh(system.queue)
+    proxy.counts.clear()
+    bench.call(system, "m.send(300)")
+    while bench.depth(system.queue) < 303:
+        time.sleep(0.1)
+    sent = proxy.counts["POST"]
+    proxy.counts.clear()
+    looks = 0
+    with bench.worker(system):
+        while bench.depth(system.queue) > 0:
+            looks += 1
+            time.sleep(0.2)
+        used = proxy.total - looks
+    return (sent + used) / 303
+
+
+def lost(bench: Bench, system: System) -> int:
+    """Tasks that never ended, after so many kills of the worker, and a last one that is let be."""
+    bench.fresh(system.queue)
+    count = 40 * KILLS
+    bench.call(system, f"m.marks('k', {min(count, 900)}, 0.15)")
+    for _ in range(KILLS):
+        process = bench.start(system, *system.kill_arguments)
+        time.sleep(2.0)
+        kill_group(process)
+    with bench.worker(system, *system.kill_arguments):
+        known, since = -1, time.monotonic()
+        while time.monotonic() - since < 12.0:
+            now = len(bench.times("k"))
+            if now != known:
+                known, since = now, time.monotonic()
+            if now == min(count, 900):
+                break
+            time.sleep(0.2)
+    return min(count, 900) - len(bench.times("k"))
+
+
+def main() -> None:
+    """Measure, print, check."""
+    print("benchmark: Storage queues on one Azurite 3.35.0, queue depth 400 and less")
+    print(machine(("azure-storage-queue", "azure-core", "kombu", "msgpack")))
+    print("command: python benchmarks/storagequeue.py; results and events off\n")
+    ours, *peers = systems()
+    if "--no-peers" in sys.argv:
+        peers = []
+    figures: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, azurite.running(Path(folder)) as server:
+        bench = Bench(server.endpoint, server.connection_string, azurite.ACCOUNT, azurite.KEY)
+        proxy = Proxy(server.port)
+        far = Bench(
+            server.endpoint.replace(str(server.port), str(proxy.port)),
+            server.connection_string_at(proxy.port),
+            azurite.ACCOUNT,
+            azurite.KEY,
+        )
+        bench.fresh("default", "default-poison")
+        for _ in range(ROUNDS):
+            one_round(figures, bench, far, proxy, server.pid, [ours, *peers])
+        for system in [ours, *peers]:
+            waits = latencies(bench, system)
+            figures[f"{system.name}: idle latency p50, ms"].append(percentile(waits, 0.5))
+            figures[f"{system.name}: idle latency p95, ms"].append(percentile(waits, 0.95))
+            figures[f"{system.name}: requests per task"].append(requests(far, proxy, system))
+            figures[f"{system.name}: tasks lost in {KILLS} kills"].append(lost(bench, system))
+        proxy.close()
+    for name, values in figures.items():
+        print(f"  {name:<44} {spread(values)}")
+    judge({name: statistics.median(values) for name, values in figures.items()}, peers)
+
+
+def one_round(
+    figures: dict[str, list[float]],
+    bench: Bench,
+    far: Bench,
+    proxy: Proxy,
+    server_pid: int,
+    all_systems: list[System],
+) -> None:
+    """Everything that is a rate, once."""
+    ours = all_systems[0]
+    bench.fresh("default")
+    bench.call(ours, f"m.noop.map([()] * {TASKS - 3})")
+    figures["bare SDK: receive 32 and delete, messages/s"].append(bare_consume(bench))
+    for system in all_systems:
+        for name, value in consume(bench, system, server_pid).items():
+            figures[f"{system.name}: {name}"].append(value)
+        bench.fresh(system.queue)
+        figures[f"{system.name}: single sends/s"].append(
+            SENDS / bench.call(system, f"m.send({SENDS})")
+        )
+    bench.fresh("default")
+    figures["bare SDK: single sends/s"].append(bare_send(bench))
+    bench.fresh("default")
+    figures["aztask: .map, sends/s"].append(TASKS / bench.call(ours, f"m.noop.map([()] * {TASKS})"))
+    for delay in (0.0, 0.005):
+        proxy.delay = 0.0
+        far.fresh("default")
+        far.call(ours, f"m.noop.map([()] * {TASKS})")
+        proxy.delay = delay
+        rate = consume_far(bench, far, ours)
+        figures[f"aztask: tasks/s, {1000 * delay:.0f} ms added to each reply"].append(rate)
+    proxy.delay = 0.0
+
+
+def consume_far(bench: Bench, far: Bench, system: System) -> float:
+    """The worker's rate through the proxy; the depth is looked at past it."""
+    full = bench.depth(system.queue)
+    with far.worker(system):
+        while bench.depth(system.queue) == full:
+            time.sleep(0.01)
+        began, at = time.perf_counter(), bench.depth(system.queue)
+        while bench.depth(system.queue) > 0:
+            time.sleep(0.05)
+        return at / (time.perf_counter() - began)
+
+
+def judge(middle: dict[str, float], peers: list[System]) -> None:
+    """The table of checks."""
+    rate = middle["aztask: tasks/s"]
+    bare = middle["bare SDK: receive 32 and delete, messages/s"]
+    checks = [
+        Check("worker, no-ops", rate, 750, "tasks/s"),
+        Check("worker, share of the bare SDK", rate / bare, 0.9, ""),
+        Check(
+            "single sends, share of the bare SDK",
+            middle["aztask: single sends/s"] / middle["bare SDK: single sends/s"],
+            0.9,
+            "",
+        ),
+        Check(".map", middle["aztask: .map, sends/s"], 1400, "/s"),
+        Check("idle latency p50", middle["aztask: idle latency p50, ms"], 100, "ms", False),
+        Check("requests per task", middle["aztask: requests per task"], 2.1, "", False),
+        Check(
+            "rate with 5 ms added, share of that without",
+            middle["aztask: tasks/s, 5 ms added to each reply"]
+            / middle["aztask: tasks/s, 0 ms added to each reply"],
+            0.7,
+            "",
+        ),
+        Check("tasks lost in kills", middle[f"aztask: tasks lost in {KILLS} kills"], 0, "", False),
+    ]
+    checks += [
+        Check(f"times the rate of {peer.name}", rate / middle[f"{peer.name}: tasks/s"], 5, "x")
+        for peer in peers
+    ]
+    conclude(checks)
+
+
+if __name__ == "__main__":
+    main()

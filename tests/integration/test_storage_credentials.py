@@ -1,0 +1,162 @@
+"""Keys, signatures and tokens against Azurite, and that none of them gets into a log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import azurite
+import pytest
+from azure.core.credentials import AccessToken
+from azure.storage.queue import AccountSasPermissions, ResourceTypes, generate_account_sas
+from storage import broker_at
+
+from aztask.addresses import StorageQueueAddress
+from aztask.brokers.storagequeue import StorageQueueBroker
+from aztask.delivery import Settled
+from aztask.envelope import Envelope
+from aztask.errors import ConfigurationError
+from aztask.masking import SecretFilter
+from aztask.settlement import Complete
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[azurite.Azurite]:
+    with azurite.running(tmp_path_factory.mktemp("azurite")) as running:
+        yield running
+
+
+def signature(seconds: float, permission: str = "rwdlacup") -> str:
+    return str(
+        generate_account_sas(
+            azurite.ACCOUNT,
+            azurite.KEY,
+            ResourceTypes(service=True, container=True, object=True),
+            AccountSasPermissions.from_string(permission),
+            datetime.now(UTC) + timedelta(seconds=seconds),
+        )
+    )
+
+
+def signed(server: azurite.Azurite, token: str) -> str:
+    return f"QueueEndpoint={server.endpoint};SharedAccessSignature={token}"
+
+
+def round_trip(broker: StorageQueueBroker, queue: str) -> None:
+    broker.declare(queue)
+    broker.send(queue, [Envelope(b"x")])
+    receiver = broker.receiver(queue, lease=30.0)
+    (delivery,) = receiver.receive(1, 5.0)
+    receiver.renew([delivery])
+    assert receiver.settle([(delivery, Complete())]) == [Settled()]
+
+
+def test_a_signature_is_enough(server):
+    broker = broker_at(signed(server, signature(600)))
+    round_trip(broker, "signed")
+    broker.close()
+
+
+def test_an_expired_signature_is_told_and_is_no_end(server):
+    broker = broker_at(signed(server, signature(600)))
+    broker.declare("expired")
+    receiver = broker.receiver("expired", lease=30.0)
+    assert receiver.receive(1, 0.0) == []
+    late = broker_at(signed(server, signature(-60)))
+    token = signature(-60).partition("sig=")[2]
+    with pytest.raises(ConfigurationError, match="its expiry") as caught:
+        late.receiver("expired", lease=30.0).receive(1, 0.0)
+    assert token not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="its expiry"):
+        late.send("expired", [Envelope(b"x")])
+    broker.close()
+    late.close()
+
+
+def test_a_signature_never_reaches_a_log(server, caplog):
+    token = signature(600)
+    secret = token.partition("sig=")[2].partition("&")[0]
+    caplog.handler.addFilter(SecretFilter())
+    with caplog.at_level(logging.DEBUG):
+        broker = broker_at(signed(server, token))
+        round_trip(broker, "logged")
+        logging.getLogger("urllib3.connectionpool").debug("GET /logged?%s HTTP/1.1", token)
+        logging.getLogger("azure.core").info("Request URL: http://host/q?%s", token)
+        broker.close()
+    assert "logged" in caplog.text
+    assert secret not in caplog.text
+    assert azurite.KEY not in caplog.text
+
+
+class StaticCredential:
+    """A token as Entra ID would give one; Azurite checks its claims, not its signature."""
+
+    def __init__(self, audience: str = "https://storage.azure.com") -> None:
+        self.asked = 0
+        now = int(time.time())
+        claims = {
+            "aud": audience,
+            "iss": "https://sts.windows.net/ab1f708d-50f6-404c-a006-d71b2ac7a606/",
+            "iat": now - 60,
+            "nbf": now - 60,
+            "exp": now + 3600,
+        }
+        parts = [{"alg": "RS256", "typ": "JWT"}, claims]
+        text = ".".join(_base64(json.dumps(part).encode()) for part in parts)
+        self._token = AccessToken(f"{text}.{_base64(b'signature')}", now + 3600)
+
+    def get_token(self, *scopes: str, **options: object) -> AccessToken:
+        self.asked += 1
+        return self._token
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed: it makes the certificate of this test")
+    folder = tmp_path_factory.mktemp("tls")
+    pem, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(pem)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return pem, key
+
+
+def test_entra_id_over_tls(certificate, tmp_path, monkeypatch):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate[0]))
+    with azurite.running(tmp_path, certificate=certificate, oauth=True) as server:
+        credential = StaticCredential()
+        address = StorageQueueAddress(azurite.ACCOUNT, server.endpoint)
+        broker = StorageQueueBroker(address, credential=credential)
+        round_trip(broker, "entra")
+        assert credential.asked == 1, "the token is used again until it expires"
+        broker.close()
+        wrong = StorageQueueBroker(address, credential=StaticCredential("https://example.org"))
+        with pytest.raises(ConfigurationError, match="refused the credential"):
+            wrong.send("entra", [Envelope(b"x")])
+        wrong.close()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(certificate, tmp_path):
+    with azurite.running(tmp_path, certificate=certificate) as server:
+        broker = broker_at(server.connection_string)
+        with pytest.raises(Exception, match="certificate verify failed"):
+            broker.stats("any-queue")
+        broker.close()

@@ -1,0 +1,108 @@
+"""A plain kombu producer and consumer on Storage queues, and the example that uses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import azurite
+import kombu
+import pytest
+from harness import ROOT
+from storage import broker_at
+
+import aztask.transport
+from aztask import App
+
+EXAMPLE = ROOT / "examples" / "storagequeue"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[azurite.Azurite]:
+    with azurite.running(tmp_path_factory.mktemp("azurite")) as running:
+        yield running
+
+
+def consumer_of(connection: kombu.Connection, got: list[kombu.Message]) -> kombu.Consumer:
+    consumer = kombu.Consumer(connection.channel(), [kombu.Queue("plain")])
+    consumer.register_callback(lambda body, message: got.append(message))
+    consumer.consume()
+    return consumer
+
+
+def drain(connection: kombu.Connection, got: list[kombu.Message], count: int) -> None:
+    until = time.monotonic() + 10
+    while len(got) < count:
+        connection.drain_events(timeout=max(0.0, until - time.monotonic()))
+
+
+def test_a_plain_kombu_producer_and_consumer(server):
+    aztask.transport.register()
+    broker = broker_at(server.connection_string)
+    options = {"broker": server.connection_string}
+    got: list[kombu.Message] = []
+    with kombu.Connection("aztask://", transport_options=options) as connection:
+        producer = connection.Producer()
+        consumer = consumer_of(connection, got)
+        producer.publish({"n": 1}, routing_key="plain", headers={"h": "x"})
+        drain(connection, got, 1)
+        assert got[0].payload == {"n": 1}
+        assert got[0].headers == {"h": "x"}
+        got[0].ack()
+        producer.publish({"n": 2}, routing_key="plain")
+        drain(connection, got, 2)
+        got[1].requeue()
+        drain(connection, got, 3)
+        assert got[2].delivery_info["redelivered"] is True
+        got[2].reject()
+        consumer.cancel()
+    (dead,) = broker.peek("plain", dead_letter=True)
+    assert dead.dead_letter_reason == "rejected"
+    assert broker.stats("plain").total == 0
+    broker.close()
+
+
+def test_the_example(server, tmp_path: Path):
+    environment = {
+        **os.environ,
+        "AZTASK_APP": "shop:app",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    text = (EXAMPLE / "shop.py").read_text()
+    assert "UseDevelopmentStorage=true" in text
+    (tmp_path / "shop.py").write_text(text.replace('broker="UseDevelopmentStorage=true", ', ""))
+    environment["AZTASK_BROKER"] = server.connection_string
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr + done.stdout
+
+    run("-m", "aztask", "queues", "create", "default", "slow")
+    assert "12 tasks sent" in run("shop.py")
+    log = run("-m", "aztask", "worker", "-Q", "default,slow", "--burst")
+    assert "12 succeeded, 0 failed" in log
+
+
+def test_every_queue_has_its_own_lease(server):
+    app = App("leases", broker=server.connection_string)
+    app.queue("short-tasks", lease=20.0)
+    app.queue("long-tasks", lease=200.0)
+    for queue in ("short-tasks", "long-tasks"):
+        app.broker.declare(queue)
+        app.send("any", queue=queue)
+        with app.receive(queue) as lease:
+            assert lease.delivery.lease_seconds == app.queue_settings(queue).lease_seconds
+    app.close()
