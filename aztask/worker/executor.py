@@ -152,9 +152,7 @@ class Executor:
             self._conclude(job, State.CANCELLED, Complete())
         else:
             job.owned, job.starts = True, answer.starts
-            if answer.saved is not None:
-                job.saved = answer.saved
-                job.message = replace(_message(job), saved=answer.saved)
+            job.resume(answer.saved)
             self._before_run(job)
 
     def _before_run(self, job: Job) -> None:
