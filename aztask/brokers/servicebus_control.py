@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, TypeAlias
@@ -96,6 +97,11 @@ class Control:
     def call(self, function: Callable[[ServiceBusReceiver], Any]) -> Any:
         """`function` of the receiver, on its thread. Raises what `error_of` makes of errors."""
         return self._post(_Work(Future(), call=function)).result()
+
+    def warm(self) -> None:
+        """Connect now, in the background: the first renewal need not wait for it."""
+        with suppress(BrokerUnavailable):  # it was closed meanwhile
+            self._post(_Work(Future(), call=lambda link: private.open_link(link, self._seconds)))
 
     def close(self) -> None:
         """Finish what was posted, then let go of the connection."""

@@ -19,7 +19,7 @@ import inspect
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 from uuid import UUID
@@ -101,8 +101,15 @@ def settle_one(
         receiver.dead_letter_message(message, reason=reason, error_description=description)
 
 
-def pull(receiver: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
+def pull(
+    receiver: ServiceBusReceiver,
+    limit: int,
+    wait: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Any]:
     """Up to `limit` messages: what comes within `wait` seconds, and right after the first.
+
+    stop: whether somebody else needs the connection; asked every `LONGEST_READ` seconds.
 
     On return no credit is left with the service, so nothing is sent that nobody waits for. (What is
     under way at that instant is read by the next pull, or given back by the SDK's keep-alive thread
@@ -119,7 +126,7 @@ def pull(receiver: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
         wanted = limit - arrived.qsize()
         if wanted > 0:
             link._amqp_transport.reset_link_credit(handler, wanted)
-            _read(handler, arrived, limit, wait)
+            _read(handler, arrived, limit, wait, stop)
             if arrived.qsize() < limit and handler._link.current_link_credit > 0:
                 link._amqp_transport.reset_link_credit(handler, 0)
         return [
@@ -132,14 +139,16 @@ def pull(receiver: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
         link._receive_context.clear()
 
 
-def _read(handler: Any, arrived: Any, limit: int, wait: float) -> None:
+def _read(handler: Any, arrived: Any, limit: int, wait: float, stop: Callable[[], bool]) -> None:
     until = time.monotonic() + wait
     while (count := arrived.qsize()) < limit:
         left = until - time.monotonic()
         handler._socket_timeout = GATHER if count else max(0.001, min(LONGEST_READ, left))
         if not handler.do_work(batch=limit - count):
             raise ConnectionError("the connection was closed")
-        if (count and arrived.qsize() == count) or (not arrived.qsize() and left <= 0):
+        if count and arrived.qsize() == count:
+            return
+        if not arrived.qsize() and (left <= 0 or stop()):
             return
 
 

@@ -48,6 +48,8 @@ SHORTEST_WAIT: Final = 0.1
 QUIET_SECONDS: Final = 60.0
 OPEN_SECONDS: Final = 10.0
 TOLERANCE: Final = 0.5
+RELEASE_SECONDS: Final = 0.5
+YIELD: Final = 0.01
 
 Send = Callable[[str, Sequence[Envelope]], None]
 
@@ -81,6 +83,7 @@ class BusReceiver:
         self._dead_letter = dead_letter
         self._delete = delete
         self._closed = False
+        self._releasing = False
         self._link: ServiceBusReceiver | None = None
         self._link_lock = threading.Lock()
         self._heard_at = 0.0
@@ -96,24 +99,32 @@ class BusReceiver:
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
-        if limit < 1 or self._closed:
-            return []
-        with self._link_lock:
-            try:
-                link = self._connected()
-                asked_at = self._clock.monotonic()
-                messages = self._pull(link, limit, max(wait, SHORTEST_WAIT))
-            except SDK_ERRORS as error:
-                self._disconnect()
-                raise error_of(error, self._queue) from None
-        return self._deliveries(messages, asked_at)
+        until = time.monotonic() + max(wait, SHORTEST_WAIT)
+        while limit > 0 and not self._closed:
+            # a deadline counts from here: so credit is given anew after a tenth of a lease
+            left = min(until - time.monotonic(), max(SHORTEST_WAIT, 0.1 * self._lease))
+            with self._link_lock:
+                try:
+                    link = self._connected()
+                    asked_at = self._clock.monotonic()
+                    messages = self._pull(link, limit, left)
+                except SDK_ERRORS as error:
+                    self._disconnect()
+                    raise error_of(error, self._queue) from None
+            if messages:
+                return self._deliveries(messages, asked_at)
+            if time.monotonic() >= until:
+                break
+            if self._releasing:
+                time.sleep(YIELD)
+        return []
 
     def _pull(self, link: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
         now = time.monotonic()
         if now - self._heard_at > QUIET_SECONDS:
             link.peek_messages(max_message_count=1, timeout=request_seconds(self._lease))
             self._heard_at = time.monotonic()
-        messages = private.pull(link, limit, wait)
+        messages = private.pull(link, limit, wait, lambda: self._releasing)
         if messages:
             self._heard_at = time.monotonic()
         return messages
@@ -128,6 +139,9 @@ class BusReceiver:
         if not private.is_open(self._link):
             private.open_link(self._link, OPEN_SECONDS)
             self._heard_at = time.monotonic()
+            if not self._delete:
+                self._renewing.warm()
+                self._settling.warm()
         return self._link
 
     def _disconnect(self) -> None:
@@ -283,7 +297,9 @@ class BusReceiver:
         delivery is abandoned, which counts.
         """
         wanted = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
-        if not wanted or not self._link_lock.acquire(timeout=2 * SHORTEST_WAIT):
+        self._releasing = bool(wanted)
+        if not wanted or not self._link_lock.acquire(timeout=RELEASE_SECONDS):
+            self._releasing = False
             return set()
         try:
             link = self._link
@@ -293,6 +309,7 @@ class BusReceiver:
                 if link is not None and private.release(link, deliveries[index].message)
             }
         finally:
+            self._releasing = False
             self._link_lock.release()
 
     def _ask(
