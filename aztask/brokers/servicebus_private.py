@@ -18,6 +18,7 @@ import contextlib
 import inspect
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -35,7 +36,7 @@ STATUSES: Final = {
 """Dispositions as the management node spells them, ``defered`` included."""
 
 LONGEST_READ: Final = 0.2
-"""Seconds that one read may block: the link's socket is locked meanwhile."""
+"""Seconds between two looks at whether somebody else needs the connection."""
 
 GATHER: Final = 0.004
 """Seconds without another message after which a receive is content with fewer than it asked for."""
@@ -126,7 +127,7 @@ def pull(
         wanted = limit - arrived.qsize()
         if wanted > 0:
             link._amqp_transport.reset_link_credit(handler, wanted)
-            _read(handler, arrived, limit, wait, stop)
+            _read(link, arrived, limit, wait, stop)
             if arrived.qsize() < limit and handler._link.current_link_credit > 0:
                 link._amqp_transport.reset_link_credit(handler, 0)
         return [
@@ -139,17 +140,30 @@ def pull(
         link._receive_context.clear()
 
 
-def _read(handler: Any, arrived: Any, limit: int, wait: float, stop: Callable[[], bool]) -> None:
+def _read(receiver: Any, arrived: Any, limit: int, wait: float, stop: Callable[[], bool]) -> None:
+    """Read frames into `arrived`. The SDK's own read blocks for 200 ms when nothing comes, so the
+    socket is asked first.
+    """
+    handler = receiver._handler
+    handler.client_ready()  # refreshes the token when it is time
+    sock = _socket_of(receiver)
     until = time.monotonic() + wait
     while (count := arrived.qsize()) < limit:
         left = until - time.monotonic()
-        handler._socket_timeout = GATHER if count else max(0.001, min(LONGEST_READ, left))
-        if not handler.do_work(batch=limit - count):
+        if not _readable(sock, GATHER if count else max(0.0, min(LONGEST_READ, left))):
+            if count or left <= 0 or stop():
+                return
+        elif not handler.do_work():
             raise ConnectionError("the connection was closed")
-        if count and arrived.qsize() == count:
+        elif sock is None and (left <= 0 or stop()):
             return
-        if not arrived.qsize() and (left <= 0 or stop()):
-            return
+
+
+def _readable(sock: socket.socket | None, wait: float) -> bool:
+    """Whether there is something to read within `wait` seconds; True where only reading tells."""
+    if sock is None or (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+        return True
+    return bool(select.select([sock], [], [], wait)[0])
 
 
 def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) -> None:
@@ -184,7 +198,7 @@ def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
 def has_unread(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
     """Whether an idle connection has something to read: its end, a detached link, a heartbeat."""
     sock = _socket_of(handler)
-    return sock is None or bool(select.select([sock], [], [], 0)[0])
+    return sock is None or _readable(sock, 0.0)
 
 
 def _socket_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | None:
