@@ -31,6 +31,7 @@ from azure.servicebus import (
 )
 
 from aztask.addresses import ServiceBusAddress
+from aztask.brokers import servicebus_private as private
 from aztask.brokers.azure_access import default_credential, filter_secrets, quiet_sdk
 from aztask.brokers.base import AnySession
 from aztask.brokers.crew import Crew
@@ -112,6 +113,12 @@ class BusClient:
         self._closing = [future for future in self._closing if not future.done()]
         with suppress(RuntimeError):  # the crew is gone: the process is ending
             self._closing.append(self._closer.submit(lambda: _close(handler)))
+
+    def drop(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
+        """Give up a connection that broke: it ends now, and is cleared away in the background."""
+        private.end(handler)
+        with suppress(RuntimeError):
+            self._closing.append(self._closer.submit(lambda: private.disconnect(handler)))
 
     def finish(self) -> None:
         """Wait until everything is closed, for a few seconds at most."""

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 MOST_TOKENS: Final = 200
 """Lock tokens in one request: about 4 KiB."""
 
+SHORTEST_OPENING: Final = 2.0
+"""Seconds: the SDK takes half a second to open a connection, more on a busy machine."""
+
 RENEW: Final = "renew"
 
 Verdict: TypeAlias = Settled | Lost | Unknown
@@ -101,7 +104,7 @@ class Control:
     def warm(self) -> None:
         """Connect now, in the background: the first renewal need not wait for it."""
         with suppress(BrokerUnavailable):  # it was closed meanwhile
-            self._post(_Work(Future(), call=lambda link: private.open_link(link, self._seconds)))
+            self._post(_Work(Future(), call=lambda _: None))
 
     def close(self) -> None:
         """Finish what was posted, then let go of the connection."""
@@ -214,10 +217,12 @@ class Control:
     def _connected(self) -> ServiceBusReceiver:
         if self._receiver is None:
             self._receiver = self._connect()
+        if not private.is_open(self._receiver):
+            private.open_link(self._receiver, max(SHORTEST_OPENING, self._seconds))
         return self._receiver
 
     def reconnect(self) -> None:
         """Give the connection up; the next request opens another."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
-            private.disconnect(receiver)
+            self._client.drop(receiver)

@@ -19,6 +19,7 @@ import inspect
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -167,12 +168,33 @@ def _readable(sock: socket.socket | None, wait: float) -> bool:
 
 
 def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) -> None:
-    """Connect now, within `timeout` seconds."""
+    """Connect now, within `timeout` seconds.
+
+    The SDK's SASL handshake reads without any time-out ([seen] azure-servicebus 7.15: a server that
+    takes the connection and says nothing holds it for ever), so the socket is ended from outside.
+    Closing would wait up to a second for the keep-alive thread, also in the middle of a request
+    that failed: it is not told of that thread, which ends by itself.
+    """
     link: Any = handler
+    watchdog = threading.Timer(timeout, end, [handler])
+    watchdog.daemon = True
+    watchdog.start()
     try:
         link._open(timeout)
+        if getattr(link._handler, "_keep_alive_thread", None) is not None:
+            link._handler._keep_alive_thread = None
     except Exception as error:  # noqa: BLE001  # of its AMQP layer: the SDK translates them
         raise link._handle_exception(error) from None
+    finally:
+        watchdog.cancel()
+
+
+def end(handler: ServiceBusReceiver | ServiceBusSender) -> None:
+    """End both directions of the connection, so that whoever reads or writes gets an error."""
+    sock = _socket_of(handler)
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def is_open(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
@@ -181,13 +203,10 @@ def is_open(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
 
 
 def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
-    """Close its connection; the next call opens another."""
+    """Close its connection, however broken it is."""
     link: Any = handler
     sock = _socket_of(handler)
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            # so that the SDK's polite goodbyes fail at once instead of waiting
-            sock.shutdown(socket.SHUT_RDWR)
+    end(handler)  # so that the SDK's polite goodbyes fail at once instead of waiting
     with contextlib.suppress(Exception):  # it is given up: how it ends does not matter
         link._close_handler()
     link._running = False

@@ -147,7 +147,7 @@ class BusReceiver:
     def _disconnect(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            private.disconnect(link)
+            self._client.drop(link)
 
     def _deliveries(
         self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float

@@ -73,7 +73,6 @@ class Senders:
         except SDK_ERRORS as error:
             if is_refusal(error) and not sent:
                 raise error_of(error, self._queue) from None
-            private.disconnect(sender)
             raise SendUnconfirmed(
                 f"queue {self._queue!r} did not confirm {len(pairs) - sent} of {len(pairs)} "
                 f"messages ({error_of(error, self._queue)}); they may be stored or not: send them "
@@ -119,27 +118,26 @@ class Senders:
             sender = self._ready()
             try:
                 yield sender
-            finally:
-                self._back(sender)
+            except BaseException:  # whatever it was, nobody knows what is under way on it
+                self._client.drop(sender)
+                raise
+            self._back(sender)
 
     def _ready(self) -> ServiceBusSender:
-        try:
+        while self._free:
             sender, used_at = self._free.pop()
-        except IndexError:
-            sender, used_at = self._client.sender(self._queue), 0.0
-        idle = time.monotonic() - used_at > IDLE_SECONDS
-        if idle and private.is_open(sender) and private.has_unread(sender):
-            private.disconnect(sender)
-        if not private.is_open(sender):
-            self._connect(sender)
-        return sender
-
-    def _connect(self, sender: ServiceBusSender) -> None:
+            if not private.is_open(sender):
+                continue
+            if time.monotonic() - used_at < IDLE_SECONDS or not private.has_unread(sender):
+                return sender
+            self._client.drop(sender)
+        sender = self._client.sender(self._queue)
         try:
             private.open_link(sender, OPEN_SECONDS)
         except SDK_ERRORS as error:
-            private.disconnect(sender)
+            self._client.drop(sender)
             raise error_of(error, self._queue) from None
+        return sender
 
     def _back(self, sender: ServiceBusSender) -> None:
         if self._closed:

@@ -74,7 +74,7 @@ class SessionReceiver(BusReceiver):
         try:
             private.open_link(link, OPEN_SECONDS)
         except SDK_ERRORS:
-            private.disconnect(link)
+            self._client.drop(link)
             raise
         self._owner, self._deadline = link, asked_at + self._lease
         return link
