@@ -23,7 +23,7 @@ from kombu.exceptions import KombuError
 from aztask import serializer as formats
 from aztask.compression import decompress
 from aztask.display import one_line
-from aztask.envelope import Envelope
+from aztask.envelope import NO_PROPERTIES, Envelope
 from aztask.errors import (
     CodecError,
     ConfigurationError,
@@ -179,7 +179,7 @@ class Codec:
                 "partition_key": None,
                 "delay": delay,
                 "expires_at": message.expires,
-                "properties": {"reply_to": message.reply_to} if message.reply_to else {},
+                "properties": {"reply_to": message.reply_to} if message.reply_to else NO_PROPERTIES,
             },
         )
 

@@ -34,3 +34,7 @@ class Envelope:
     delay: float = 0.0
     expires_at: float | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_PROPERTIES: Mapping[str, Any] = {}
+"""Shared by all envelopes that have none; nobody changes an envelope's maps in place."""

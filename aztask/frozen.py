@@ -7,23 +7,16 @@ queue. Without slots, a frozen dataclass keeps its fields in a dict, which takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """An instance with exactly these fields: give all of them; none is checked or defaulted."""
+def build(kind: type[T], values: dict[str, Any]) -> T:
+    """An instance with exactly these fields: give all of them; none is checked or defaulted.
+
+    The dict becomes the instance's own: do not use it afterwards.
+    """
     made = object.__new__(kind)
-    made.__dict__.update(values)
-    return made
-
-
-def changed(value: T, changes: Mapping[str, Any]) -> T:
-    """`dataclasses.replace`, for the same classes."""
-    made = object.__new__(type(value))
-    fields = made.__dict__
-    fields.update(value.__dict__)
-    fields.update(changes)
+    object.__setattr__(made, "__dict__", values)
     return made

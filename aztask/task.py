@@ -14,6 +14,8 @@ from aztask.retry import RetryPolicy
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_NO_KEYWORDS: dict[str, Any] = {}  # one for all: `map` makes millions of calls
+
 RETRY_STRATEGIES = ("resubmit",)
 DELIVERIES = ("at-least-once", "at-most-once")
 
@@ -182,8 +184,8 @@ class Task(Generic[P, R]):
             if not isinstance(args, tuple | list):
                 raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
             arguments = tuple(args)
-            self.check_arguments(arguments, {})
-            batch.append(Call(arguments, {}))
+            self.check_arguments(arguments, _NO_KEYWORDS)
+            batch.append(Call(arguments, _NO_KEYWORDS))
         return self._sender.send_call(self, batch, options)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

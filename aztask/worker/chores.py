@@ -20,13 +20,13 @@ DRAINED_SECONDS = 0.1
 
 
 class Chores:
-    """Runs on the supervisor's ticks; what waits for a network runs on a lane."""
+    """Told by the supervisor's ticks, done on a thread: no chore may hold up the supervisor."""
 
-    def __init__(self, app: App, clock: Clock, mailbox: Mailbox, *, threads: int) -> None:
+    def __init__(self, app: App, clock: Clock, mailbox: Mailbox) -> None:
         self._app = app
         self._clock = clock
         self._lane: Lane[Callable[[], object]] = Lane(
-            "chores", self._run, lambda chores: None, mailbox, threads=threads
+            "chores", self._run, lambda chores: None, mailbox, threads=1
         )
         self._heartbeat_at = 0.0
         self._purge_at = clock.monotonic() + PURGE_SECONDS
@@ -44,7 +44,6 @@ class Chores:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds
             self._lane.submit([partial(results.purge, before)])
-        self._lane.turn()
 
     def tell(self, record: WorkerRecord) -> None:
         """Give a sign of life."""
@@ -67,7 +66,6 @@ class Chores:
 
     def stop(self) -> None:
         """Finish what is under way."""
-        self._lane.turn()
         self._lane.stop()
 
     def _run(self, chores: Sequence[Callable[[], object]]) -> None:

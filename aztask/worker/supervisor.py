@@ -104,7 +104,7 @@ class Supervisor:
             finish=self._finishes.submit,
             over=self._over,
         )
-        self._chores = Chores(app, clock, mailbox, threads=min(threads, 1))
+        self._chores = Chores(app, clock, mailbox)
         self._intakes = [self._intake(queue) for queue in options.queues]
         self._next_tick = 0.0
         self._signals = 0

@@ -128,8 +128,9 @@ def commands_of(code):
 
 def matches(shown, expected):
     """Whether an output is the expected one, where ``...`` stands for anything."""
-    pattern = re.escape(expected).replace(r"\.\.\.", ".*?")
-    pattern = re.sub(r"(?m)^\.\*\?$", r"[\\s\\S]*?", pattern)  # a line of its own: any lines
+    pattern = re.escape(expected).replace(r"\.\.\.", ".*?").replace("\\\n", "\n")
+    pattern = re.sub(r"(?m)^\.\*\?\n", r"(?:.*\\n)*?", pattern)  # a line of its own: any lines
+    pattern = re.sub(r"(?m)^\.\*\?\Z", r"[\\s\\S]*", pattern)
     return re.fullmatch(pattern, shown.strip()) is not None
 
 

@@ -150,7 +150,6 @@ def test_a_shifted_clock():
 
 def test_tls():
     """SDKs expect TLS on port 5671, whatever the connection string says: hence an own address."""
-    pytest.importorskip("cryptography")
     options = Options(host="127.0.0.71", port=5671, admin_port=0, queues=("q",), tls=True)
     with BackgroundEmulator(options) as background:
         running_ = background.emulator

@@ -23,6 +23,7 @@ from ledger_app import (
     retry_later,
     snoozing,
     soft,
+    steps,
     too_long,
     work,
 )
@@ -341,6 +342,26 @@ def test_the_result_store_away_for_a_while_delays_but_loses_nothing(split_site: 
         )])  # fmt: skip
         time.sleep(2.0)
     assert app.result("a").get(timeout=30) == "a"
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_when_renewals_hang_the_task_stops_before_its_deadline(site: Site, pool: str) -> None:
+    """Another process holds the file's write lock, so that no renewal gets through."""
+    app = site.app()
+    lease = 2.0
+    send(site, steps, "a", 4.0)
+    worker = start(site, pool, "--lease", f"{lease}s", "--max-lease", "60s")
+    wait_until(lambda: site.lines("start", "a"), 20, "it runs")
+    with app.results._database.transaction():
+        locked_at = time.time()
+        wait_until(lambda: site.lines("stopped", "a"), 10, "it is stopped")
+        time.sleep(0.5)
+    (stopped,) = site.lines("stopped", "a")
+    assert stopped.at - locked_at < lease, "stopped before the lease can have ended"
+    assert app.result("a").get(timeout=30) == "a"
+    assert len(site.lines("start", "a")) == 2
+    assert worker.stop() == 0, worker.log
+    assert "not renewed in time" in worker.log
 
 
 def test_prefetch_zero_holds_only_what_runs(site: Site) -> None:
