@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Final
 
-from aztask.addresses import LocalAddress, StorageQueueAddress
+from aztask.addresses import LocalAddress, ServiceBusAddress, StorageQueueAddress
 from aztask.brokers.base import Broker
 from aztask.brokers.local import LocalBroker
 from aztask.config import mask, parse_broker, parse_results
@@ -16,7 +16,10 @@ from aztask.errors import ConfigurationError
 from aztask.results.base import ResultStore
 from aztask.results.local import LocalResults
 
-ADAPTERS: Final[dict[type, str]] = {StorageQueueAddress: "aztask.brokers.storagequeue"}
+ADAPTERS: Final[dict[type, str]] = {
+    ServiceBusAddress: "aztask.brokers.servicebus",
+    StorageQueueAddress: "aztask.brokers.storagequeue",
+}
 """Modules that are imported when such an address is used: nobody else pays for their SDK."""
 
 
@@ -91,15 +94,17 @@ class Connections:
         wish = self._broker_wish
         if isinstance(wish, LocalAddress):
             return LocalBroker(self._database(wish))
-        if isinstance(wish, StorageQueueAddress):
+        if isinstance(wish, ServiceBusAddress | StorageQueueAddress):
             adapter = importlib.import_module(ADAPTERS[type(wish)])
-            broker: Broker = adapter.StorageQueueBroker(wish, poll_ceiling=self._poll_ceiling)
+            broker: Broker = (
+                adapter.StorageQueueBroker(wish, poll_ceiling=self._poll_ceiling)
+                if isinstance(wish, StorageQueueAddress)
+                else adapter.ServiceBusBroker(wish)
+            )
             return broker
         if isinstance(wish, Broker):
             return wish
-        raise ConfigurationError(
-            f"this version of aztask has no broker for {self._shown}; use local://"
-        )
+        raise ConfigurationError(f"{self._shown} is not a broker; give a URL or a Broker")
 
     def _open_results(self) -> ResultStore:
         wish = self._results_wish

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aztask.brokers.administration import administration_client
+from aztask.clock import Clock
 from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
@@ -69,10 +70,12 @@ def emulator(
     config: Path | None = None,
     port: int = 0,
     admin_port: int = 0,
+    clock: Clock | None = None,
 ) -> Iterator[RunningEmulator]:
     """A local Service Bus on 127.0.0.1, on free ports unless they are given.
 
-    queues: created with the service's defaults. data: a file that outlives the block. Everything
+    queues: created with the service's defaults. data: a file that outlives the block. clock: the
+    emulator's, for tests that let time pass. Everything
     else: see ``docs/emulator.md``. Raises ConfigurationError, OSError for a port in use.
     """
     options = Options(
@@ -85,7 +88,7 @@ def emulator(
         config=config,
         queues=tuple(queues),
     )
-    with BackgroundEmulator(options) as background:
+    with BackgroundEmulator(options, clock=clock) as background:
         running = background.emulator
         yield RunningEmulator(
             connection_string=running.connection_string(),

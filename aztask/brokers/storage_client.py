@@ -8,10 +8,8 @@ Rules
 
 from __future__ import annotations
 
-import importlib
-import logging
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -20,19 +18,10 @@ from azure.core.pipeline.transport import HttpTransport, RequestsTransport
 from azure.storage.queue import QueueClient, QueueServiceClient
 
 from aztask.addresses import StorageQueueAddress
+from aztask.brokers.azure_access import default_credential, filter_secrets
 from aztask.brokers.storage_transport import LeanTransport
 from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.errors import ConfigurationError
-from aztask.masking import SecretFilter
 from aztask.version import __version__
-
-_LOGGERS: Final = (
-    "azure",
-    "azure.core.pipeline.policies.http_logging_policy",
-    "azure.storage.queue",
-    "urllib3",
-    "urllib3.connectionpool",
-)
 
 
 class StorageClient:
@@ -90,18 +79,6 @@ class StorageClient:
         self.transport.close()
 
 
-def default_credential() -> TokenCredential:
-    """What azure-identity finds in the environment. Raises ConfigurationError without it."""
-    try:
-        identity = importlib.import_module("azure.identity")  # an extra, and slow to import
-    except ImportError:
-        raise ConfigurationError(
-            "Entra ID needs azure-identity; install aztask[identity], or give a connection string"
-        ) from None
-    credential: TokenCredential = identity.DefaultAzureCredential()
-    return credential
-
-
 def _credential_of(address: StorageQueueAddress, given: TokenCredential | None) -> Any:
     if address.key is not None:
         return {"account_name": address.account, "account_key": address.key.reveal()}
@@ -116,11 +93,3 @@ def _transport(address: StorageQueueAddress) -> HttpTransport[Any, Any]:
         transport: HttpTransport[Any, Any] = RequestsTransport()
         return transport
     return LeanTransport()
-
-
-def filter_secrets() -> None:
-    """Mask secrets in what the SDK and urllib3 log: their debug lines hold whole SAS URLs."""
-    for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(each, SecretFilter) for each in logger.filters):
-            logger.addFilter(SecretFilter())

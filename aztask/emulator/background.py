@@ -6,6 +6,7 @@ import asyncio
 import threading
 from types import TracebackType
 
+from aztask.clock import Clock
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.errors import AztaskError, BrokerUnavailable
@@ -16,8 +17,8 @@ START_SECONDS = 30.0
 class BackgroundEmulator:
     """Starts on entering, stops on leaving; `emulator` is what runs."""
 
-    def __init__(self, options: Options) -> None:
-        self.emulator = Emulator(options)
+    def __init__(self, options: Options, *, clock: Clock | None = None) -> None:
+        self.emulator = Emulator(options, clock=clock)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="aztask-emulator", daemon=True)
         self._started = threading.Event()

@@ -39,14 +39,20 @@ class Emulator:
     """
 
     def __init__(
-        self, options: Options, *, trace: Trace | None = None, limits: Limits | None = None
+        self,
+        options: Options,
+        *,
+        trace: Trace | None = None,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        """clock: injected in tests, instead of the system's with the options' offset."""
         self.options = options
         self.port = options.port
         self.admin_port = options.admin_port
         self.certificate: Path | None = None
         offset = options.clock_offset
-        self.clock = Clock(boot_seconds, lambda: time.time() + offset)
+        self.clock = clock or Clock(boot_seconds, lambda: time.time() + offset)
         self.database = Database(options.data or IN_MEMORY)
         engine = Engine(self.database, clock=self.clock)
         self.namespace = Namespace(self.database, engine, self.clock)

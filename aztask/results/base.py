@@ -82,9 +82,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """The run is ours. starts: how often it was started, this time included."""
+    """The run is ours. starts: how often it was started, this time included.
+
+    saved: the encoded checkpoint of an earlier start, where the store keeps checkpoints.
+    """
 
     starts: int
+    saved: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,12 @@ class ResultStore(Protocol):
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record each outcome; False where the run is owned by somebody else by now."""
+        ...
+
+    def save(self, key: RunKey, owner: str, state: bytes) -> bool:
+        """Keep a running task's encoded checkpoint, for services that cannot keep it in the
+        message; False where the run is owned by somebody else by now.
+        """
         ...
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:

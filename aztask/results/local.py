@@ -48,6 +48,7 @@ _STEPS = (
     CREATE TABLE workers (name TEXT PRIMARY KEY, seen_at REAL NOT NULL, record BLOB NOT NULL)
     WITHOUT ROWID;
     """,
+    "ALTER TABLE runs ADD COLUMN saved BLOB",
 )
 
 _START = """
@@ -64,6 +65,10 @@ _TAKE_OVER = """
 _RECORD = """
     UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
                     ended_at = ?, duration = ?
+    WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
+"""
+_SAVE = """
+    UPDATE runs SET saved = ?
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _DISOWN = """
@@ -132,6 +137,11 @@ class LocalResults:
             if connection.executemany(_RECORD, rows).rowcount == len(rows):
                 return [True] * len(rows)
             return [self._is_owner(connection, each.key, each.owner) for each in finishes]
+
+    def save(self, key: RunKey, owner: str, state: bytes) -> bool:
+        """Keep a checkpoint, by compare-and-set on the run's owner."""
+        with self._database.transaction() as connection:
+            return connection.execute(_SAVE, (state, *_key(key), owner)).rowcount == 1
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
         """Give runs back; their start is not counted."""
@@ -238,11 +248,11 @@ class LocalResults:
     def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
         """What stands in the row decides; our own start may just have made it."""
         row = connection.execute(
-            f"SELECT owner, position, starts, {_COLUMNS} FROM runs WHERE {_KEY}",
+            f"SELECT owner, position, starts, saved, {_COLUMNS} FROM runs WHERE {_KEY}",
             _key(start.key),
         ).fetchone()
-        owner, position, starts = row[:3]
-        record = _record(row[3:])
+        owner, position, starts, saved = row[:4]
+        record = _record(row[4:])
         if record.outcome is not None:
             return Recorded(record.outcome)
         ours = owner == start.owner
@@ -264,7 +274,7 @@ class LocalResults:
         mark = connection.execute(
             "SELECT 1 FROM cancellations WHERE task_id = ?", (start.key.task_id,)
         ).fetchone()
-        return Cancelled(starts) if mark else Owned(starts)
+        return Cancelled(starts) if mark else Owned(starts, saved)
 
     @staticmethod
     def _is_owner(connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:

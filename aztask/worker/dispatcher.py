@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aztask.clock import Clock
+from aztask.failpoint import hit
 from aztask.leasekeeper import LeaseKeeper
 from aztask.settlement import Abandon, from_record
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.executor import Executor
-from aztask.worker.failpoint import hit
 from aztask.worker.job import Job, Stage
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.requests import Requests

@@ -27,6 +27,7 @@ from aztask.brokers.base import Transactional
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Lost, Settled, Unknown
 from aztask.errors import BrokerError, CodecError
+from aztask.failpoint import hit
 from aztask.lease import LeaseState
 from aztask.leasekeeper import LeaseKeeper
 from aztask.message import TaskMessage
@@ -50,7 +51,6 @@ from aztask.settlement import (
     Settlement,
     with_envelope,
 )
-from aztask.worker.failpoint import hit
 from aztask.worker.job import Job, Stage
 
 logger = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ class Executor:
             self._conclude(job, State.CANCELLED, Complete())
         else:
             job.owned, job.starts = True, answer.starts
+            job.resume(answer.saved)
             self._before_run(job)
 
     def _before_run(self, job: Job) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -69,6 +69,12 @@ class Job:
     def note(self, kind: str, text: str) -> None:
         """Remember something for the events: the stage that saw it may run on any thread."""
         self.notes.append((kind, text))
+
+    def resume(self, saved: bytes | None) -> None:
+        """Go on from a checkpoint that the result store kept; None: from the message's own."""
+        if saved is not None and self.message is not None:
+            self.saved = saved
+            self.message = replace(self.message, saved=saved)
 
     def message_fields(self) -> tuple[Any, ...]:
         """The message as plain values, in the order of its fields."""

@@ -20,6 +20,7 @@ from types import FrameType
 from aztask.app import App
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Delivery
+from aztask.failpoint import hit
 from aztask.lease import Lease
 from aztask.leasekeeper import LeaseKeeper
 from aztask.results.base import WorkerRecord
@@ -27,7 +28,6 @@ from aztask.worker.chores import Chores
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.dispatcher import Dispatcher
 from aztask.worker.executor import Executor
-from aztask.worker.failpoint import hit
 from aztask.worker.intake import Intake
 from aztask.worker.job import Job, Stage
 from aztask.worker.journal import Journal

@@ -16,14 +16,16 @@ from typing import Any
 
 import azurite
 
-from aztask.addresses import StorageQueueAddress
+from aztask.addresses import ServiceBusAddress, StorageQueueAddress
 from aztask.brokers.base import Broker, Delivery, Peeked, QueueOptions, Receiver
 from aztask.brokers.local import LocalBroker
+from aztask.brokers.servicebus import ServiceBusBroker
 from aztask.brokers.storagequeue import StorageQueueBroker
 from aztask.clock import Clock
 from aztask.engine import Database
 from aztask.envelope import Envelope
 from aztask.settlement import Settlement
+from aztask.testing import emulator
 from aztask.urls import parse_broker
 
 _names = itertools.count(1)
@@ -171,8 +173,34 @@ def storage_queue(directory: Path) -> Iterator[Subject]:
         other.close()
 
 
+@contextmanager
+def service_bus(directory: Path) -> Iterator[Subject]:
+    """Service Bus over TCP on the emulator, whose clock moves with ours."""
+    time_machine = ShiftedClock(start=time.time())
+    with emulator(clock=time_machine.clock) as bus:
+        address = parse_broker(bus.connection_string)
+        assert isinstance(address, ServiceBusAddress)
+
+        def broker() -> ServiceBusBroker:
+            return ServiceBusBroker(
+                address, admin=bus.admin_connection_string, clock=time_machine.clock
+            )
+
+        other = broker()
+        yield Subject(
+            "servicebus",
+            broker(),
+            lambda: other,
+            time_machine.pass_time,
+            lease=30.0,
+            silence=0.15,
+        )
+        other.close()
+
+
 FACTORIES: dict[str, Callable[[Path], AbstractContextManager[Subject]]] = {
     "local": local_file,
     "local-memory": local_memory,
     "storagequeue": storage_queue,
+    "servicebus": service_bus,
 }

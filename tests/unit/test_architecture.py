@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "aztask"
 
 # Each module (or package) belongs to one layer and imports from its own or from earlier ones.
 LAYERS = {
-    "errors": "errors version clock frozen masking display",
+    "errors": "errors version clock frozen masking display failpoint",
     "values": "envelope delivery message settlement durations limits addresses",
     "rules": """lease retry codec headers serializer compression signing
         event events config urls connection_strings""",

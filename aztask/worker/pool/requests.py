@@ -67,10 +67,10 @@ class Requests:
 
         One request replaces the content and renews the lease: either both happen or neither.
         """
-        if not self._app.broker.capabilities.update:
-            return "this broker cannot store checkpoints in the message; see docs/brokers.md"
         if job.message is None or job.settled:
             return "a message that is gone already (at-most-once) cannot hold a checkpoint"
+        if not self._app.broker.capabilities.update:
+            return self._keep(job, state)
         envelope = self._app.codec.to_envelope(replace(job.message, saved=state))
         try:
             answer = self._keeper.update(job.lease, job.receiver, envelope)
@@ -78,3 +78,17 @@ class Requests:
             logger.warning("could not store the checkpoint of %s: %s", job.message.id, error)
             return str(error)
         return "" if isinstance(answer, Renewed) else "lost"
+
+    def _keep(self, job: Job, state: bytes) -> str:
+        """As `_save`, where the service cannot change a message: in the run's row of the result
+        store. A redelivery finds it there; a clone carries it in its headers as usual.
+        """
+        results = self._app.results
+        if results is None:
+            return "checkpoints need a result store here: this service cannot change a message"
+        try:
+            kept = results.save(job.key, job.owner, state)
+        except AztaskError as error:
+            logger.warning("could not store the checkpoint of %s: %s", job.key.task_id, error)
+            return str(error)
+        return "" if kept else "lost"

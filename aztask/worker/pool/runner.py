@@ -34,12 +34,12 @@ from aztask.errors import (
     TaskControl,
     TimeLimitExceeded,
 )
+from aztask.failpoint import hit_in_pool
 from aztask.frozen import build
 from aztask.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, to_record
 from aztask.task import Task
 from aztask.worker.board import Board
-from aztask.worker.failpoint import hit_in_pool
 from aztask.worker.packets import Packets
 from aztask.worker.pool.interrupt import Slot
 

@@ -2,7 +2,8 @@
 
 ``AZTASK_FAILPOINT=STEP:SIGNAL[:N]`` sends SIGNAL (KILL, STOP, TERM) to the worker when STEP is
 reached for the N-th time (1 by default). Steps, in order: ``received``, ``claimed``, ``sent``,
-``ran`` (in the pool process, after the task's side effects), ``recorded``, ``cloned``, ``settled``.
+``ran`` (in the pool process, after the task's side effects), ``recorded``, ``cloned`` (where a
+clone is sent before its original is completed), ``settled``.
 Unset, a step costs one comparison.
 """
 

@@ -1,0 +1,51 @@
+"""What the adapters of Azure services share: the default credential, and logs without secrets."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Final
+
+from azure.core.credentials import TokenCredential
+
+from aztask.errors import ConfigurationError
+from aztask.masking import SecretFilter
+
+_LOGGERS: Final = (
+    "azure",
+    "azure.core.pipeline.policies.http_logging_policy",
+    "azure.identity",
+    "azure.servicebus",
+    "azure.storage.queue",
+    "urllib3",
+    "urllib3.connectionpool",
+)
+
+
+def default_credential() -> TokenCredential:
+    """What azure-identity finds in the environment. Raises ConfigurationError without it."""
+    try:
+        identity = importlib.import_module("azure.identity")  # an extra, and slow to import
+    except ImportError:
+        raise ConfigurationError(
+            "Entra ID needs azure-identity; install aztask[identity], or give a connection string"
+        ) from None
+    credential: TokenCredential = identity.DefaultAzureCredential()
+    return credential
+
+
+def quiet_sdk(name: str) -> None:
+    """Keep an SDK's own lines out of the log unless somebody asked for them: ours tell the same,
+    once, and without a traceback for each lost connection.
+    """
+    logger = logging.getLogger(name)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
+
+
+def filter_secrets() -> None:
+    """Mask secrets in what the SDK and urllib3 log: their debug lines hold whole SAS URLs."""
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, SecretFilter) for each in logger.filters):
+            logger.addFilter(SecretFilter())

@@ -1,0 +1,380 @@
+"""The Service Bus broker: the broker protocol over ``azure-servicebus``.
+
+Rules
+1. Sending, receiving and settling need the rights Send and Listen alone. `declare`, `delete` and
+   `queues` need the right to manage; `stats` asks for counts where it may, and counts by looking
+   where it may not.
+2. Connections of one process: for each queue that is sent to at most four; for each receiver three
+   (receiving, settling, renewing; opened when first needed); one for looking at each queue.
+3. The queue's lock duration is the lease; a receiver that asks for another is refused.
+4. Schedules are absolute in this service: our delays are given in its time, once it is learned.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from azure.core.credentials import TokenCredential
+from azure.servicebus import ServiceBusReceiver
+
+from aztask.addresses import ServiceBusAddress
+from aztask.brokers.base import (
+    AnySession,
+    Capabilities,
+    MessageState,
+    Peeked,
+    Position,
+    QueueOptions,
+    QueueStats,
+    Receiver,
+)
+from aztask.brokers.servicebus_admin import Administration
+from aztask.brokers.servicebus_client import REQUEST_SECONDS, BusClient
+from aztask.brokers.servicebus_clock import ServiceClock
+from aztask.brokers.servicebus_control import Control
+from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of
+from aztask.brokers.servicebus_receiver import BusReceiver, sequence_number
+from aztask.brokers.servicebus_senders import Senders
+from aztask.brokers.servicebus_session import SessionReceiver
+from aztask.brokers.servicebus_wire import (
+    MESSAGE_LIMIT,
+    check_name,
+    message_of,
+    peeked_of,
+)
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.envelope import Envelope
+from aztask.errors import AztaskError, BrokerError, ConfigurationError
+
+CAPABILITIES: Final = Capabilities(
+    name="servicebus",
+    sessions=True,
+    defer=True,
+    release=True,
+    fixed_lease=True,
+    duplicate_detection=True,
+    native_dead_letter=True,
+    paged_peek=True,
+    cancel_scheduled=True,
+    remote=True,
+    max_lease_seconds=300.0,
+    max_message_bytes=MESSAGE_LIMIT,
+    receive_limit=256,
+)
+
+PAGE: Final = 250
+MOST_COUNTED: Final = 10_000
+PURGE_WAIT: Final = 0.5
+LEASE_TOLERANCE: Final = 0.5
+
+
+class ServiceBusBroker:
+    """The queues of a namespace. Any thread may call; a forked child makes its own."""
+
+    def __init__(
+        self,
+        address: ServiceBusAddress,
+        *,
+        credential: TokenCredential | None = None,
+        admin: str | None = None,
+        websockets: bool = False,
+        max_message_bytes: int = MESSAGE_LIMIT,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """credential: instead of azure-identity's default. admin: see `servicebus_admin`, rule 3.
+
+        websockets: AMQP over WebSockets. max_message_bytes: more in the Premium tier. clock:
+        injected in tests.
+        """
+        self._client = BusClient(address, credential=credential, websockets=websockets)
+        self._admin = Administration(address, credential=credential, admin=admin)
+        self._clock = clock
+        self._service_clock = ServiceClock(clock)
+        self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
+        self._senders: dict[str, Senders] = {}
+        self._looking: dict[tuple[str, bool], Control] = {}
+        self._lock_seconds: dict[str, float | None] = {}
+        self._receivers: list[Receiver] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything but a lease of our own choice and changes in place."""
+        return self._capabilities
+
+    # -- queues ------------------------------------------------------------------------------
+
+    def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
+        """Create the queue, or apply those options that are given to the one that exists."""
+        self._usable()
+        check_name(queue)
+        self._admin.declare(queue, options)
+        self._lock_seconds.pop(queue, None)
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        self._usable()
+        check_name(queue)
+        self._admin.delete(queue)
+        self._forget(queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        self._usable()
+        return self._admin.queues()
+
+    def stats(self, queue: str) -> QueueStats:
+        """The queue's counts. Raises QueueNotFound."""
+        self._usable()
+        check_name(queue)
+        try:
+            return self._admin.stats(queue)
+        except ConfigurationError:  # no right to manage
+            return self._counted(queue)
+
+    def _counted(self, queue: str) -> QueueStats:
+        """Counts by looking: what is leased counts as active. Stops at `MOST_COUNTED`."""
+        states = [each.state for each in self._all(queue, lambda _: True)]
+        return QueueStats(
+            queue,
+            active=states.count(MessageState.ACTIVE),
+            leased=None,
+            scheduled=states.count(MessageState.SCHEDULED),
+            deferred=states.count(MessageState.DEFERRED),
+            dead=len(self._all(queue, lambda _: True, dead_letter=True)),
+        )
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        after: Position | None = None,
+        limit: int = 100,
+    ) -> list[Peeked]:
+        """Look at messages in order of position, those after `after`, without taking them."""
+        self._usable()
+        check_name(queue)
+        start = 1 if after is None else sequence_number(after) + 1
+        messages = self._look(
+            queue,
+            lambda link: link.peek_messages(max_message_count=limit, sequence_number=start),
+            dead_letter=dead_letter,
+        )
+        return [peeked_of(message, dead_letter=dead_letter) for message in messages]
+
+    def purge(self, queue: str, *, dead_letter: bool = False) -> int:
+        """Delete what nobody holds a lease of; how many were deleted."""
+        self._usable()
+        check_name(queue)
+        receiver = BusReceiver(
+            self._client,
+            queue,
+            self._capabilities.max_lease_seconds,
+            self.send,
+            self._service_clock,
+            clock=self._clock,
+            dead_letter=dead_letter,
+            delete=True,
+        )
+        count = 0
+        try:
+            while deleted := receiver.receive(PAGE, PURGE_WAIT):
+                count += len(deleted)
+        finally:
+            receiver.close()
+        return count
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Store all; see `Broker.send`."""
+        self._usable()
+        check_name(queue)
+        if not envelopes:
+            return
+        if not self._service_clock.known and any(envelope.delay for envelope in envelopes):
+            self._learn_time(queue)
+        now = self._service_clock.now()
+        limit = self._capabilities.max_message_bytes
+        pairs = [(envelope, message_of(envelope, now, limit)) for envelope in envelopes]
+        self._senders_of(queue).send(pairs)
+
+    def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
+        """Remove messages that are not due yet, by message id; how many were removed.
+
+        The service cancels by sequence number, so this looks through the queue.
+        """
+        self._usable()
+        check_name(queue)
+        wanted = frozenset(message_ids)
+        found = self._all(
+            queue,
+            lambda each: (
+                each.state is MessageState.SCHEDULED and each.envelope.message_id in wanted
+            ),
+        )
+        senders = self._senders_of(queue)
+        return sum(senders.cancelled(int(each.position)) for each in found)
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        lease: float,
+        prefetch: int = 0,
+        session: str | AnySession | None = None,
+        dead_letter: bool = False,
+        delete: bool = False,
+        poll_ceiling: float | None = None,
+    ) -> Receiver:
+        """A receiver whose leases last as long as the queue's lock, which `lease` has to be.
+
+        Raises ConfigurationError where it is known to be another.
+        """
+        self._usable()
+        check_name(queue)
+        lease = self._checked_lease(queue, lease, dead_letter=dead_letter)
+        made: Receiver
+        if session is None or dead_letter:
+            made = BusReceiver(
+                self._client,
+                queue,
+                lease,
+                self.send,
+                self._service_clock,
+                clock=self._clock,
+                dead_letter=dead_letter,
+                delete=delete,
+            )
+        else:
+            made = SessionReceiver(
+                self._client,
+                queue,
+                lease,
+                self.send,
+                self._service_clock,
+                clock=self._clock,
+                session=session,
+                delete=delete,
+            )
+        self._receivers.append(made)
+        return made
+
+    def _checked_lease(self, queue: str, lease: float, *, dead_letter: bool) -> float:
+        """The queue's lock duration, where we may ask for it; else what the caller believes."""
+        longest = self._capabilities.max_lease_seconds
+        if not 0 < lease <= longest:
+            raise ConfigurationError(
+                f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "
+                f"{longest:.0f} s"
+            )
+        if queue not in self._lock_seconds:
+            self._lock_seconds[queue] = self._admin.lock_seconds(queue)
+        actual = self._lock_seconds[queue]
+        if actual is None:
+            return lease
+        if abs(actual - lease) > LEASE_TOLERANCE and not dead_letter:
+            raise ConfigurationError(
+                f"queue {queue!r} holds its messages for {actual:g} s, not for {lease:g} s: its "
+                f"lease is fixed; leave --lease out and say app.queue({queue!r}, lease={actual:g})"
+                ", or change the queue's lock duration"
+            )
+        return actual
+
+    def close(self) -> None:
+        """Let go of all connections; what is leased stays leased until its lease ends."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        for receiver in self._receivers:
+            receiver.close()
+        for queue in list(self._senders):
+            self._forget(queue)
+        for control in self._looking.values():
+            control.close()
+        self._admin.close()
+        self._client.finish()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _senders_of(self, queue: str) -> Senders:
+        senders = self._senders.get(queue)
+        if senders is None:
+            with self._lock:
+                senders = self._senders.setdefault(queue, Senders(self._client, queue))
+        return senders
+
+    def _forget(self, queue: str) -> None:
+        senders = self._senders.pop(queue, None)
+        if senders is not None:
+            senders.close()
+
+    def _look(
+        self,
+        queue: str,
+        function: Callable[[ServiceBusReceiver], Any],
+        *,
+        dead_letter: bool = False,
+    ) -> Any:
+        """`function` over the connection for looking at the queue."""
+        key = (queue, dead_letter)
+        with self._lock:
+            control = self._looking.get(key)
+            if control is None:
+
+                def connect() -> ServiceBusReceiver:
+                    return self._client.receiver(queue, dead_letter=dead_letter)
+
+                control = Control(self._client, connect, queue, REQUEST_SECONDS)
+                self._looking[key] = control
+        try:
+            return control.call(function)
+        except SDK_ERRORS as error:
+            raise error_of(error, queue) from None
+
+    def _all(
+        self, queue: str, wanted: Callable[[Peeked], bool], *, dead_letter: bool = False
+    ) -> list[Peeked]:
+        """Everything in the queue that is `wanted`, page by page."""
+        found: list[Peeked] = []
+        after: Position | None = None
+        seen = 0
+        while seen < MOST_COUNTED:
+            page = self.peek(queue, dead_letter=dead_letter, after=after, limit=PAGE)
+            if not page:
+                break
+            seen += len(page)
+            after = page[-1].position
+            found += filter(wanted, page)
+        return found
+
+    def _learn_time(self, queue: str) -> None:
+        """Learn the service's time from a message of our own; without the right to listen our own
+        clock counts.
+        """
+        with suppress(AztaskError, *SDK_ERRORS):
+            self._service_clock.learn(
+                self._senders_of(queue).probed(
+                    self._clock.wall(),
+                    lambda number: self._look(
+                        queue,
+                        lambda link: link.peek_messages(
+                            max_message_count=1, sequence_number=number
+                        ),
+                    ),
+                )
+            )
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise BrokerError("the Service Bus broker was closed; make another one")
+        if self._pid != os.getpid():
+            raise BrokerError("this broker belongs to the parent process; make another one here")

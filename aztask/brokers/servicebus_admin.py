@@ -1,0 +1,191 @@
+"""Creating, deleting, listing and counting queues: what needs the right to manage.
+
+Rules
+1. Nothing else in the adapter needs more than Send and Listen. Where the right to manage is
+   missing, the error says so, and those who can do without it do.
+2. A queue that aztask creates gets a delivery limit far above our own, which explains itself
+   better, and keeps what expires in its dead letters.
+3. The emulator's administration is on a port of its own: `ADMIN_VARIABLE` or its usual one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from azure.core.credentials import TokenCredential
+from azure.core.exceptions import AzureError, ResourceExistsError
+from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
+
+from aztask.addresses import ServiceBusAddress
+from aztask.brokers.administration import administration_client
+from aztask.brokers.base import QueueOptions, QueueStats
+from aztask.brokers.servicebus_client import credential_of
+from aztask.brokers.servicebus_errors import error_of
+from aztask.errors import ConfigurationError
+
+ADMIN_VARIABLE: Final = "AZTASK_SERVICEBUS_ADMIN"
+ADMIN_PORT: Final = 5300
+DELIVERY_LIMIT: Final = 1000
+SHORTEST_WINDOW: Final = 20.0
+LONGEST_WINDOW: Final = 7 * 86400.0
+
+
+class Administration:
+    """The namespace's queues as entities. Any thread may call."""
+
+    def __init__(
+        self,
+        address: ServiceBusAddress,
+        *,
+        credential: TokenCredential | None = None,
+        admin: str | None = None,
+    ) -> None:
+        """admin: connection string of an emulator's administration port."""
+        self._address = address
+        self._credential = credential
+        self._admin = admin
+        self._client: ServiceBusAdministrationClient | None = None
+        self._lock = threading.Lock()
+
+    def declare(self, queue: str, options: QueueOptions) -> None:
+        """Create the queue, or apply what is given to the one that exists.
+
+        Raises ConfigurationError where the service cannot change it any more.
+        """
+        settings = _settings(options)
+        fixed = {
+            "requires_session": bool(options.sessions),
+            "requires_duplicate_detection": bool(options.duplicate_window),
+        }
+        try:
+            self._open().create_queue(
+                queue,
+                **{
+                    "max_delivery_count": DELIVERY_LIMIT,
+                    "dead_lettering_on_message_expiration": True,
+                    **settings,
+                    **fixed,
+                },
+            )
+        except ResourceExistsError:
+            self._update(queue, options, settings, fixed)
+        except AzureError as error:
+            raise error_of(error, queue) from None
+
+    def _update(
+        self, queue: str, options: QueueOptions, settings: dict[str, Any], fixed: dict[str, bool]
+    ) -> None:
+        known = self.properties(queue)
+        asked = {
+            "requires_session": options.sessions,
+            "requires_duplicate_detection": options.duplicate_window,
+        }
+        for name, wanted in fixed.items():
+            if asked[name] is not None and bool(getattr(known, name)) != wanted:
+                raise ConfigurationError(
+                    f"queue {queue!r} exists with {name}={bool(getattr(known, name))}, which the "
+                    "service cannot change; delete and create it, or choose another name"
+                )
+        changes = {k: v for k, v in settings.items() if getattr(known, k) != v}
+        if changes:
+            for name, value in changes.items():
+                setattr(known, name, value)
+            self._do("update_queue", queue, known)
+
+    def delete(self, queue: str) -> None:
+        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        self._do("delete_queue", queue, queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        try:
+            return sorted(each.name for each in self._open().list_queues())
+        except AzureError as error:
+            raise error_of(error, "(all)") from None
+
+    def stats(self, queue: str) -> QueueStats:
+        """The queue's counts. The service does not tell leased from active messages."""
+        found = self._do("get_queue_runtime_properties", queue, queue)
+        return QueueStats(
+            queue,
+            active=found.active_message_count,
+            leased=None,
+            scheduled=found.scheduled_message_count,
+            deferred=None,
+            dead=found.dead_letter_message_count,
+        )
+
+    def properties(self, queue: str) -> QueueProperties:
+        """How the queue is set up. Raises QueueNotFound, ConfigurationError (no right)."""
+        properties: QueueProperties = self._do("get_queue", queue, queue)
+        return properties
+
+    def lock_seconds(self, queue: str) -> float | None:
+        """How long the queue's leases last; None where we may not ask."""
+        with suppress(AzureError, OSError, ValueError):
+            found = self._open().get_queue(queue).lock_duration
+            if isinstance(found, timedelta):
+                return found.total_seconds()
+        return None
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _do(self, call: str, queue: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._open(), call)(*arguments)
+        except AzureError as error:
+            raise error_of(error, queue) from None
+
+    def _open(self) -> ServiceBusAdministrationClient:
+        with self._lock:
+            if self._client is None:
+                self._client = self._made()
+            return self._client
+
+    def _made(self) -> ServiceBusAdministrationClient:
+        address = self._address
+        options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5}
+        if address.emulator:
+            admin = self._admin or os.environ.get(ADMIN_VARIABLE)
+            return administration_client(admin or _usual_admin(address))
+        if address.uses_entra:
+            credential = credential_of(address, self._credential)
+            return ServiceBusAdministrationClient(address.host, credential, **options)
+        text = address.connection_string().reveal()
+        return ServiceBusAdministrationClient.from_connection_string(text, **options)
+
+
+def _usual_admin(address: ServiceBusAddress) -> str:
+    """The emulator's administration on its usual port, with the same key."""
+    text = address.connection_string().reveal()
+    netloc = address.host if address.port is None else f"{address.host}:{address.port}"
+    return text.replace(f"sb://{netloc}", f"sb://{address.host}:{ADMIN_PORT}", 1)
+
+
+def _settings(options: QueueOptions) -> dict[str, Any]:
+    """The options as the service's settings that may be changed later."""
+    settings: dict[str, Any] = {}
+    if options.lease is not None:
+        settings["lock_duration"] = timedelta(seconds=options.lease)
+    if options.max_deliveries is not None:
+        settings["max_delivery_count"] = options.max_deliveries
+    if options.time_to_live is not None:
+        settings["default_message_time_to_live"] = timedelta(seconds=options.time_to_live)
+    window = options.duplicate_window
+    if window:
+        if not SHORTEST_WINDOW <= window <= LONGEST_WINDOW:
+            raise ConfigurationError(
+                f"a duplicate window of {window:g} s is not possible; Service Bus takes "
+                f"{SHORTEST_WINDOW:.0f} s to 7 days"
+            )
+        settings["duplicate_detection_history_time_window"] = timedelta(seconds=window)
+    return settings

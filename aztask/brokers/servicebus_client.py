@@ -1,0 +1,138 @@
+"""The Service Bus SDK's client, set up as the broker needs it.
+
+Rules
+1. The SDK retries nothing: its pauses outlive a lease, and a silent retry of a send stores the
+   message twice. Whoever knows the lease sets the time-outs and tries again.
+2. Every sender and receiver is a TCP connection of its own. They are closed in the background: the
+   SDK waits up to a second for a thread of its own ([seen] azure-servicebus 7.15).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final
+
+from azure.core.credentials import (
+    AzureNamedKeyCredential,
+    AzureSasCredential,
+    TokenCredential,
+)
+from azure.servicebus import (
+    NEXT_AVAILABLE_SESSION,
+    ServiceBusClient,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+    ServiceBusSender,
+    ServiceBusSubQueue,
+    TransportType,
+)
+
+from aztask.addresses import ServiceBusAddress
+from aztask.brokers.azure_access import default_credential, filter_secrets, quiet_sdk
+from aztask.brokers.base import AnySession
+from aztask.brokers.crew import Crew
+from aztask.brokers.servicebus_errors import SDK_ERRORS
+
+REQUEST_SECONDS: Final = 10.0
+"""How long one request may take where no lease says less."""
+
+SEND_SECONDS: Final = 30.0
+CLOSE_SECONDS: Final = 3.0
+
+
+class BusClient:
+    """Makes senders and receivers of one namespace. Any thread may call."""
+
+    def __init__(
+        self,
+        address: ServiceBusAddress,
+        *,
+        credential: TokenCredential | None = None,
+        websockets: bool = False,
+    ) -> None:
+        """credential: instead of azure-identity's default, where the address has no key.
+
+        websockets: AMQP over WebSockets, port 443; not with the emulator.
+        """
+        filter_secrets()
+        quiet_sdk("azure.servicebus")
+        self.address = address
+        self._credential = credential_of(address, credential)
+        self._transport = TransportType.AmqpOverWebsocket if websockets else TransportType.Amqp
+        self._closer = Crew("closing", 64)
+        self._closing: list[Future[None]] = []
+
+    def sender(self, queue: str) -> ServiceBusSender:
+        """A sender, not connected yet."""
+        return self._client(SEND_SECONDS).get_queue_sender(queue)
+
+    def receiver(
+        self,
+        queue: str,
+        *,
+        dead_letter: bool = False,
+        delete: bool = False,
+        session: str | AnySession | None = None,
+        request_seconds: float = REQUEST_SECONDS,
+        session_wait: float | None = None,
+    ) -> ServiceBusReceiver:
+        """A receiver, not connected yet. Only one thread may use it at a time."""
+        wanted: Any = NEXT_AVAILABLE_SESSION if isinstance(session, AnySession) else session
+        return self._client(request_seconds).get_queue_receiver(
+            queue,
+            session_id=wanted,
+            sub_queue=ServiceBusSubQueue.DEAD_LETTER if dead_letter else None,
+            receive_mode=(
+                ServiceBusReceiveMode.RECEIVE_AND_DELETE
+                if delete
+                else ServiceBusReceiveMode.PEEK_LOCK
+            ),
+            max_wait_time=session_wait,
+            prefetch_count=0,
+        )
+
+    def _client(self, request_seconds: float) -> ServiceBusClient:
+        """It opens no connection and keeps every handler it made: one for each is lighter."""
+        options: dict[str, Any] = {
+            "retry_total": 0,
+            "try_timeout": request_seconds,
+            "transport_type": self._transport,
+        }
+        address = self.address
+        if address.emulator:
+            text = address.connection_string().reveal()
+            return ServiceBusClient.from_connection_string(text, **options)
+        return ServiceBusClient(address.host, self._credential, **options)
+
+    def close(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
+        """Close it, in the background."""
+        self._closing = [future for future in self._closing if not future.done()]
+        with suppress(RuntimeError):  # the crew is gone: the process is ending
+            self._closing.append(self._closer.submit(lambda: _close(handler)))
+
+    def finish(self) -> None:
+        """Wait until everything is closed, for a few seconds at most."""
+        give_up_at = time.monotonic() + CLOSE_SECONDS
+        for future in self._closing:
+            with suppress(TimeoutError):
+                future.result(max(0.0, give_up_at - time.monotonic()))
+        self._closer.close()
+
+
+def _close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
+    with suppress(*SDK_ERRORS):  # the connection may be gone already
+        handler.close()
+
+
+def credential_of(address: ServiceBusAddress, credential: TokenCredential | None) -> Any:
+    if address.signature is not None:
+        return AzureSasCredential(address.signature.reveal())
+    if address.key is not None:
+        return AzureNamedKeyCredential(address.key_name or "", address.key.reveal())
+    return credential or default_credential()
+
+
+Connect = Callable[[], ServiceBusReceiver]

@@ -1,0 +1,99 @@
+"""A delivery of Service Bus, and how settlements become orders for the control connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from azure.servicebus import ServiceBusReceivedMessage
+
+from aztask.brokers.base import Delivery
+from aztask.brokers.servicebus_wire import (
+    ENQUEUED,
+    LOCKED_UNTIL,
+    dead_letter_texts,
+    envelope_of,
+    epoch_of,
+)
+from aztask.errors import AlreadySettled, ConfigurationError
+from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
+
+
+@dataclass(slots=True, eq=False)
+class BusDelivery(Delivery):
+    """A delivery that knows its lock and whether it was settled.
+
+    attempted: a settlement of it got no answer, so it may have happened.
+    """
+
+    lock: UUID | None = None
+    message: ServiceBusReceivedMessage | None = None
+    settled: bool = False
+    attempted: bool = False
+
+
+def delivery_of(
+    message: ServiceBusReceivedMessage,
+    queue: str,
+    deadline: float,
+    lease: float,
+    *,
+    dead_letter: bool,
+    delete: bool,
+) -> BusDelivery:
+    """A received message as a delivery under a lease that ends at `deadline`."""
+    lock: Any = message.lock_token
+    reason, description = dead_letter_texts(message) if dead_letter else (None, None)
+    envelope = envelope_of(message)
+    return BusDelivery(
+        queue,
+        envelope,
+        message.sequence_number or 0,
+        str(lock or ""),
+        (message.delivery_count or 0) + 1,
+        epoch_of(message, ENQUEUED) or 0.0,
+        deadline,
+        lease,
+        envelope.session,
+        reason,
+        description,
+        lock,
+        message,
+        delete,
+    )
+
+
+def ages(message: ServiceBusReceivedMessage) -> tuple[float, float] | None:
+    """(when it was enqueued, when its lock ends), by the service's clock."""
+    enqueued, locked = epoch_of(message, ENQUEUED), epoch_of(message, LOCKED_UNTIL)
+    return None if enqueued is None or locked is None else (enqueued, locked)
+
+
+def unsettled(deliveries: Sequence[Delivery]) -> list[BusDelivery]:
+    """The deliveries as ours. Raises AlreadySettled, ConfigurationError."""
+    ours = []
+    for delivery in deliveries:
+        if not isinstance(delivery, BusDelivery):
+            raise ConfigurationError("this delivery came from another broker; settle it there")
+        if delivery.settled:
+            raise AlreadySettled(
+                f"message {delivery.position} of queue {delivery.queue!r} was settled before, or "
+                "was received and deleted; settle each delivery once"
+            )
+        ours.append(delivery)
+    return ours
+
+
+def verb_of(settlement: Settlement) -> tuple[str, str, str]:
+    """(verb, reason, description) for the service. A clone was sent before: complete."""
+    match settlement:
+        case Complete() | Resubmit():
+            return "complete", "", ""
+        case Abandon() | Release():
+            return "abandon", "", ""
+        case Defer():
+            return "defer", "", ""
+        case DeadLetter(reason, description):
+            return "dead-letter", reason, description

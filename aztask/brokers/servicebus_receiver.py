@@ -1,0 +1,348 @@
+"""Receivers of Service Bus: credit as needed, relative deadlines, settlement over a control link.
+
+Rules
+1. One connection receives, with exactly as much credit as there is room for and none left over;
+   others renew and settle. A renewal never waits behind a settlement.
+2. A deadline counts from the instant before the credit was given, or the renewal sent.
+3. The queue alone says how long a lease is. What it says is asked for where we may manage, and
+   checked against every message: a lock ends no later than its time after the message came.
+4. A connection on which nothing has come for `QUIET_SECONDS` is tried out, so that a silently
+   dropped one is found.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
+
+from aztask.brokers import servicebus_private as private
+from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.servicebus_client import BusClient
+from aztask.brokers.servicebus_clock import ServiceClock
+from aztask.brokers.servicebus_control import RENEW, Control, Order, Verdict
+from aztask.brokers.servicebus_delivery import (
+    BusDelivery,
+    ages,
+    delivery_of,
+    unsettled,
+    verb_of,
+)
+from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost
+from aztask.clock import Clock
+from aztask.envelope import Envelope
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    CapabilityError,
+    ConfigurationError,
+)
+from aztask.failpoint import hit
+from aztask.settlement import Release, Resubmit, Settlement
+
+SHORTEST_WAIT: Final = 0.1
+QUIET_SECONDS: Final = 60.0
+OPEN_SECONDS: Final = 10.0
+TOLERANCE: Final = 0.5
+RELEASE_SECONDS: Final = 0.5
+YIELD: Final = 0.01
+
+Send = Callable[[str, Sequence[Envelope]], None]
+
+
+def request_seconds(lease: float) -> float:
+    """How long one renewal or settlement may take: several fit into what is left at 70 %."""
+    return min(10.0, max(1.0, 0.08 * lease))
+
+
+class BusReceiver:
+    """Takes deliveries from one queue, or from its dead letters. Any thread may call."""
+
+    def __init__(
+        self,
+        client: BusClient,
+        queue: str,
+        lease: float,
+        send: Send,
+        service_clock: ServiceClock,
+        *,
+        clock: Clock,
+        dead_letter: bool = False,
+        delete: bool = False,
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._lease = lease
+        self._send = send
+        self._service_clock = service_clock
+        self._clock = clock
+        self._dead_letter = dead_letter
+        self._delete = delete
+        self._closed = False
+        self._releasing = False
+        self._link: ServiceBusReceiver | None = None
+        self._link_lock = threading.Lock()
+        self._heard_at = 0.0
+        seconds = request_seconds(lease)
+
+        def connect() -> ServiceBusReceiver:
+            return client.receiver(queue, dead_letter=dead_letter, request_seconds=seconds)
+
+        self._settling = Control(client, connect, queue, seconds)
+        self._renewing = Control(client, connect, queue, seconds)
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
+        until = time.monotonic() + max(wait, SHORTEST_WAIT)
+        while limit > 0 and not self._closed:
+            # a deadline counts from here: so credit is given anew after a tenth of a lease
+            left = min(until - time.monotonic(), max(SHORTEST_WAIT, 0.1 * self._lease))
+            with self._link_lock:
+                try:
+                    link = self._connected()
+                    asked_at = self._clock.monotonic()
+                    messages = self._pull(link, limit, left)
+                except SDK_ERRORS as error:
+                    self._disconnect()
+                    raise error_of(error, self._queue) from None
+            if messages:
+                return self._deliveries(messages, asked_at)
+            if time.monotonic() >= until:
+                break
+            if self._releasing:
+                time.sleep(YIELD)
+        return []
+
+    def _pull(self, link: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
+        now = time.monotonic()
+        if now - self._heard_at > QUIET_SECONDS:
+            link.peek_messages(max_message_count=1, timeout=request_seconds(self._lease))
+            self._heard_at = time.monotonic()
+        messages = private.pull(link, limit, wait, lambda: self._releasing)
+        if messages:
+            self._heard_at = time.monotonic()
+        return messages
+
+    def _connected(self) -> ServiceBusReceiver:
+        if self._closed:
+            raise BrokerUnavailable("the receiver was closed; make another one")
+        if self._link is None:
+            self._link = self._client.receiver(
+                self._queue, dead_letter=self._dead_letter, delete=self._delete
+            )
+        if not private.is_open(self._link):
+            private.open_link(self._link, OPEN_SECONDS)
+            self._heard_at = time.monotonic()
+            if not self._delete:
+                self._renewing.warm()
+                self._settling.warm()
+        return self._link
+
+    def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            private.disconnect(link)
+
+    def _deliveries(
+        self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float
+    ) -> list[Delivery]:
+        for message in messages:
+            self._check_lease(message)
+        return [
+            delivery_of(
+                message,
+                self._queue,
+                asked_at + self._lease,
+                self._lease,
+                dead_letter=self._dead_letter,
+                delete=self._delete,
+            )
+            for message in messages
+        ]
+
+    def _check_lease(self, message: ServiceBusReceivedMessage) -> None:
+        """Learn the service's time; see rule 3."""
+        times = None if self._delete else ages(message)
+        if times is None:
+            return
+        enqueued, locked = times
+        if locked - enqueued < self._lease - TOLERANCE and not self._dead_letter:
+            self._disconnect()
+            raise ConfigurationError(
+                f"queue {self._queue!r} holds its messages for {locked - enqueued:.1f} s at most, "
+                f"not for {self._lease:g} s: its lease is fixed; set it with "
+                f"app.queue({self._queue!r}, lease=...) or change the queue"
+            )
+        self._service_clock.learn(locked - self._lease)
+
+    def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
+        """Lease deferred messages; those that are gone or leased are left out."""
+        numbers = [sequence_number(position) for position in positions]
+        asked_at = self._clock.monotonic()
+        messages: list[Any] = []
+        if numbers:
+            messages = self._deferred(numbers)
+        return self._deliveries(messages, asked_at)
+
+    def _deferred(self, numbers: list[int]) -> list[Any]:
+        """One request for all; one by one where one of them is not there."""
+        try:
+            found: list[Any] = self._settling.call(
+                lambda link: link.receive_deferred_messages(numbers)
+            )
+        except SDK_ERRORS as error:
+            if not is_lost(error):
+                raise error_of(error, self._queue) from None
+            if len(numbers) == 1:
+                return []
+            return [message for number in numbers for message in self._deferred([number])]
+        return found
+
+    # -- leases ------------------------------------------------------------------------------
+
+    def renew(
+        self, deliveries: Sequence[Delivery], seconds: float | None = None
+    ) -> list[Renewed | Lost | Unknown]:
+        """Extend each lease by the queue's own duration, whatever `seconds` says."""
+        ours = unsettled(deliveries)
+        asked_at = self._clock.monotonic()
+        verdicts = self._ask(self._renewing, [(each, (RENEW, "", "")) for each in ours])
+        answers: list[Renewed | Lost | Unknown] = []
+        for delivery, verdict in zip(ours, verdicts, strict=True):
+            if isinstance(verdict, Settled):
+                delivery.deadline = asked_at + self._lease
+                delivery.lease_seconds = self._lease
+                answers.append(Renewed(delivery.deadline))
+            else:
+                answers.append(verdict)
+        return answers
+
+    def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
+        """There is nothing like it here: raises CapabilityError."""
+        raise CapabilityError(
+            "Service Bus cannot change a message in place; checkpoints need a result store"
+        )
+
+    def settle(
+        self, pairs: Sequence[tuple[Delivery, Settlement]]
+    ) -> list[Settled | Lost | Unknown]:
+        """Carry out each settlement; clones are sent first.
+
+        If the process dies after a clone was sent and before its original is completed, both are
+        there: duplicate detection drops the clone that the redelivery sends again, under the same
+        id; without it the run is repeated, and its recorded outcome stands.
+        """
+        ours = unsettled([delivery for delivery, _ in pairs])
+        kinds = [settlement for _, settlement in pairs]
+        failed = self._send_clones(kinds)
+        released = self._release(ours, kinds)
+        verdicts: list[Verdict] = [Unknown()] * len(ours)
+        orders = []
+        for index, settlement in enumerate(kinds):
+            if failed is not None and isinstance(settlement, Resubmit):
+                verdicts[index] = Unknown(failed)
+            elif index in released:
+                verdicts[index] = Settled()
+            else:
+                orders.append((index, (ours[index], verb_of(settlement))))
+        asked = self._ask(self._settling, [order for _, order in orders])
+        for (index, (delivery, _)), verdict in zip(orders, asked, strict=True):
+            verdicts[index] = self._judged(delivery, verdict)
+        for delivery, verdict in zip(ours, verdicts, strict=True):
+            delivery.settled = isinstance(verdict, Settled)
+        return verdicts
+
+    def _judged(self, delivery: BusDelivery, verdict: Verdict) -> Verdict:
+        """A lock that is gone while it is ours, after a try without answer: that try settled it."""
+        if isinstance(verdict, Unknown):
+            delivery.attempted = True
+        elif (
+            isinstance(verdict, Lost)
+            and delivery.attempted
+            and self._clock.monotonic() < delivery.deadline
+        ):
+            return Settled()
+        return verdict
+
+    def _send_clones(self, settlements: Sequence[Settlement]) -> str | None:
+        """Send what is to be resubmitted; why it failed, or None."""
+        clones = []
+        for settlement in settlements:
+            if isinstance(settlement, Resubmit):
+                if settlement.envelope is None:
+                    raise ConfigurationError(
+                        "a resubmission needs its clone; give it with "
+                        "aztask.settlement.with_envelope"
+                    )
+                clones.append(replace(settlement.envelope, delay=settlement.delay))
+        if not clones:
+            return None
+        try:
+            self._send(self._queue, clones)
+        except BrokerError as error:
+            return str(error)
+        hit("cloned", len(clones))
+        return None
+
+    def _release(self, deliveries: Sequence[BusDelivery], kinds: Sequence[Settlement]) -> set[int]:
+        """Which of those that are to be released were given back, uncounted, by their own link.
+
+        The service does not answer. A link that is busy or was opened anew cannot do it: then the
+        delivery is abandoned, which counts.
+        """
+        wanted = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
+        self._releasing = bool(wanted)
+        if not wanted or not self._link_lock.acquire(timeout=RELEASE_SECONDS):
+            self._releasing = False
+            return set()
+        try:
+            link = self._link
+            return {
+                index
+                for index in wanted
+                if link is not None and private.release(link, deliveries[index].message)
+            }
+        finally:
+            self._releasing = False
+            self._link_lock.release()
+
+    def _ask(
+        self, control: Control, wanted: Sequence[tuple[BusDelivery, tuple[str, str, str]]]
+    ) -> list[Verdict]:
+        orders = []
+        for delivery, (verb, reason, description) in wanted:
+            if delivery.lock is None or delivery.message is None:
+                raise ConfigurationError("this delivery has no lock; it was received and deleted")
+            orders.append(Order(verb, delivery.lock, delivery.message, reason, description))
+        if orders:
+            control.carry_out(orders)
+        return [order.verdict for order in orders]
+
+    def close(self) -> None:
+        """Stop receiving. What is leased stays leased until its lease ends."""
+        self._closed = True
+        self._settling.close()
+        self._renewing.close()
+        if self._link_lock.acquire(timeout=2.0):
+            try:
+                link, self._link = self._link, None
+            finally:
+                self._link_lock.release()
+            if link is not None:
+                self._client.close(link)
+
+
+def sequence_number(position: Position) -> int:
+    """A position as the service's sequence number."""
+    try:
+        return max(-1, min(int(position), 2**63 - 2))
+    except ValueError:
+        raise ConfigurationError(
+            f"{position!r} is not a position in Service Bus; give a number that peek shows"
+        ) from None

@@ -1,0 +1,187 @@
+"""Sending: connections that are kept, batches split by the service's limit, and honest failures.
+
+Rules
+1. A sender is used by one thread at a time; at most `MOST_SENDERS` are kept for each queue, and
+   who finds none free waits for one.
+2. A connection that has been idle is looked at before it is used: one that the service has ended
+   meanwhile is opened again, so nothing is sent into the void.
+3. What was not answered may be stored: `SendUnconfirmed` carries it, under the same ids. Only what
+   the service refused, or what never left, raises an error that says "nothing was stored".
+4. Messages of one session or one partition key stay in order; a batch holds one such key alone,
+   which partitioned queues ask for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from aztask.brokers import servicebus_private as private
+from aztask.brokers.servicebus_client import REQUEST_SECONDS, SEND_SECONDS, BusClient
+from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_refusal
+from aztask.brokers.servicebus_wire import ENQUEUED, epoch_of
+from aztask.envelope import Envelope
+from aztask.errors import MessageTooLarge, SendUnconfirmed
+
+MOST_SENDERS: Final = 4
+IDLE_SECONDS: Final = 1.0
+OPEN_SECONDS: Final = 10.0
+PROBE_SECONDS: Final = 2 * 86400.0
+
+Pair = tuple[Envelope, ServiceBusMessage]
+
+
+class Senders:
+    """The senders of one queue. Any thread may call."""
+
+    def __init__(self, client: BusClient, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._room = threading.BoundedSemaphore(MOST_SENDERS)
+        self._free: list[tuple[ServiceBusSender, float]] = []
+        self._closed = False
+
+    def send(self, pairs: Sequence[Pair]) -> None:
+        """Store all. Raises BrokerUnavailable, SendUnconfirmed, QueueNotFound, MessageTooLarge...
+
+        If the connection breaks between two batches, the first ones are stored: then it is
+        SendUnconfirmed with the rest.
+        """
+        with self.sender() as sender:
+            sent = 0
+            for batch, count in _batches(sender, pairs):
+                self._send(sender, batch, pairs, sent)
+                sent += count
+
+    def _send(
+        self,
+        sender: ServiceBusSender,
+        batch: ServiceBusMessage | ServiceBusMessageBatch,
+        pairs: Sequence[Pair],
+        sent: int,
+    ) -> None:
+        try:
+            sender.send_messages(batch, timeout=SEND_SECONDS)
+        except SDK_ERRORS as error:
+            if is_refusal(error) and not sent:
+                raise error_of(error, self._queue) from None
+            private.disconnect(sender)
+            raise SendUnconfirmed(
+                f"queue {self._queue!r} did not confirm {len(pairs) - sent} of {len(pairs)} "
+                f"messages ({error_of(error, self._queue)}); they may be stored or not: send them "
+                "again under the same ids",
+                [envelope for envelope, _ in pairs[sent:]],
+            ) from None
+
+    def cancelled(self, number: int) -> bool:
+        """Take back a scheduled message; False when it became due, or was taken back, before."""
+        with self.sender() as sender:
+            try:
+                sender.cancel_scheduled_messages(number, timeout=REQUEST_SECONDS)
+            except SDK_ERRORS as error:
+                if "message-not-found" in str(error):
+                    return False
+                raise error_of(error, self._queue) from None
+        return True
+
+    def probed(self, now: float, look: Callable[[int], list[Any]]) -> float:
+        """The service's time of now: a message is scheduled far ahead, looked at, and taken back.
+
+        look: gives the message of a sequence number. If the process dies in between, the message
+        is there in two days, and expires at once.
+        """
+        probe = ServiceBusMessage(
+            b"", message_id=f"aztask-clock-{uuid.uuid4()}", time_to_live=timedelta(seconds=1)
+        )
+        due = datetime.fromtimestamp(now + PROBE_SECONDS, UTC)
+        with self.sender() as sender:
+            (number,) = sender.schedule_messages(probe, due, timeout=REQUEST_SECONDS)
+        try:
+            enqueued = epoch_of(look(number)[0], ENQUEUED)
+        finally:
+            self.cancelled(number)
+        if enqueued is None:
+            raise LookupError("the service put no time on the message")
+        return enqueued
+
+    @contextmanager
+    def sender(self) -> Iterator[ServiceBusSender]:
+        """A connected sender for this thread alone."""
+        with self._room:
+            sender = self._ready()
+            try:
+                yield sender
+            finally:
+                self._back(sender)
+
+    def _ready(self) -> ServiceBusSender:
+        try:
+            sender, used_at = self._free.pop()
+        except IndexError:
+            sender, used_at = self._client.sender(self._queue), 0.0
+        idle = time.monotonic() - used_at > IDLE_SECONDS
+        if idle and private.is_open(sender) and private.has_unread(sender):
+            private.disconnect(sender)
+        if not private.is_open(sender):
+            self._connect(sender)
+        return sender
+
+    def _connect(self, sender: ServiceBusSender) -> None:
+        try:
+            private.open_link(sender, OPEN_SECONDS)
+        except SDK_ERRORS as error:
+            private.disconnect(sender)
+            raise error_of(error, self._queue) from None
+
+    def _back(self, sender: ServiceBusSender) -> None:
+        if self._closed:
+            self._client.close(sender)
+        else:
+            self._free.append((sender, time.monotonic()))
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._closed = True
+        while self._free:
+            self._client.close(self._free.pop()[0])
+
+
+def _batches(
+    sender: ServiceBusSender, pairs: Sequence[Pair]
+) -> Iterator[tuple[ServiceBusMessage | ServiceBusMessageBatch, int]]:
+    """The messages in as few batches as the limit allows, each with how many it holds."""
+    if len(pairs) == 1:
+        yield pairs[0][1], 1
+        return
+    batch: Any = None
+    key: tuple[str | None, str | None] = (None, None)
+    for envelope, message in pairs:
+        own = (envelope.session, envelope.partition_key)
+        if batch is not None and (own != key or not _added(batch, message)):
+            yield batch, len(batch)
+            batch = None
+        if batch is None:
+            batch, key = sender.create_message_batch(), own
+            if not _added(batch, message):
+                raise MessageTooLarge(
+                    f"message {envelope.message_id!r} is larger than the {batch.max_size_in_bytes} "
+                    "bytes that a batch takes; store the data elsewhere and send a reference to it"
+                )
+    if batch is not None:
+        yield batch, len(batch)
+
+
+def _added(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> bool:
+    try:
+        batch.add_message(message)
+    except MessageSizeExceededError:
+        return False
+    return True

@@ -1,0 +1,267 @@
+"""How an envelope becomes a Service Bus message, and a received message an envelope.
+
+Rules
+1. What the service has a place for goes there: body bytes as they are, content type and encoding,
+   message id, correlation id, subject, session id, partition key, time to live, scheduled enqueue
+   time, reply-to, priority. Headers become application properties.
+2. Application properties take simple values alone: text, booleans, floats and integers of 32 bits
+   (what the SDK writes). Everything else travels in one property, `PACKED`: base64 of a msgpack map
+   ``{"headers": {...}, "properties": {...}}``.
+3. The SDK reads text as bytes; a property's bytes that are UTF-8 are text again here ([seen]
+   azure-servicebus 7.15). Bytes of ours are packed, so nothing is mistaken.
+4. Times that the service takes are absolute: the caller gives the service's time of now.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgpack
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+
+from aztask.brokers.base import MessageState, Peeked
+from aztask.envelope import Envelope
+from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, MessageTooLarge
+from aztask.masking import printable
+
+PACKED: Final = "aztask-packed"
+EXPIRES_AT: Final = "aztask-expires-at"
+
+MESSAGE_LIMIT: Final = 256 * 1024
+"""Bytes of a message with its properties in the Standard tier (the service's documented quota)."""
+
+ID_LIMIT: Final = 128
+"""Characters of message ids, session ids and partition keys (the service's documented quota)."""
+
+NAME_LIMIT: Final = 260
+
+LONGEST_LIFE: Final = (2**32 - 1) / 1000
+"""Seconds that the header of an AMQP message can say (part 3, 3.2.1: ttl is uint milliseconds)."""
+
+_OVERHEAD: Final = 64
+_LATEST: Final = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
+_REASON: Final = b"DeadLetterReason"
+_DESCRIPTION: Final = b"DeadLetterErrorDescription"
+_OURS: Final = frozenset({PACKED.encode(), EXPIRES_AT.encode(), _REASON, _DESCRIPTION})
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", re.ASCII)
+_NATIVE: Final = (str, bool, float)
+_STATES: Final = (MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED)
+
+
+def check_name(queue: str) -> None:
+    """Raise InvalidQueueName unless Service Bus allows the name."""
+    if (
+        len(queue) > NAME_LIMIT
+        or not _NAME.fullmatch(queue)
+        or any(part in ("", ".", "..") for part in queue.split("/"))
+    ):
+        raise InvalidQueueName(
+            f"{printable(queue, 80)} cannot name a queue: use 1 to {NAME_LIMIT} letters, digits, "
+            "'.', '-', '_' and '/', a letter or digit first and last"
+        )
+
+
+def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> ServiceBusMessage:
+    """The message to send. now: the service's time, UTC epoch seconds.
+
+    Raises EncodeError, MessageTooLarge (more than `limit` bytes) and ConfigurationError.
+    """
+    properties = _application_properties(envelope)
+    _check_size(envelope, properties, limit)
+    if not 0 <= envelope.delay < math.inf:
+        raise ConfigurationError(
+            f"a delay is a number of seconds from 0 on, not {envelope.delay!r}"
+        )
+    due = now + envelope.delay
+    if due > _LATEST:
+        raise ConfigurationError(f"a delay of {envelope.delay:g} s ends after the year 9998")
+    message = ServiceBusMessage(
+        envelope.body,
+        application_properties=properties,
+        session_id=envelope.session,
+        message_id=_checked_id(envelope.message_id, "message id") or None,
+        content_type=envelope.content_type,
+        correlation_id=envelope.correlation_id,
+        subject=envelope.subject,
+        partition_key=envelope.partition_key,
+        reply_to=_text(envelope.properties.get("reply_to")),
+    )
+    raw = message.raw_amqp_message
+    assert raw.properties is not None  # ServiceBusMessage makes them
+    raw.properties.content_encoding = envelope.content_encoding
+    if envelope.delay:
+        message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
+    if envelope.expires_at is not None and envelope.expires_at < _LATEST:
+        left = max(0.001, envelope.expires_at - due)
+        if left < LONGEST_LIFE:  # else only the worker judges it
+            message.time_to_live = timedelta(seconds=left)
+    priority = envelope.properties.get("priority")
+    if _is_priority(priority) and raw.header is not None:
+        raw.header.priority = priority
+    return message
+
+
+def envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
+    """The envelope that `message_of` wrote, or the nearest to what a foreign producer wrote."""
+    raw = message.raw_amqp_message
+    headers, properties, expires_at = _headers_of(raw.application_properties or {})
+    native: Any = raw.properties
+    if native is not None and native.reply_to is not None:
+        properties["reply_to"] = _text(native.reply_to)
+    if raw.header is not None and raw.header.priority is not None:
+        properties["priority"] = raw.header.priority
+    partition_key = (raw.annotations or {}).get(b"x-opt-partition-key")
+    return Envelope(
+        body=_body_of(message),
+        headers=headers,
+        message_id=_text(native.message_id if native else None) or "",
+        content_type=_text(native.content_type if native else None) or "",
+        content_encoding=_text(native.content_encoding if native else None) or "binary",
+        subject=_text(native.subject if native else None),
+        correlation_id=_text(native.correlation_id if native else None),
+        session=_text(native.group_id if native else None),
+        partition_key=_text(partition_key),
+        expires_at=expires_at,
+        properties=properties,
+    )
+
+
+def dead_letter_texts(message: ServiceBusReceivedMessage) -> tuple[str | None, str | None]:
+    """(reason, description) of a message out of the dead letters."""
+    properties: Any = message.raw_amqp_message.application_properties or {}
+    return _text(properties.get(_REASON)), _text(properties.get(_DESCRIPTION))
+
+
+def epoch_of(message: ServiceBusReceivedMessage, annotation: bytes) -> float | None:
+    """An annotation that is a time, UTC epoch seconds of the service's clock."""
+    value: Any = (message.raw_amqp_message.annotations or {}).get(annotation)
+    return value / 1000.0 if isinstance(value, int) else None
+
+
+ENQUEUED: Final = b"x-opt-enqueued-time"
+LOCKED_UNTIL: Final = b"x-opt-locked-until"
+SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
+
+
+def peeked_of(message: ServiceBusReceivedMessage, *, dead_letter: bool) -> Peeked:
+    """A message that was looked at."""
+    state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
+    reason, description = dead_letter_texts(message) if dead_letter else (None, None)
+    scheduled = state == _STATES.index(MessageState.SCHEDULED)
+    return Peeked(
+        envelope_of(message),
+        message.sequence_number or 0,
+        _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE,
+        message.delivery_count or 0,
+        epoch_of(message, ENQUEUED) or 0.0,
+        epoch_of(message, SCHEDULED) if scheduled else None,
+        reason,
+        description,
+    )
+
+
+def _application_properties(envelope: Envelope) -> dict[str | bytes, Any]:
+    properties: dict[str | bytes, Any] = {}
+    packed: dict[str, Any] = {}
+    for name, value in envelope.headers.items():
+        if type(value) in _NATIVE or (type(value) is int and -(2**31) <= value < 2**31):
+            properties[name] = value
+        else:
+            packed[name] = value
+    others = {
+        name: value
+        for name, value in envelope.properties.items()
+        if not (name == "reply_to" and isinstance(value, str))
+        and not (name == "priority" and _is_priority(value))
+    }
+    if packed or others:
+        content = {"headers": packed, "properties": others}
+        try:
+            properties[PACKED] = base64.b64encode(msgpack.packb(content)).decode("ascii")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EncodeError(
+                f"the headers of message {envelope.message_id!r} cannot be written ({error}); "
+                "use text, numbers, bytes, and lists and maps of those"
+            ) from error
+    if envelope.expires_at is not None:
+        properties[EXPIRES_AT] = float(envelope.expires_at)
+    return properties
+
+
+def _headers_of(
+    application_properties: Mapping[Any, Any],
+) -> tuple[dict[str, Any], dict[str, Any], float | None]:
+    """(headers, properties, expiry). What is not as we write it is passed on as it is."""
+    headers = {
+        _text(name) or "": _readable(value)
+        for name, value in application_properties.items()
+        if name not in _OURS
+    }
+    properties: dict[str, Any] = {}
+    packed = application_properties.get(PACKED.encode())
+    if packed is not None:
+        try:
+            content = msgpack.unpackb(base64.b64decode(packed), strict_map_key=False)
+            headers.update(content["headers"])
+            properties.update(content["properties"])
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+            headers[PACKED] = _readable(packed)
+    expires_at = application_properties.get(EXPIRES_AT.encode())
+    return headers, properties, expires_at if isinstance(expires_at, float) else None
+
+
+def _readable(value: Any) -> Any:
+    """Text where the bytes are text; see rule 3."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return value
+    return value
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value)
+
+
+def _body_of(message: ServiceBusReceivedMessage) -> bytes:
+    """The body's bytes; a foreign producer's body that is a value or a sequence as its text."""
+    try:
+        return b"".join(message.body)
+    except TypeError:
+        return str(message.body).encode("utf-8", "replace")
+
+
+def _is_priority(value: object) -> bool:
+    return type(value) is int and 0 <= value <= 255
+
+
+def _checked_id(value: str, what: str) -> str:
+    if len(value) > ID_LIMIT:
+        raise EncodeError(
+            f"the {what} has {len(value)} characters; Service Bus takes at most {ID_LIMIT}"
+        )
+    return value
+
+
+def _check_size(envelope: Envelope, properties: Mapping[str | bytes, Any], limit: int) -> None:
+    """Before anything is sent. The sum is a little more than what the message really takes."""
+    size = len(envelope.body) + _OVERHEAD * 4
+    size += sum(
+        len(name) + (len(value.encode()) if isinstance(value, str) else 9) + 6
+        for name, value in properties.items()
+    )
+    if size > limit:
+        raise MessageTooLarge(
+            f"message {envelope.message_id!r} has {size} bytes, the queue takes {limit}; "
+            "store the data elsewhere and send a reference to it"
+        )

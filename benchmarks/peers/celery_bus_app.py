@@ -1,0 +1,51 @@
+"""The no-op on Celery with Kombu's Service Bus transport, patched only to reach the emulator.
+
+Kombu 5.6 cannot say UseDevelopmentEmulator=true, nor speak plain HTTP to an administration port:
+both clients are made from the emulator's own connection strings instead. Nothing else is changed.
+"""
+
+import os
+
+from azure.servicebus import ServiceBusClient
+from celery import Celery
+from kombu.transport import azureservicebus
+
+from aztask.brokers.administration import administration_client
+
+CONNECTION, ADMIN = os.environ["BENCH_BROKER"], os.environ["AZTASK_SERVICEBUS_ADMIN"]
+
+
+class _Client:
+    @staticmethod
+    def from_connection_string(_text, **options):
+        return ServiceBusClient.from_connection_string(CONNECTION, **options)
+
+
+class _Administration:
+    @staticmethod
+    def from_connection_string(_text, **_options):
+        return administration_client(ADMIN)
+
+
+azureservicebus.ServiceBusClient = _Client
+azureservicebus.ServiceBusAdministrationClient = _Administration
+
+app = Celery("bench", broker="azureservicebus://policy:key@emulator")
+app.conf.update(
+    task_ignore_result=True,
+    task_default_queue="celery-bench",
+    broker_transport_options={"wait_time_seconds": 5},
+    worker_send_task_events=False,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="noop")
+def noop() -> None:
+    """Nothing at all."""
+
+
+def send(count: int) -> None:
+    """That many no-ops, one by one."""
+    for _ in range(count):
+        noop.delay()
