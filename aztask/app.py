@@ -90,6 +90,7 @@ class App:
         self.settings = Settings.from_options(
             {**options, "events": events or read_environment("AZTASK_EVENTS")}
         )
+        self._lease_given = "lease" in options
         self.tasks: dict[str, Task[..., Any]] = {}
         self._queues: dict[str, QueueSettings] = {}
         self.codec = Codec(
@@ -172,6 +173,14 @@ class App:
         own = self._queues.get(name)
         return own.over(self.settings) if own else self.settings
 
+    def lease_seconds(self, name: str) -> float:
+        """The lease to ask for: what the queue or the app says, else what suits the service."""
+        settings = self.queue_settings(name)
+        own = self._queues.get(name)
+        if self._lease_given or (own is not None and own.lease_seconds is not None):
+            return settings.lease_seconds
+        return min(self.broker.capabilities.default_lease_seconds, settings.max_lease_seconds / 2)
+
     def queue_options(self, name: str) -> QueueOptions:
         """What to ask of the service when the queue is created."""
         own = self._queues.get(name) or QueueSettings(name)
@@ -233,7 +242,7 @@ class App:
         return HeldLease(
             self.broker,
             queue,
-            lease=settings.lease_seconds,
+            lease=self.lease_seconds(queue),
             max_lease=settings.max_lease_seconds,
             renew_at=settings.renew_at,
             wait=wait,

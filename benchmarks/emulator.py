@@ -27,7 +27,6 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 BODY = b"x" * 200
 BATCH = 100
 QUEUE = "bench"
-SERVER = "from aztask.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
 TICKS = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,7 +51,7 @@ def running(*arguments: str) -> Iterator[Process]:
     started = time.perf_counter()
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", SERVER, "--port", "0", "--admin-port", "0"),
+            *(sys.executable, "-m", "aztask", "emulator", "--port", "0", "--admin-port", "0"),
             *("--json", "--queue", QUEUE, *arguments),
         ],
         cwd=ROOT,

@@ -58,11 +58,13 @@ ANY_SESSION: Final = AnySession.ANY
 class Capabilities:
     """What a service can do, and its limits.
 
-    max_lease_seconds: the longest lease it grants at once. fixed_lease: leases last as long as the
-    queue says, not the receiver. update: a message can be changed in place (checkpoints travel in
-    it). atomic_resubmit: clone and complete happen together; resubmit_in_place: as one change of
-    the message, whose delivery count goes on. native_dead_letter: dead letters are a sub-queue of
-    the service. remote: calls wait for a network, so callers keep several under way.
+    default_lease_seconds: what is asked for where nobody says otherwise; longer where every
+    renewal is a risk. max_lease_seconds: the longest lease it grants at once. fixed_lease: leases
+    last as long as the queue says, not the receiver. update: a message can be changed in place
+    (checkpoints travel in it). atomic_resubmit: clone and complete happen together;
+    resubmit_in_place: as one change of the message, whose delivery count goes on.
+    native_dead_letter: dead letters are a sub-queue of the service. remote: calls wait for a
+    network, so callers keep several under way.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Capabilities:
     paged_peek: bool = False
     cancel_scheduled: bool = False
     remote: bool = True
+    default_lease_seconds: float = 60.0
     max_lease_seconds: float = 7 * 86400.0
     max_message_bytes: int = 256 * 1024
     receive_limit: int = 100

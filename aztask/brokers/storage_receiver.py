@@ -27,7 +27,7 @@ from aztask.brokers.storage_delivery import (
 from aztask.brokers.storage_errors import Effect, failure_of
 from aztask.brokers.storage_names import poison_name
 from aztask.brokers.storage_renewal import ENDED, Renewals
-from aztask.brokers.storage_settling import Settling
+from aztask.brokers.storage_settling import Settling, check
 from aztask.brokers.storage_wire import TEXT_LIMIT, Written, read_text, text_of, whole_seconds
 from aztask.clock import Clock
 from aztask.envelope import Envelope
@@ -220,6 +220,8 @@ class StorageReceiver:
     ) -> list[Settled | Lost | Unknown]:
         """Carry out each settlement, side by side. Each happens, or not, by itself."""
         checked = [(_unsettled(delivery), settlement) for delivery, settlement in pairs]
+        for _, settlement in checked:
+            check(settlement)
 
         def settle_one(pair: tuple[StorageDelivery, Settlement]) -> Settled | Lost | Unknown:
             delivery, settlement = pair

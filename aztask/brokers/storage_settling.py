@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -34,10 +35,24 @@ from aztask.settlement import (
     Settlement,
 )
 
+logger = logging.getLogger(__name__)
+
 LONGEST_SETTLING: Final = 30.0
 """Seconds of tries after which a settlement is put off; its caller holds other deliveries too."""
 
 DONE: Final = Settled()
+
+
+def check(settlement: Settlement) -> None:
+    """Refuse what can never be carried out, before any of a batch is. Raises AztaskError."""
+    if isinstance(settlement, Defer):
+        raise CapabilityError(
+            "Storage queues cannot defer; resubmit with a delay, or use Service Bus"
+        )
+    if isinstance(settlement, Resubmit) and settlement.envelope is None:
+        raise ConfigurationError(
+            "a resubmission needs its clone; give it with aztask.settlement.with_envelope"
+        )
 
 
 class Settling:
@@ -73,11 +88,17 @@ class Settling:
             return pending
         until = min(delivery.deadline, self._clock.monotonic() + LONGEST_SETTLING)
         try:
-            return self._carry_out(delivery, settlement, until)
-        except CapabilityError:
-            raise
+            answer = self._carry_out(delivery, settlement, until)
         except AztaskError as error:  # what cannot be written or stored: the original stays
-            return Unknown(str(error))
+            answer = Unknown(str(error))
+        if isinstance(answer, Unknown):
+            logger.warning(
+                "message %s of %s is not settled: %s",
+                delivery.position,
+                delivery.queue,
+                answer.reason,
+            )
+        return answer
 
     def _carry_out(
         self, delivery: StorageDelivery, settlement: Settlement, until: float
@@ -87,14 +108,12 @@ class Settling:
                 return self.delete(delivery, until)
             case Abandon() | Release():
                 return self._hide(delivery, until, 0.0, None)
-            case Defer():
-                raise CapabilityError(
-                    "Storage queues cannot defer; resubmit with a delay, or use Service Bus"
-                )
             case DeadLetter():
                 return self._dead_letter(delivery, settlement, until)
             case Resubmit():
                 return self._resubmit(delivery, settlement, until)
+            case Defer():
+                raise RuntimeError("refused by `check`")
 
     def delete(self, delivery: StorageDelivery, until: float) -> Settled | Lost | Unknown:
         """Delete the message. A refusal after a lost answer means that it was deleted by us."""
@@ -121,10 +140,7 @@ class Settling:
     def _resubmit(
         self, delivery: StorageDelivery, settlement: Resubmit, until: float
     ) -> Settled | Lost | Unknown:
-        if settlement.envelope is None:
-            raise ConfigurationError(
-                "a resubmission needs its clone; give it with aztask.settlement.with_envelope"
-            )
+        assert settlement.envelope is not None  # checked
         text = self._clone_text(settlement.envelope, settlement.delay)
         if self._living is None:
             return self._hide(delivery, until, settlement.delay, text)

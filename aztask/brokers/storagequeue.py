@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -74,6 +75,7 @@ CAPABILITIES: Final = Capabilities(
     max_lease_seconds=float(LONGEST_DELAY),
     max_message_bytes=ENVELOPE_LIMIT,
     receive_limit=RECEIVE_LIMIT,
+    default_lease_seconds=300.0,
 )
 
 
@@ -98,6 +100,7 @@ class StorageQueueBroker:
         self._workers = Crew("storage", CONNECTIONS)
         self._renewers = Crew("renewals", RENEWERS)
         self._pollings: dict[str, WeakSet[Polling]] = {}
+        self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
 
@@ -247,7 +250,7 @@ class StorageQueueBroker:
             return _put(requests, *item)
 
         failures = self._workers.map(put, texts)
-        for polling in list(self._pollings.get(queue, ())):
+        for polling in self._waiting(queue):
             polling.ring()
         _judge(queue, envelopes, failures)
 
@@ -286,7 +289,8 @@ class StorageQueueBroker:
             )
         polling = Polling(poll_ceiling or self._poll_ceiling, clock=self._clock)
         if not dead_letter:
-            self._pollings.setdefault(queue, WeakSet()).add(polling)
+            with self._lock:
+                self._pollings.setdefault(queue, WeakSet()).add(polling)
         return StorageReceiver(
             self._client,
             queue,
@@ -304,12 +308,17 @@ class StorageQueueBroker:
         self._closed = True
         if self._pid != os.getpid():
             return
-        for pollings in list(self._pollings.values()):
-            for polling in list(pollings):
+        for queue in list(self._pollings):
+            for polling in self._waiting(queue):
                 polling.close()
         self._workers.close()
         self._renewers.close()
         self._client.close()
+
+    def _waiting(self, queue: str) -> list[Polling]:
+        """Those of this process that look at the queue."""
+        with self._lock:
+            return list(self._pollings.get(queue, ()))
 
     def _usable(self) -> None:
         if self._closed:

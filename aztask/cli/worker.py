@@ -108,7 +108,7 @@ def _check(app: App, options: WorkerOptions) -> None:
             "give the app a file, for example local://"
         )
     for queue in options.queues:
-        lease = options.lease or app.queue_settings(queue).lease_seconds
+        lease = options.lease or app.lease_seconds(queue)
         app.broker.receiver(queue, lease=lease).close()
 
 
@@ -131,9 +131,7 @@ def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:
 
 def _start_line(app: App, name: str, options: WorkerOptions) -> str:
     pool = "processes" if options.pool == "processes" else "threads in one process"
-    leases = sorted(
-        {options.lease or app.queue_settings(queue).lease_seconds for queue in options.queues}
-    )
+    leases = sorted({options.lease or app.lease_seconds(queue) for queue in options.queues})
     held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
     return (
         f"worker {name}: {options.concurrency} {pool}, queues {', '.join(options.queues)}, "

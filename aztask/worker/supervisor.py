@@ -279,7 +279,7 @@ class Supervisor:
     def _lease_seconds(self, queue: str) -> float:
         if self.options.lease is not None:
             return self.options.lease
-        return self.app.queue_settings(queue).lease_seconds
+        return self.app.lease_seconds(queue)
 
     def _received(self, intake: Intake, deliveries: list[Delivery]) -> None:
         """New deliveries: hold their leases, open them, and send them on their way."""

@@ -11,14 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PROGRAM = "from aztask.cli.emulator import command; command(auto_envvar_prefix='AZTASK_EMULATOR')"
-
 
 def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     """The process and its first line of JSON."""
     ports = () if "--port" in arguments else ("--port", "0")
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *ports, "--admin-port", "0", "--json", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "aztask",
+            "emulator",
+            *ports,
+            "--admin-port",
+            "0",
+            "--json",
+            *arguments,
+        ],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), **environment},
         text=True,

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from processes import running, start, stop
 from rawclient import RawClient
 
-from aztask.cli.emulator import command
+from aztask.cli.main import cli
 from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.broker.access import sign
 from aztask.emulator.options import Options
@@ -276,7 +276,7 @@ def test_trace_shows_frames_and_no_secrets(tmp_path):
     with log.open("w") as target:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-c", "from aztask.cli.emulator import command; command()"),
+                *(sys.executable, "-c", "from aztask.cli.main import cli; cli()", "emulator"),
                 *("--port", "0", "--admin-port", "0", "--json", "--queue", "q", "--trace"),
             ],
             stdout=subprocess.PIPE,
@@ -294,7 +294,7 @@ def test_trace_shows_frames_and_no_secrets(tmp_path):
 
 
 def test_the_key_is_not_taken_from_the_command_line():
-    done = CliRunner().invoke(command, ["--shared-access-key", KEY])
+    done = CliRunner().invoke(cli, ["emulator", "--shared-access-key", KEY])
     assert done.exit_code == 2
     assert KEY not in done.output
 
@@ -306,6 +306,6 @@ def test_the_key_is_taken_from_the_environment():
 
 
 def test_a_port_in_use_is_explained(bus):
-    done = CliRunner().invoke(command, ["--port", str(bus.port), "--admin-port", "0"])
+    done = CliRunner().invoke(cli, ["emulator", "--port", str(bus.port), "--admin-port", "0"])
     assert isinstance(done.exception, ConfigurationError)
     assert "--port" in str(done.exception)

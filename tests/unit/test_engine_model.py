@@ -455,7 +455,10 @@ class SessionsAgainstModel(RuleBasedStateMachine):
             assert self.engine.sessions(QUEUE) == sorted(n for n in "abc" if self.lines[n])
 
 
+# `tox -e fuzz` asks for more than the default profile does
+EXAMPLES = max(40, settings.default.max_examples // 10) if settings.default else 40
+
 TestEngine = EngineAgainstModel.TestCase
-TestEngine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
 TestSessions = SessionsAgainstModel.TestCase
-TestSessions.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSessions.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
