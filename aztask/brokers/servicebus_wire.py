@@ -97,7 +97,8 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
     if envelope.delay:
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
     if envelope.expires_at is not None and envelope.expires_at < _LATEST:
-        left = max(0.001, envelope.expires_at - due)
+        # the SDK writes whole seconds; the worker is exact
+        left = max(1, math.ceil(envelope.expires_at - due))
         if left < LONGEST_LIFE:  # else only the worker judges it
             message.time_to_live = timedelta(seconds=left)
     priority = envelope.properties.get("priority")

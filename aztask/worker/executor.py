@@ -151,8 +151,7 @@ class Executor:
             job.owned = True
             self._conclude(job, State.CANCELLED, Complete())
         else:
-            job.owned, job.starts = True, answer.starts
-            job.resume(answer.saved)
+            job.own(answer.starts, answer.saved)
             self._before_run(job)
 
     def _before_run(self, job: Job) -> None:

@@ -70,8 +70,12 @@ class Job:
         """Remember something for the events: the stage that saw it may run on any thread."""
         self.notes.append((kind, text))
 
-    def resume(self, saved: bytes | None) -> None:
-        """Go on from a checkpoint that the result store kept; None: from the message's own."""
+    def own(self, starts: int, saved: bytes | None) -> None:
+        """The run is ours, started for the `starts`-th time.
+
+        saved: the checkpoint that the result store kept; None: the message's own counts.
+        """
+        self.owned, self.starts = True, starts
         if saved is not None and self.message is not None:
             self.saved = saved
             self.message = replace(self.message, saved=saved)

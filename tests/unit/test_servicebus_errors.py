@@ -1,0 +1,62 @@
+"""The SDK's errors as ours."""
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus import exceptions as sdk
+
+from aztask.brokers.servicebus_errors import error_of, is_lost, is_no_session, is_refusal
+from aztask.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    LeaseLost,
+    MessageTooLarge,
+    QueueFull,
+    QueueNotFound,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (sdk.MessagingEntityNotFoundError(), QueueNotFound),
+        (sdk.MessageSizeExceededError(), MessageTooLarge),
+        (sdk.ServiceBusQuotaExceededError(), QueueFull),
+        (sdk.ServiceBusAuthenticationError(), ConfigurationError),
+        (sdk.ServiceBusAuthorizationError(), ConfigurationError),
+        (sdk.ServiceBusServerBusyError(), BrokerUnavailable),
+        (sdk.ServiceBusConnectionError(), BrokerUnavailable),
+        (ConnectionResetError(), BrokerUnavailable),
+        (AttributeError("'NoneType' object has no attribute 'listen'"), BrokerUnavailable),
+    ],
+)
+def test_each_error_is_named(error, kind):
+    made = error_of(error, "orders")
+    assert type(made) is kind
+    assert "orders" in str(made)
+    assert "\n" not in str(made)
+
+
+def test_our_own_errors_pass():
+    ours = LeaseLost("it was")
+    assert error_of(ours, "orders") is ours
+
+
+def test_missing_rights_over_http_say_which():
+    error = HttpResponseError("no")
+    error.status_code = 401
+    assert "right to manage" in str(error_of(error, "orders"))
+
+
+def test_no_key_is_shown():
+    error = sdk.ServiceBusError("Endpoint=sb://x/;SharedAccessKeyName=a;SharedAccessKey=c2VjcmV0")
+    assert "c2VjcmV0" not in str(error_of(error, "orders"))
+
+
+def test_what_is_known_of_the_effect():
+    assert is_lost(sdk.MessageLockLostError())
+    assert is_lost(sdk.SessionLockLostError())
+    assert is_lost(sdk.MessageNotFoundError())
+    assert not is_lost(sdk.ServiceBusConnectionError())
+    assert is_refusal(sdk.ServiceBusServerBusyError())
+    assert not is_refusal(sdk.OperationTimeoutError())
+    assert is_no_session(sdk.SessionCannotBeLockedError())
