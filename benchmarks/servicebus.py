@@ -211,8 +211,8 @@ def sends(bench: Bench) -> dict[str, float]:
 
 
 def message(body: bytes) -> ServiceBusMessage:
-    """A message with the properties that a task's has."""
-    return ServiceBusMessage(
+    """A message with exactly the properties that a task's has."""
+    made = ServiceBusMessage(
         body,
         message_id=f"{time.time_ns()}-00000000-0000-0000-0000:0:0",
         correlation_id="00000000-0000-0000-0000-000000000000",
@@ -224,11 +224,18 @@ def message(body: bytes) -> ServiceBusMessage:
             "id": "00000000-0000-0000-0000-000000000000",
             "root_id": "00000000-0000-0000-0000-000000000000",
             "retries": 0,
+            "aztask-version": 1,
+            "aztask-hop": 0,
+            "aztask-generation": 0,
+            "aztask-resubmit-count": 0,
             "argsrepr": "()",
             "kwargsrepr": "{}",
             "origin": "12345@machine",
         },
     )
+    assert made.raw_amqp_message.properties is not None
+    made.raw_amqp_message.properties.content_encoding = "binary"
+    return made
 
 
 def latency(bench: Bench) -> float:

@@ -257,6 +257,9 @@ def _checked_id(value: str, what: str) -> str:
 def _check_size(envelope: Envelope, properties: Mapping[str | bytes, Any], limit: int) -> None:
     """Before anything is sent. The sum is a little more than what the message really takes."""
     size = len(envelope.body) + _OVERHEAD * 4
+    texts = sum([len(value) for value in properties.values() if type(value) is str])
+    if size + 4 * texts + _OVERHEAD * len(properties) <= limit:
+        return  # certainly: the usual case, without encoding anything
     size += sum(
         len(name) + (len(value.encode()) if isinstance(value, str) else 9) + 6
         for name, value in properties.items()

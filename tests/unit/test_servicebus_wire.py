@@ -71,6 +71,11 @@ def test_too_many_bytes_are_refused_before_anything_is_sent():
         message_of(Envelope(b"x" * 900, {"h": "y" * 100}), NOW, 1000)
 
 
+def test_a_message_just_below_the_limit_is_taken():
+    envelope = Envelope(b"x" * 500, {"h": "y" * 100})
+    assert message_of(envelope, NOW, 1000).application_properties == {"h": "y" * 100}
+
+
 def test_an_id_longer_than_the_services_is_refused():
     with pytest.raises(EncodeError, match="128"):
         message_of(Envelope(b"x", message_id="i" * 129), NOW)
