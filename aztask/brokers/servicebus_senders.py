@@ -127,6 +127,7 @@ class Senders:
         while self._free:
             sender, used_at = self._free.pop()
             if not private.is_open(sender):
+                self._client.drop(sender)  # the service ended the link; the socket is ours to close
                 continue
             if time.monotonic() - used_at < IDLE_SECONDS or not private.has_unread(sender):
                 return sender
