@@ -14,7 +14,7 @@ from aztask.worker.lane import Lane, Mailbox
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 5.0
 PURGE_SECONDS = 60.0
 DRAINED_SECONDS = 0.1
 
