@@ -80,11 +80,14 @@ _EXPECT = """
     VALUES (?, ?, ?, ?, ?, '', 0, 'pending')
     ON CONFLICT DO NOTHING
 """
+_WINDOW_END = "SELECT MAX(id) FROM (SELECT id FROM runs WHERE id > ? ORDER BY id LIMIT ?)"
+_PURGE = "DELETE FROM runs WHERE id > ? AND id <= ? AND ended_at < ?"
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
 _COLUMNS = """task_id, generation, hop, task, queue, state, worker, starts, started_at, settlement,
               value, error_type, error, traceback, ended_at, duration"""
 
 _PLAIN = Complete()
+PURGE_WINDOW = 2_000
 FIRST_WAIT = 0.001
 LONGEST_WAIT = 0.02
 WORKER_FORGOTTEN_SECONDS = 86400.0
@@ -232,10 +235,23 @@ class LocalResults:
         return records
 
     def purge(self, before: float) -> int:
-        """Delete what ended before that time, and marks of cancellation as old."""
+        """Delete what ended before that time, and marks of cancellation as old.
+
+        In windows of the rows' order, the order of their first starts, up to the first window
+        without anything old: no scan of the whole table, and no long hold of the write lock.
+        """
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM cancellations WHERE at < ?", (before,))
-            return connection.execute("DELETE FROM runs WHERE ended_at < ?", (before,)).rowcount
+        last = deleted = 0
+        while True:
+            with self._database.transaction() as connection:
+                (end,) = connection.execute(_WINDOW_END, (last, PURGE_WINDOW)).fetchone()
+                if end is None:
+                    return deleted
+                gone = connection.execute(_PURGE, (last, end, before)).rowcount
+            if not gone:
+                return deleted
+            last, deleted = end, deleted + gone
 
     def close(self) -> None:
         """The database belongs to whoever opened it; nothing to do."""

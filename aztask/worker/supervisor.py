@@ -202,11 +202,13 @@ class Supervisor:
         for intake in self._intakes:
             intake.join(5.0)
         self._mailbox.run()
+        # only what nobody runs any more may be given back: after an unexpected error of this loop
+        # tasks may still be running
+        self._pool.close()
         self._give_back(list(self._deliveries))
         for lane in (self._claims, self._finishes):
             lane.stop()
         self.keeper.stop()
-        self._pool.close()
         self._requests.stop()
         self._chores.tell(self._record(stopped=True))
         self._chores.stop()
