@@ -65,7 +65,7 @@ class Emulator:
             dispatcher,
             forwarder,
             Locks(self.clock.monotonic),
-            Access(options.shared_access_key, self.clock.wall),
+            Access(options.shared_access_key, self.clock.wall, options.rules),
             self.clock,
         )
         self.broker.committer.collector = dispatcher

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from aztask.emulator.broker.access import Rule
 from aztask.errors import ConfigurationError
 
 AMQP_PORT = 5672
@@ -21,7 +23,8 @@ class Options:
     """port, admin_port: 0 takes a free one; admin_port None serves no administration.
 
     data: the file that keeps everything, None for memory. shared_access_key: needed as soon as
-    `host` is not a loopback address. clock_offset: seconds by which the emulator's clock is ahead.
+    `host` is not a loopback address. rules: further keys, by name, with fewer rights.
+    clock_offset: seconds by which the emulator's clock is ahead.
     tls: serve both ports over TLS. certificate: where the PEM files of a made certificate lie.
     queues: created at the start when they are missing.
     """
@@ -31,6 +34,7 @@ class Options:
     admin_port: int | None = ADMIN_PORT
     data: str | None = None
     shared_access_key: str | None = None
+    rules: Mapping[str, Rule] = field(default_factory=dict)
     clock_offset: float = 0.0
     tls: bool = False
     certificate: Path | None = None
@@ -39,6 +43,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError."""
+        if self.rules and not self.shared_access_key:
+            raise ConfigurationError("keys with fewer rights need a main key: shared_access_key")
         for name in ("port", "admin_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:

@@ -148,6 +148,21 @@ def test_the_server_refuses_a_lapsed_lock_too(queue, link):
         receiver.complete_message(message)
 
 
+def test_a_link_whose_messages_are_settled_elsewhere_is_not_starved(queue, link, monkeypatch):
+    """``$management`` settles; the link's own client says nothing of it."""
+    monkeypatch.setattr("aztask.emulator.broker.consumer.MAX_UNSETTLED", 10)
+    monkeypatch.setattr("aztask.emulator.broker.consumer.TIDY_SECONDS", 0.0)
+    sender, receiver = link(queue())
+    sender.send_messages([ServiceBusMessage(str(number)) for number in range(35)])
+    got = []
+    for _ in range(7):
+        messages = receiver.receive_messages(5, max_wait_time=WAIT)
+        tokens = [message.lock_token for message in messages]
+        receiver._settle_message_via_mgmt_link("completed", tokens)
+        got += bodies(messages)
+    assert got == [str(number) for number in range(35)]
+
+
 def test_renewal_by_hand_and_by_the_renewer(queue, link):
     sender, receiver = link(queue(lock_seconds=1.5))
     sender.send_messages([ServiceBusMessage("hand"), ServiceBusMessage("auto")])

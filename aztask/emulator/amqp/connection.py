@@ -139,8 +139,15 @@ class Connection:
         splitter = self._splitter
         splitter.feed(data)
         try:
-            while splitter.rest and self._step():
-                pass
+            while True:
+                if self.state is not State.OPEN:
+                    if self._step():
+                        continue
+                    break
+                part = splitter.frame()
+                if part is None:
+                    break
+                self._on_part(part)
         except AmqpError as error:
             self.close(error)
 
@@ -155,7 +162,9 @@ class Connection:
         self._output.append(data)
 
     def _step(self) -> bool:
-        """Take one header or frame from the buffer; False when there is none."""
+        """Take one header or frame from the buffer of a connection that is not open (yet, or any
+        more); False when there is none.
+        """
         if self.state is State.CLOSED:
             return False
         if self.state in (State.START, State.HEADER):
@@ -168,10 +177,8 @@ class Connection:
             return False
         if self.state is State.SASL:
             self._on_sasl(part)
-        elif part.kind != TYPE_AMQP:
-            raise AmqpError(FRAMING_ERROR, f"a frame of type {part.kind}")
-        elif part.body:
-            self._on_frame(part)
+        else:
+            self._on_part(part)
         return True
 
     # -- headers and SASL
@@ -201,7 +208,11 @@ class Connection:
 
     # -- performatives
 
-    def _on_frame(self, part: Frame) -> None:
+    def _on_part(self, part: Frame) -> None:
+        if part.kind != TYPE_AMQP:
+            raise AmqpError(FRAMING_ERROR, f"a frame of type {part.kind}")
+        if not part.body:
+            return
         closing = self.state is State.CLOSING
         try:
             performative = performatives.parse(part.body)

@@ -46,11 +46,6 @@ class Splitter:
         self._buffer = rest + data if rest else data
         self._position = 0
 
-    @property
-    def rest(self) -> int:
-        """Bytes that are there and were not taken."""
-        return len(self._buffer) - self._position
-
     def header(self) -> bytes | None:
         """The next eight bytes, or None until they are there."""
         end = self._position + HEADER_SIZE

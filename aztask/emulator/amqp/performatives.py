@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -223,33 +224,32 @@ _SMALL_STATES: dict[bytes, Described] = {
     for empty in (b"\x45", b"\xc0\x01\x00")
 }
 """accepted and released as they are usually written."""
-_SETTLED = {0x41: True, 0x42: False}
+_SETTLED = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
+_SMALL_DISPOSITION = re.compile(
+    rb"\x00\x53\x15\xc0(.)"  # the descriptor; a list8 of so many bytes
+    rb"(?:\x05|(\x06))"  # five fields, or six
+    rb"(?:\x41|\x56\x01)"  # role: receiver
+    rb"(?:\x70(....)|\x52(.))"  # first
+    rb"\x40"  # no last
+    rb"(\x41|\x42|\x56[\x00\x01])"  # settled
+    rb"(\x00\x53[\x24\x26](?:\x45|\xc0\x01\x00))"  # state
+    rb"(\x40|\x41|\x42|\x56[\x00\x01])?",  # batchable
+    re.DOTALL,
+)
 
 
 def _small_disposition(body: bytes) -> Disposition | None:
-    """A receiver's disposition of one delivery in its usual form, which is most of what a busy
+    """A receiver's disposition of one delivery in its usual forms, which is most of what a busy
     server reads; None for anything else, which then is read with all care.
     """
-    if body[:4] != b"\x00\x53\x15\xc0" or len(body) < 10 or body[6] != 0x41:
+    match = _SMALL_DISPOSITION.fullmatch(body)
+    if match is None:
         return None
-    code, position = body[7], 9
-    if code == 0x70:
-        first, position = int.from_bytes(body[8:12]), 12
-    elif code == 0x52:
-        first = body[8]
-    else:
+    size, six, number, octet, settled, state, batchable = match.groups()
+    if size[0] + 5 != len(body) or (six is None) != (batchable is None):
         return None
-    end = body[4] + 5
-    if len(body) != end or end < position + 3 or body[position] != 0x40:
-        return None
-    settled = _SETTLED.get(body[position + 1])
-    fields, rest = 5, body[position + 2 :]
-    if rest[-1] in _SETTLED and body[5] == 6:
-        fields, rest = 6, rest[:-1]
-    state = _SMALL_STATES.get(rest)
-    if settled is None or state is None or body[5] != fields:
-        return None
-    return Disposition(True, first, None, settled, state)
+    first = int.from_bytes(number or octet)
+    return Disposition(True, first, None, _SETTLED[settled], _SMALL_STATES[state])
 
 
 def parse(body: bytes) -> Performative:

@@ -5,6 +5,8 @@ Rules
 2. With a key a token must carry our signature over its resource and expiry (the service's
    format: HMAC-SHA256 over ``<url-encoded resource>\\n<expiry>``), be in date, cover the audience.
 3. A JWT cannot be verified here, so with a key it is refused, with a sentence that says so.
+4. Further keys have names and fewer rights, as the service's authorization rules do: Listen
+   receives, settles and looks, Send sends and schedules, Manage administers. The main key has all.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from aztask.emulator.amqp.errors import UNAUTHORIZED_ACCESS, AmqpError
@@ -23,12 +26,36 @@ ROOT_KEY_NAME = "RootManageSharedAccessKey"
 MAX_CLAIMS = 10_000
 
 
+class Right(Enum):
+    """What a key may be good for; the service's words."""
+
+    LISTEN = "Listen"
+    SEND = "Send"
+    MANAGE = "Manage"
+
+
+ALL_RIGHTS = frozenset(Right)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A key that is good for some rights."""
+
+    key: str
+    rights: frozenset[Right] = ALL_RIGHTS
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"Rule(***, {sorted(right.value for right in self.rights)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to every entity at or below `path`, until `expires` (UTC epoch seconds)."""
+    """Rights to every entity at or below `path`, until `expires` (UTC epoch seconds)."""
 
     path: str
     expires: float
+    rights: frozenset[Right] = ALL_RIGHTS
 
     def covers(self, path: str) -> bool:
         """Whether an entity's path is this claim's or lies below it."""
@@ -46,12 +73,20 @@ def denied(what: str) -> AmqpError:
     return AmqpError(UNAUTHORIZED_ACCESS, what)
 
 
-class Access:
-    """Verifies tokens. key: None allows everything. wall: UTC epoch seconds."""
+def missing(right: Right, path: str) -> AmqpError:
+    """The refusal of rule 4."""
+    return denied(f"'{right.value}' claim is required to do this with {path[:200]!r}")
 
-    def __init__(self, key: str | None, wall: Callable[[], float]) -> None:
+
+class Access:
+    """Verifies tokens. key: None allows everything. wall: UTC epoch seconds. rules: by name."""
+
+    def __init__(
+        self, key: str | None, wall: Callable[[], float], rules: Mapping[str, Rule] | None = None
+    ) -> None:
         self._key = key
         self._wall = wall
+        self._rules = dict(rules or {})
 
     @property
     def required(self) -> bool:
@@ -87,19 +122,23 @@ class Access:
             signature = fields["sig"]
         except (KeyError, ValueError):
             raise denied("the token lacks sr, sig or se, or se is not a number") from None
-        expected = sign(self._key or "", signed)
+        rule = self._rules.get(fields.get("skn", "")) or Rule(self._key or "")
+        expected = sign(rule.key, signed)
         if not hmac.compare_digest(expected.encode(), signature.encode()):
             raise denied("the token's signature does not match: check the shared access key")
         if not expiry > self._wall():  # nan is no time either
             raise denied(
                 f"the token expired {self._wall() - expiry:.0f} s ago by the emulator's clock"
             )
-        return Claim(resource_path(resource), expiry)
+        return Claim(resource_path(resource), expiry, rule.rights)
 
     def bearer(self, header: str | None, audience: str) -> None:
         """Check an HTTP Authorization header. Raises AmqpError (unauthorized-access)."""
-        if self._key is not None:
-            self.claim(header or "", "none" if not header else "bearer", audience)
+        if self._key is None:
+            return
+        claim = self.claim(header or "", "none" if not header else "bearer", audience)
+        if Right.MANAGE not in claim.rights:
+            raise missing(Right.MANAGE, audience)
 
 
 def sign(key: str, text: str) -> str:
@@ -122,14 +161,20 @@ class Claims:
             raise denied("too many tokens on one connection")
         self._claims[audience] = claim
 
-    def expiry(self, path: str) -> float:
-        """Until when `path` may be used; 0 when it may not."""
+    def expiry(self, path: str, right: Right | None = None) -> float:
+        """Until when `path` may be used, with this right or any; 0 when it may not."""
         if self.trusted or not self._access.required:
             return float("inf")
-        covering = [claim.expires for claim in self._claims.values() if claim.covers(path)]
+        covering = [
+            claim.expires
+            for claim in self._claims.values()
+            if claim.covers(path) and (right is None or right in claim.rights)
+        ]
         return max(covering, default=0.0)
 
-    def check(self, path: str) -> None:
-        """Raises AmqpError (unauthorized-access) when `path` may not be used now."""
+    def check(self, path: str, right: Right | None = None) -> None:
+        """Raises AmqpError (unauthorized-access) when `path` may not be used so now."""
         if self.expiry(path) <= self._wall():
             raise denied(f"no valid token was shown for {path!r}")
+        if right is not None and self.expiry(path, right) <= self._wall():
+            raise missing(right, path)

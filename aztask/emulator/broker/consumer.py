@@ -3,7 +3,8 @@
 Rules
 1. A link in receive-and-delete mode gets settled deliveries; any other holds a lock for each.
 2. When the link ends, its messages stay locked until the locks lapse; a session is given back.
-3. At most `MAX_UNSETTLED` deliveries of a link are unsettled, whatever its credit.
+3. At most `MAX_UNSETTLED` deliveries of a link are unsettled, whatever its credit. Those that were
+   settled over another link do not count, whether or not this link's client says so.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ SESSION_FILTER = "com.microsoft:session-filter"
 TIMEOUT_PROPERTY = "com.microsoft:timeout"
 LOCKED_UNTIL_PROPERTY = "com.microsoft:locked-until-utc"
 MAX_UNSETTLED = 20_000
+TIDY_SECONDS = 1.0
 DEFAULT_TIMEOUT_MS = 65_000
 _TICKS_AT_EPOCH = 621_355_968_000_000_000  # of 100 ns, from the year 1
 _TICKS_PER_SECOND = 10_000_000
@@ -55,13 +57,28 @@ class Consumer:
         self.delete = link.pre_settled
         self.lease = lease
         self.paused = False
+        self._tidied_at = 0.0
 
     def wanted(self) -> int:
         """Credit that can be used now."""
         link = self.link
         if not link.attached or self.paused or not link.session.ready:
             return 0
+        if len(link.unsettled) >= MAX_UNSETTLED:
+            self._tidy()
         return min(link.credit, MAX_UNSETTLED - len(link.unsettled))
+
+    def _tidy(self) -> None:
+        """Forget deliveries whose locks are gone: ``$management`` settled them, or they lapsed."""
+        now = self.broker.clock.monotonic()
+        if now - self._tidied_at < TIDY_SECONDS:
+            return
+        self._tidied_at = now
+        locks = self.broker.locks
+        for delivery in list(self.link.unsettled.values()):
+            lock = delivery.context
+            if not delivery.settling and locks.get(bytes.fromhex(lock.token)) is None:
+                self.link.session.settle(delivery)
 
     def take(self, engine: Engine, limit: int) -> list[Leased]:
         """Receive, inside the transaction. A session that was lost gives nothing."""
@@ -117,7 +134,9 @@ class Consumer:
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
         """The peer settles; what is being settled already is left alone."""
         action = action_of(disposition.state)
-        fresh = [delivery for delivery in deliveries if not delivery.settling]
+        fresh = deliveries
+        if len(deliveries) > 1 or deliveries[0].settling:
+            fresh = [delivery for delivery in deliveries if not delivery.settling]
         if action is None:
             if disposition.settled:
                 for delivery in fresh:
@@ -209,6 +228,13 @@ class Accepting(Work):
         milliseconds = timeout if isinstance(timeout, int) else DEFAULT_TIMEOUT_MS
         self.deadline = broker.clock.monotonic() + milliseconds / 1000
         self._lease: SessionLease | None = None
+        self._submitted = False
+
+    def submit(self) -> None:
+        """Try at the end of the turn; once, or a second session would be accepted and lost."""
+        if not self._submitted:
+            self._submitted = True
+            self._broker.committer.submit(self)
 
     @property
     def waiting(self) -> bool:
@@ -229,6 +255,7 @@ class Accepting(Work):
 
     def succeed(self) -> None:
         """Attach with the session's name, refuse, or go on waiting."""
+        self._submitted = False
         lease = self._lease
         if not self.waiting:
             if lease is not None:  # the link ended in this very turn
@@ -269,4 +296,5 @@ class Accepting(Work):
 
     def fail(self, error: AztaskError) -> None:
         """Refuse with the reason."""
+        self._submitted = False
         self.link.refuse(as_amqp(error))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import DECODE_ERROR, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
-from aztask.emulator.broker.access import Access, Claims
+from aztask.emulator.broker.access import Access, Claims, Right
 from aztask.emulator.broker.committer import Work
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.consumer import Consumer
@@ -28,6 +28,8 @@ from aztask.emulator.broker.rules import RULE_OPERATIONS, rule_operation
 from aztask.errors import AztaskError
 
 ACCEPTED_STATUS = 202
+SENDING = ("com.microsoft:schedule-message", "com.microsoft:cancel-scheduled-message")
+"""Operations that need the right to send; all others need that to listen."""
 
 
 class RequestLink:
@@ -106,8 +108,11 @@ class ManagementLink(RequestLink):
         broker: Broker,
         address: Address,
         consumers: Callable[[], Sequence[Consumer]],
+        check: Callable[[Right], None],
     ) -> None:
+        """check: raises AmqpError where the connection lacks the right."""
         super().__init__(link, node, responders)
+        self._check = check
         self._broker = broker
         self._address = address
         self._consumers = consumers
@@ -120,6 +125,7 @@ class ManagementLink(RequestLink):
                 path = self._address.entity[:300]
                 raise AmqpError(NOT_FOUND, f"the messaging entity {path!r} could not be found")
             body = request.body if isinstance(request.body, dict) else {}
+            self._check(Right.SEND if request.operation in SENDING else Right.LISTEN)
             if request.operation in RULE_OPERATIONS:
                 self.done(request, *self._rule(entity.path, request.operation, body))
                 return

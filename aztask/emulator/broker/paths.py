@@ -26,6 +26,11 @@ class Address:
     management: bool = False
     cbs: bool = False
 
+    @property
+    def claimed(self) -> str:
+        """What a token has to cover: SDKs show one for the dead letters alone to receive those."""
+        return self.entity + TRANSFER * self.transfer + DEAD_LETTERS * self.dead
+
 
 def parse(text: str) -> Address:
     """What an address means; an address of nothing is an entity that does not exist."""

@@ -17,7 +17,7 @@ from aztask.emulator.amqp.link import (
 )
 from aztask.emulator.amqp.performatives import Disposition, Open
 from aztask.emulator.amqp.terminus import COORDINATOR
-from aztask.emulator.broker.access import Claims, denied
+from aztask.emulator.broker.access import Claims, Right, denied
 from aztask.emulator.broker.consumer import Accepting, Consumer, receivable
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.dispatch import Source
@@ -44,7 +44,7 @@ class Peer:
         self._requests: dict[Link, RequestLink] = {}
         self._responders: list[Responder] = []
         self._accepting: dict[Link, Accepting] = {}
-        self._paths: dict[Link, str] = {}
+        self._addresses: dict[Link, Address] = {}
 
     # -- the connection
 
@@ -105,9 +105,10 @@ class Peer:
                 broker=self.broker,
                 address=address,
                 consumers=lambda: list(self._consumers.values()),
+                check=lambda right: self.claims.check(address.claimed, right),
             )
         else:
-            self._check(link, address)
+            self._check(link, address, Right.SEND)
             if address.dead:
                 raise AmqpError(NOT_ALLOWED, "messages cannot be sent to the dead letters")
             entity = sendable(self.broker.namespace, address.entity)
@@ -119,7 +120,7 @@ class Peer:
 
     def _attach_sending(self, link: SendingLink, address: Address) -> None:
         if not address.cbs:
-            self._check(link, address)
+            self._check(link, address, None if address.management else Right.LISTEN)
         if address.cbs or address.management:
             node = CBS_NODE if address.cbs else _node(address)
             responder = Responder(link, node)
@@ -133,7 +134,7 @@ class Peer:
                 self.broker, link, entity, lambda consumer: self._accepted(link, consumer)
             )
             self._accepting[link] = accepting
-            self.broker.committer.submit(accepting)
+            accepting.submit()
             return
         consumer = Consumer(self.broker, link, Source(entity.path, address.dead))
         consumer.paused = self._paused
@@ -146,9 +147,9 @@ class Peer:
         consumer.paused = self._paused
         self._consumers[link] = consumer
 
-    def _check(self, link: Link, address: Address) -> None:
-        self.claims.check(address.entity)
-        self._paths[link] = address.entity
+    def _check(self, link: Link, address: Address, right: Right | None = None) -> None:
+        self.claims.check(address.claimed, right)
+        self._addresses[link] = address
 
     def received(self, link: ReceivingLink, message: Inbound) -> None:
         """A message for an entity, or a request."""
@@ -178,7 +179,7 @@ class Peer:
 
     def detached(self, link: Link) -> None:
         """Forget the link."""
-        self._paths.pop(link, None)
+        self._addresses.pop(link, None)
         self._producers.pop(link, None)
         self._requests.pop(link, None)
         self._accepting.pop(link, None)
@@ -193,7 +194,7 @@ class Peer:
         """Retry what waits for a session; end links whose session or token has lapsed."""
         for accepting in list(self._accepting.values()):
             if accepting.waiting and accepting.worthwhile():
-                self.broker.committer.submit(accepting)
+                accepting.submit()
         for consumer in list(self._consumers.values()):
             if consumer.lease is not None and not consumer.held():
                 consumer.expired()
@@ -201,14 +202,14 @@ class Peer:
     def check_tokens(self) -> None:
         """End links whose token has expired."""
         now = self.broker.clock.wall()
-        for link, path in list(self._paths.items()):
-            if self.claims.expiry(path) <= now:
-                link.detach(denied(f"the token for {path!r} has expired"))
+        for link, address in list(self._addresses.items()):
+            if self.claims.expiry(address.claimed) <= now:
+                link.detach(denied(f"the token for {address.claimed!r} has expired"))
 
     def removed(self, path: str) -> None:
         """An entity was deleted: its links end."""
-        for link, known in list(self._paths.items()):
-            if known.lower() == path.lower():
+        for link, known in list(self._addresses.items()):
+            if known.entity.lower() == path.lower():
                 link.detach(AmqpError("amqp:not-found", f"the entity {path!r} was deleted"))
 
 

@@ -65,9 +65,9 @@ def action_of(state: Described | None) -> Action | None:
     if state is None:
         return None
     code = state.descriptor if isinstance(state.descriptor, int) else _NAMES.get(state.descriptor)
-    fields = state.value if isinstance(state.value, list) else []
     if code == _ACCEPTED:
         return COMPLETE
+    fields = state.value if isinstance(state.value, list) else []
     if code == _RELEASED:
         return RELEASE
     if code == _REJECTED:
@@ -160,6 +160,9 @@ class Settling(Work):
         """Settle all of them."""
         lock: Lock = self._deliveries[0].context
         leases = [(d.context.seq, d.context.token) for d in self._deliveries]
+        if self._action is COMPLETE:
+            self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
+            return
         self._held = carry_out(self._broker.engine, lock.queue, lock.dead, self._action, leases)
         if self._action.verb is not Verb.COMPLETE:
             self._broker.stirred(lock.queue, lock.dead)

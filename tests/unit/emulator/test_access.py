@@ -7,8 +7,10 @@ from urllib.parse import quote_plus
 import pytest
 
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.broker.access import Access, Claim, Claims, resource_path, sign
+from aztask.emulator.broker.access import Access, Claim, Claims, Right, Rule, resource_path, sign
 from aztask.emulator.broker.paths import Address, parse
+from aztask.emulator.options import Options
+from aztask.errors import ConfigurationError
 
 NOW = 1000.0
 
@@ -86,6 +88,35 @@ def test_claims_of_a_connection_expire_and_are_replaced(access):
     assert claims.expiry("other") == 0.0
     claims.trusted = True
     claims.check("other")
+
+
+def test_a_key_with_fewer_rights(access):
+    access = Access("key", lambda: NOW, {"name": Rule("small", frozenset({Right.LISTEN}))})
+    claim = access.claim(token(key="small"), "type", "sb://host/queue")
+    assert claim.rights == {Right.LISTEN}
+    claims = Claims(access, lambda: NOW)
+    claims.add("a", claim)
+    claims.check("queue")
+    claims.check("queue", Right.LISTEN)
+    with pytest.raises(AmqpError, match="'Send' claim is required"):
+        claims.check("queue", Right.SEND)
+    with pytest.raises(AmqpError, match="'Manage' claim is required"):
+        access.bearer(token(key="small"), "queue")
+    with pytest.raises(AmqpError, match="does not match"):
+        access.claim(token(), "type", "sb://host/queue")
+    assert "small" not in repr(Rule("small"))
+
+
+def test_keys_with_fewer_rights_need_a_main_key():
+    with pytest.raises(ConfigurationError, match="need a main key"):
+        Options(rules={"name": Rule("small")})
+
+
+def test_a_token_for_the_dead_letters_alone_covers_them():
+    claim = Claim(resource_path("sb://host/queue/$DeadLetterQueue"), 1.0)
+    assert claim.covers(parse("queue/$DeadLetterQueue/$management").claimed)
+    assert not claim.covers(parse("queue").claimed)
+    assert parse("queue/$Transfer/$DeadLetterQueue").claimed == "queue/$transfer/$deadletterqueue"
 
 
 def test_resource_paths():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.performatives import Attach
 from aztask.emulator.amqp.types import Described
+from aztask.emulator.broker.consumer import Accepting
 from aztask.emulator.broker.entities import Entity, Kind, Rule, check, from_json, to_json
 from aztask.emulator.broker.filters import CorrelationFilter, SqlFilter
 from aztask.emulator.broker.locks import Lock, Locks
@@ -149,3 +151,22 @@ def test_frames_in_words():
     assert len(shown("x" * 1000)) == 200
     assert shown({"k": b"\x01"}) == "{k: 01}"
     assert encode.NULL == b"\x40"
+
+
+def test_a_link_that_waits_for_a_session_tries_once_a_turn():
+    """Tried twice in one transaction it would accept two sessions, and lose one of them."""
+    works = []
+    broker = SimpleNamespace(
+        clock=SimpleNamespace(monotonic=lambda: 0.0),
+        committer=SimpleNamespace(submit=works.append),
+        engine=SimpleNamespace(accept_session=lambda queue, wanted: None),
+    )
+    link = SimpleNamespace(source=None, properties={}, state=SimpleNamespace(value="pending"))
+    accepting = Accepting(broker, link, Entity("orders", sessions=True), lambda consumer: None)
+    accepting.submit()
+    accepting.submit()
+    assert works == [accepting]
+    accepting.execute()
+    accepting.succeed()
+    accepting.submit()
+    assert works == [accepting] * 2
