@@ -30,6 +30,7 @@ def peers_python() -> str:
         subprocess.run(
             [python, "-m", "pip", "install", "-q", "-r", str(PEERS / "requirements.txt")],
             check=True,
+            capture_output=True,
         )
     return str(python)
 

@@ -159,8 +159,12 @@ class _Link:
                     self._wish = wish
                 if "blackhole" in (self._proxy.mode, self._wish):
                     continue
+                if self._wish == "reset":
+                    self._end()
+                    break
                 self._server.sendall(data)
-            self._server.shutdown(socket.SHUT_WR)
+            else:
+                self._server.shutdown(socket.SHUT_WR)
         self._done()
 
     def _down(self) -> None:

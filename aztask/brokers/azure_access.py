@@ -16,6 +16,7 @@ _LOGGERS: Final = (
     "azure.core.pipeline.policies.http_logging_policy",
     "azure.identity",
     "azure.servicebus",
+    "azure.storage.blob",
     "azure.storage.queue",
     "urllib3",
     "urllib3.connectionpool",
@@ -30,6 +31,7 @@ def default_credential() -> TokenCredential:
         raise ConfigurationError(
             "Entra ID needs azure-identity; install aztask[identity], or give a connection string"
         ) from None
+    quiet_sdk("azure.identity")  # its errors hold the same pages of text that it logs
     credential: TokenCredential = identity.DefaultAzureCredential()
     return credential
 

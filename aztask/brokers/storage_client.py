@@ -19,6 +19,7 @@ from azure.storage.queue import QueueClient, QueueServiceClient
 
 from aztask.addresses import StorageQueueAddress
 from aztask.brokers.azure_access import default_credential, filter_secrets
+from aztask.brokers.storage_messages import MessagePipeline, QueueMessages
 from aztask.brokers.storage_transport import LeanTransport
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.version import __version__
@@ -48,6 +49,7 @@ class StorageClient:
             message_decode_policy=None,
         )
         self._queues: dict[str, QueueClient] = {}
+        self._pipeline = MessagePipeline(self._service, self.transport)
         self._clock = clock
         self._offset = 0.0
 
@@ -62,6 +64,10 @@ class StorageClient:
         if client is None:
             client = self._queues.setdefault(name, self._service.get_queue_client(name))
         return client
+
+    def messages(self, name: str) -> QueueMessages:
+        """For the messages of one queue."""
+        return QueueMessages(self._pipeline, self.queue(name).url)
 
     def learn_time(self, response: Any) -> None:
         """Take the service's time from an answer (a hook of the SDK)."""

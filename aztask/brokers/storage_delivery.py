@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
-from azure.storage.queue import QueueClient
 
 from aztask.brokers.storage_errors import Effect, Failure, failure_of
+from aztask.brokers.storage_messages import QueueMessages
 from aztask.brokers.storage_wire import whole_seconds
 from aztask.clock import Clock
 from aztask.delivery import Delivery
@@ -70,16 +70,14 @@ class StorageDelivery(Delivery):
 class Requests:
     """What can be asked of one queue, with the time-outs that a lease allows."""
 
-    def __init__(self, queue: str, client: QueueClient, clock: Clock) -> None:
+    def __init__(self, queue: str, messages: QueueMessages, clock: Clock) -> None:
         self.queue = queue
         self.clock = clock
-        self._client = client
+        self._messages = messages
 
     def delete(self, delivery: StorageDelivery, seconds: float) -> None:
         """Delete the message. Raises Failed."""
-        self._ask(
-            self._client.delete_message, delivery.position, delivery.token, read_timeout=seconds
-        )
+        self._ask(self._messages.delete, delivery.position, delivery.token, seconds=seconds)
 
     def hide(
         self, delivery: StorageDelivery, visible_after: float, seconds: float, text: str | None
@@ -96,30 +94,22 @@ class Requests:
         text: str | None = None,
     ) -> str:
         """As `hide`, with a pop receipt that was taken before."""
-        message: Any = self._ask(
-            self._client.update_message,
+        return self._ask(
+            self._messages.update,
             delivery.position,
             token,
-            content=text,
-            visibility_timeout=whole_seconds(visible_after),
-            read_timeout=seconds,
+            whole_seconds(visible_after),
+            text,
+            seconds=seconds,
         )
-        return str(message.pop_receipt)
 
     def put(self, text: str, delay: float, seconds: float) -> None:
         """Put a message; it never expires by the service's doing. Raises Failed."""
-        self._ask(
-            self._client.send_message,
-            text,
-            visibility_timeout=whole_seconds(delay) or None,
-            time_to_live=-1,
-            read_timeout=seconds,
-        )
+        self._ask(self._messages.put, text, whole_seconds(delay), seconds=seconds)
 
     def _ask(self, call: Callable[..., Answer], *args: Any, **options: Any) -> Answer:
-        connecting = min(options["read_timeout"], 5.0)
         try:
-            return call(*args, connection_timeout=connecting, **options)
+            return call(*args, **options)
         except AzureError as error:
             raise Failed(failure_of(error, self.queue)) from None
 

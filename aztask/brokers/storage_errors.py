@@ -110,7 +110,7 @@ def _answered(error: HttpResponseError, queue: str, text: str) -> Failure:
     if code == "RequestBodyTooLarge" or status == 413:
         return Failure(Effect.REFUSED, code, MessageTooLarge())
     if code in _BUSY or status in (429, 503):
-        return Failure(Effect.NONE, code, _unavailable(text))
+        return Failure(Effect.NONE, code, _unavailable(text, _asked(error)))
     if status >= 500 or status == 408:
         return Failure(Effect.UNSURE, code, _unavailable(text))
     return Failure(Effect.REFUSED, code, BrokerError(f"queue {queue!r}: {code or status}: {text}"))
@@ -122,8 +122,16 @@ def _not_found(queue: str) -> QueueNotFound:
     )
 
 
-def _unavailable(text: str) -> BrokerUnavailable:
-    return BrokerUnavailable(f"the queue service cannot be reached now ({text}); try again")
+def _unavailable(text: str, retry_after: float | None = None) -> BrokerUnavailable:
+    error = BrokerUnavailable(f"the queue service cannot be reached now ({text}); try again")
+    error.retry_after = retry_after
+    return error
+
+
+def _asked(error: HttpResponseError) -> float | None:
+    """Seconds that the service asks to wait (RFC 9110, Retry-After, in seconds), if it does."""
+    text = _header(error, "Retry-After")
+    return float(text) if text is not None and text.strip().isdecimal() else None
 
 
 def _denied(error: HttpResponseError, queue: str, code: str) -> str:

@@ -65,17 +65,21 @@ class StorageReceiver:
         self._delete = delete
         name = poison_name(queue) if dead_letter else queue
         self._sdk = client.queue(name)
-        self._requests = Requests(name, self._sdk, clock)
+        self._requests = Requests(name, client.messages(name), clock)
         poison = poison_name(queue)
         self._renewals = Renewals(self._requests, renewers)
         self._renewers = renewers
         self._settling = Settling(
             client,
             self._requests,
-            poison=Requests(poison, client.queue(poison), clock),
-            living=Requests(queue, client.queue(queue), clock) if dead_letter else None,
+            poison=Requests(poison, client.messages(poison), clock),
+            living=Requests(queue, client.messages(queue), clock) if dead_letter else None,
             renewals=self._renewals,
         )
+
+    def set_lease(self, seconds: float) -> None:
+        """Ask for leases of so many seconds from the next receive on."""
+        self._lease = seconds
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` (at most 32) deliveries, as soon as there is one; [] after `wait` seconds.
@@ -96,12 +100,12 @@ class StorageReceiver:
     def _take(self, limit: int) -> tuple[int, list[Delivery]]:
         """One look: (messages found, deliveries). If its answer is lost, what it took comes again
         when the lease ends."""
-        asked_at = self._clock.monotonic()
-        seconds = max(2.0, min(0.8 * self._lease, LONGEST_RECEIVE))
+        asked_at, lease = self._clock.monotonic(), self._lease
+        seconds = max(2.0, min(0.8 * lease, LONGEST_RECEIVE))
         try:
             pages = self._sdk.receive_messages(
                 messages_per_page=limit,
-                visibility_timeout=whole_seconds(self._lease),
+                visibility_timeout=whole_seconds(lease),
                 connection_timeout=min(seconds, 5.0),
                 read_timeout=seconds,
                 raw_response_hook=self._client.learn_time,
@@ -113,7 +117,7 @@ class StorageReceiver:
         for message in messages:
             written = read_text(message.content)
             left = self._left(message, written)
-            delivery = self._delivery(message, written, asked_at)
+            delivery = self._delivery(message, written, asked_at, lease)
             if left > EARLY:
                 self._hide_again(delivery, written, left)
             else:
@@ -128,7 +132,7 @@ class StorageReceiver:
         return 0.0 if due is None else due - self._clock.wall() - self._client.offset
 
     def _delivery(
-        self, message: QueueMessage, written: Written, asked_at: float
+        self, message: QueueMessage, written: Written, asked_at: float, lease: float
     ) -> StorageDelivery:
         put_at = message.inserted_on.timestamp() if message.inserted_on else 0.0
         return StorageDelivery(
@@ -138,8 +142,8 @@ class StorageReceiver:
             str(message.pop_receipt),
             max(1, int(message.dequeue_count or 1) - written.hidden),
             max(put_at, _due(message, written) or 0.0),
-            asked_at + self._lease,
-            self._lease,
+            asked_at + lease,
+            lease,
             dead_letter_reason=written.dead.reason if written.dead else None,
             dead_letter_description=written.dead.description if written.dead else None,
             text=str(message.content),
@@ -192,9 +196,11 @@ class StorageReceiver:
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
         """Replace the message's content, which renews the lease as well.
 
-        Raises MessageTooLarge. If the answer is lost, so is the new token.
+        Raises MessageTooLarge. If the answer is lost, so is the new token. A lease that was
+        extended beyond the receiver's is renewed for as long as it was.
         """
         ours = _ours(delivery)
+        lease = max(self._lease, ours.lease_seconds)
         text = text_of(envelope, limit=TEXT_LIMIT)
         with ours.lock:
             pending = self._renewals.finish(ours, ours.deadline)
@@ -205,14 +211,14 @@ class StorageReceiver:
                 return ENDED
             try:
                 seconds = reading_time(ours.deadline, now)
-                ours.token = self._requests.hide(ours, self._lease, seconds, text)
+                ours.token = self._requests.hide(ours, lease, seconds, text)
             except Failed as failed:
                 failure = failed.failure
                 if failure.gone:
                     return Lost(f"{failure.code}: another worker took the message")
                 return Unknown(str(failure.error), untouched=failure.effect is not Effect.UNSURE)
             ours.envelope, ours.text = envelope, text
-            ours.deadline, ours.lease_seconds = now + self._lease, self._lease
+            ours.deadline, ours.lease_seconds = now + lease, lease
             return Renewed(ours.deadline)
 
     def settle(

@@ -40,6 +40,7 @@ from aztask.brokers.polling import CEILING, Polling
 from aztask.brokers.storage_client import StorageClient
 from aztask.brokers.storage_delivery import Failed, Requests
 from aztask.brokers.storage_errors import Effect, Failure, failure_of
+from aztask.brokers.storage_inspection import StorageInspector
 from aztask.brokers.storage_names import POISON_SUFFIX, check_name, poison_name
 from aztask.brokers.storage_receiver import RECEIVE_LIMIT, StorageReceiver
 from aztask.brokers.storage_wire import (
@@ -63,6 +64,8 @@ CONNECTIONS: Final = 8
 RENEWERS: Final = 64
 SEND_SECONDS: Final = 10.0
 SEND_PAUSES: Final = (0.1, 0.4, 1.0)
+MOST_ASKED: Final = 2.0
+"""Seconds: a service that asks for a longer pause than this gets it from the caller."""
 MANAGE_SECONDS: Final = 30.0
 PEEK_LIMIT: Final = 32
 
@@ -244,7 +247,7 @@ class StorageQueueBroker:
         texts = [(self._text(envelope), envelope.delay) for envelope in envelopes]
         if not texts:
             return
-        requests = Requests(queue, self._client.queue(queue), self._clock)
+        requests = Requests(queue, self._client.messages(queue), self._clock)
 
         def put(item: tuple[str, float]) -> Failure | None:
             return _put(requests, *item)
@@ -303,6 +306,11 @@ class StorageQueueBroker:
             delete=delete,
         )
 
+    def inspector(self) -> StorageInspector:
+        """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
+        self._usable()
+        return StorageInspector(self._client)
+
     def close(self) -> None:
         """Close connections. In a forked child nothing is touched."""
         self._closed = True
@@ -333,9 +341,10 @@ def _put(requests: Requests, text: str, delay: float) -> Failure | None:
             return None
         except Failed as failed:
             failure = failed.failure
-        if failure.effect is not Effect.NONE or pause is None:
+        asked = getattr(failure.error, "retry_after", None) or 0.0
+        if failure.effect is not Effect.NONE or pause is None or asked > MOST_ASKED:
             return failure
-        time.sleep(pause)
+        time.sleep(max(pause, asked))
     return failure
 
 

@@ -1,4 +1,4 @@
-"""Azurite's queue service as a child process, for the tests and for developers.
+"""Azurite's queue service or blob service as a child process, for the tests and for developers.
 
 It is installed with npm into this folder when it is missing (`package.json` pins the version), and
 runs on a free port of 127.0.0.1 with its data in a folder of the caller's. A test may move its
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MAIN = HERE / "node_modules" / "azurite" / "dist" / "src" / "queue" / "main.js"
+SERVICES = HERE / "node_modules" / "azurite" / "dist" / "src"
 ACCOUNT = "devstoreaccount1"
 # the published key of the development account
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -37,7 +37,7 @@ def install() -> None:
             raise NodeMissing(f"{program} is not installed: {NodeMissing.__doc__}")
     with (HERE / ".install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not MAIN.exists():
+        if not SERVICES.exists():
             subprocess.run(
                 ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"],
                 cwd=HERE,
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 class Azurite:
-    """One running queue service. certificate: (certificate file, key file) for https."""
+    """One running service: "queue" or "blob". certificate: (its file, its key's file) for https."""
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class Azurite:
         certificate: tuple[Path, Path] | None = None,
         oauth: bool = False,
         clock_offset: float = 0.0,
+        service: str = "queue",
     ) -> None:
         install()
+        self.service = service
         self.port = port or free_port()
         self.scheme = "https" if certificate else "http"
         self._folder = folder
@@ -90,7 +92,7 @@ class Azurite:
         """The same account as seen through a proxy on another port."""
         return (
             f"DefaultEndpointsProtocol={self.scheme};AccountName={ACCOUNT};AccountKey={KEY};"
-            f"QueueEndpoint={self.scheme}://127.0.0.1:{port}/{ACCOUNT};"
+            f"{self.service.capitalize()}Endpoint={self.scheme}://127.0.0.1:{port}/{ACCOUNT};"
         )
 
     @property
@@ -123,8 +125,8 @@ class Azurite:
         return [
             "node",
             *("--require", str(HERE / "clock.js")),
-            str(MAIN),
-            *("--queueHost", "127.0.0.1", "--queuePort", str(self.port)),
+            str(SERVICES / self.service / "main.js"),
+            *(f"--{self.service}Host", "127.0.0.1", f"--{self.service}Port", str(self.port)),
             *("--location", str(self._folder / "data")),
             "--skipApiVersionCheck",
             "--disableTelemetry",

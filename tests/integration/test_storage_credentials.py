@@ -146,7 +146,7 @@ def test_entra_id_over_tls(certificate, tmp_path, monkeypatch):
         address = StorageQueueAddress(azurite.ACCOUNT, server.endpoint)
         broker = StorageQueueBroker(address, credential=credential)
         round_trip(broker, "entra")
-        assert credential.asked == 1, "the token is used again until it expires"
+        assert credential.asked == 2, "once for the client, once for messages; then used again"
         broker.close()
         wrong = StorageQueueBroker(address, credential=StaticCredential("https://example.org"))
         with pytest.raises(ConfigurationError, match="refused the credential"):

@@ -21,12 +21,6 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit, Settlemen
 CLONE = Envelope(b"clone", message_id="m:0:1")
 
 
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    with running(tmp_path_factory.mktemp("azurite")) as server:
-        yield server
-
-
 @pytest.fixture
 def storage(azurite: Azurite) -> Iterator[Storage]:
     proxy = Proxy(azurite.port)
@@ -197,10 +191,10 @@ def test_a_black_hole_neither_hangs_nor_settles(storage):
 
 def test_latency_costs_time_and_nothing_else(storage):
     queue = storage.queue()
-    storage.proxy.delay = 1.0
+    storage.proxy.delay = 5.0
     storage.broker.send(queue, [Envelope(b"%d" % n) for n in range(8)])
-    receiver = storage.receiver(queue, lease=20.0)
-    taken = receiver.receive(8, 10.0)
+    receiver = storage.receiver(queue, lease=60.0)
+    taken = receiver.receive(8, 20.0)
     renewed(receiver, taken)
     answers = receiver.settle([(each, Complete()) for each in taken])
     assert answers == [Settled()] * 8

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from azurite import Azurite, running
+from azurite import Azurite
 from harness import Site, site_in, wait_until
 from ledger_app import noop, rejecting, retry_later, work
 from proxy import Proxy
@@ -20,19 +20,6 @@ from aztask.results.base import State
 LEASE = 2.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
 OUTAGE_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "30"))
-
-
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    with running(tmp_path_factory.mktemp("azurite")) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(azurite: Azurite) -> Iterator[Proxy]:
-    made = Proxy(azurite.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

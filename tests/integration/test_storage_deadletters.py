@@ -1,0 +1,176 @@
+"""More dead letters on a Storage queue than the service shows: the result store has the index."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azurite import Azurite
+from harness import Site, site_in, wait_until
+from ledger_app import rejecting, work
+
+from aztask import App
+from aztask.clock import Clock
+from aztask.deadletters import DeadLetters, Selection
+from aztask.envelope import Envelope
+from aztask.results.deadindex import NotedDead, index_for
+from aztask.settlement import Complete
+
+ALL = Selection(everything=True)
+ARGUMENTS = ("-Q", "default", "-c", "8", "--pool", "threads", "--lease", "30s")
+
+
+@pytest.fixture
+def site(azurite: Azurite, tmp_path: Path) -> Iterator[Site]:
+    with site_in(tmp_path / "site", joint=False, broker=azurite.connection_string) as made:
+        broker = made.app().broker
+        for queue in broker.queues():
+            broker.delete(queue)
+        broker.declare("default")
+        yield made
+
+
+def dead_letters(site: Site, count: int) -> DeadLetters:
+    """That many dead letters, made by a real worker; the last one cannot be read."""
+    app = site.app()
+    for number in range(count - 1):
+        reason = "even" if number % 2 == 0 else "odd"
+        app.send(rejecting.name, [f"k{number}", reason], task_id=f"t{number}")
+    app.broker._client.queue("default").send_message("not ours", time_to_live=-1)  # type: ignore[attr-defined]
+    worker = site.worker(*ARGUMENTS)
+    wait_until(lambda: app.broker.stats("default").dead == count, 60, "all are dead letters")
+    wait_until(lambda: app.broker.stats("default").total == 0, 30, "the queue is empty")
+    assert worker.stop() == 0, worker.log
+    return DeadLetters(app, "default")
+
+
+def command(site: Site, *arguments: str) -> list[dict[str, object]]:
+    shown = subprocess.run(
+        [sys.executable, "-m", "aztask", "-A", "ledger_app", "dlq", *arguments],
+        env=site.environment,
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return [json.loads(line) for line in shown.stdout.splitlines() if line.startswith("{")]
+
+
+def notes(app: App) -> set[str]:
+    index = index_for(app.broker, app.results)
+    assert index is not None
+    return {each.key for each in index.page("default", 0, 1000)}
+
+
+def test_a_hundred_dead_letters_are_listed_grouped_shown_replayed_and_purged(site: Site) -> None:
+    letters = dead_letters(site, 100)
+    app = site.app()
+    assert len(app.broker.peek("default", dead_letter=True)) == 32
+
+    listed = command(site, "list", "--limit", "200", "--json")
+    assert {each["id"] for each in listed} >= {f"t{number}" for number in range(99)}
+    assert len(listed) == 100
+    groups = {group["reason"]: group["count"] for group in command(site, "groups", "--json")}
+    assert groups == {"even": 50, "odd": 49, "undecodable": 1}
+    (shown,) = command(site, "show", "t98", "--json")
+    assert "k98" in json.dumps(shown)
+    assert letters.count(Selection(reason="odd")) == 49
+
+    assert letters.replay(Selection(reason="odd")).done == 49
+    assert app.broker.stats("default").total == 49
+    assert letters.count(ALL) == 51
+    assert letters.purge(Selection(frozenset({"t98"}))).done == 1
+    assert letters.count(ALL) == 50
+    assert letters.purge(ALL).done == 50
+    assert letters.count(ALL) == 0
+    assert notes(app) == set()
+
+
+def test_a_note_whose_dead_letter_is_gone_is_dropped(site: Site) -> None:
+    """Removed past aztask: by another tool, or never stored because the worker died before."""
+    dead_letters(site, 50)
+    app = site.app()
+    receiver = app.broker.receiver("default", lease=30.0, dead_letter=True)
+    removed = receiver.receive(32, 5.0)
+    receiver.settle([(each, Complete()) for each in removed])
+    index = index_for(app.broker, app.results)
+    assert index is not None
+    index.note([NotedDead("default", Envelope(b"x", message_id="crashed"), "r", "", 1.0, 1)])
+    assert len(notes(app)) == 51
+    ahead = Clock(wall=lambda: time.time() + 600)  # none of these is being stored any more
+    letters = DeadLetters(app, "default", clock=ahead)
+    assert letters.count(ALL) == 18
+    assert len(notes(app)) == 18
+
+
+def test_a_sweep_drops_notes_without_and_makes_notes_for_dead_letters_with_none(
+    site: Site,
+) -> None:
+    dead_letters(site, 60)
+    app = site.app()
+    index = index_for(app.broker, app.results)
+    assert index is not None
+    unknown = sorted(notes(app))[:20]
+    index.drop("default", unknown)  # as if dead-lettered without a result store
+    index.note([NotedDead("default", Envelope(b"x", message_id="crashed"), "r", "", 1.0, 1)])
+    letters = DeadLetters(app, "default", clock=Clock(wall=lambda: time.time() + 600))
+    report = letters.replay(Selection(frozenset({"t7"})))
+    assert (report.done, report.ids) == (1, ["t7"])
+    kept = notes(app)
+    assert len(kept) == 59
+    assert "crashed" not in kept
+    assert set(unknown) - {"t7:0:0"} <= kept
+
+
+def test_without_a_result_store_the_first_ones_are_shown_and_all_are_acted_on(site: Site) -> None:
+    dead_letters(site, 40)
+    plain = App("plain", broker=site.broker)
+    letters = DeadLetters(plain, "default")
+    assert letters.count(ALL) == 32
+    assert letters.replay(Selection(reason="odd")).done == 19
+    plain.close()
+
+
+def test_killed_between_the_note_and_the_dead_letter(site: Site) -> None:
+    """The next delivery dead-letters it: one note, one dead letter."""
+    app = site.app()
+    app.send(rejecting.name, ["k", "no"], task_id="t")
+    killed = site.worker("-Q", "default", "-c", "1", "--lease", "2s", AZTASK_FAILPOINT="noted:KILL")
+    assert killed.wait() == -signal.SIGKILL, killed.log
+    assert notes(app) == {"t:0:0"}
+    assert app.broker.stats("default").dead == 0
+    worker = site.worker("-Q", "default", "-c", "1", "--lease", "2s")
+    wait_until(lambda: app.broker.stats("default").dead == 1, 30, "it is stored")
+    wait_until(lambda: app.broker.stats("default").total == 0, 30, "the original is deleted")
+    assert worker.stop() == 0
+    assert notes(app) == {"t:0:0"}
+    assert [each.id for each in DeadLetters(app, "default").list()] == ["t"]
+    assert site.counts("start") == {"k": 1}
+
+
+def test_the_note_is_made_before_the_dead_letter_is_stored(site: Site) -> None:
+    """While the poison queue is away the original stays, and is noted once."""
+    app = site.app()
+    app.send(rejecting.name, ["k", "no"], task_id="t")
+    queue = app.broker._client.queue("default-poison")  # type: ignore[attr-defined]
+    queue.delete_queue()  # the dead letter cannot be stored
+    worker = site.worker("-Q", "default", "-c", "1", "--lease", "3s")
+    wait_until(lambda: "is not settled" in worker.log, 30, "the dead letter is refused")
+    assert notes(app) == {"t:0:0"}
+    assert app.broker.stats("default").total == 1  # the original stays
+    queue.create_queue()
+    wait_until(lambda: app.broker.stats("default").dead == 1, 60, "it is stored later")
+    wait_until(lambda: app.broker.stats("default").total == 0, 30, "the original is deleted")
+    app.send(work.name, ["after"], task_id="after")
+    assert app.result("after").get(timeout=20) == "after"
+    assert worker.stop() == 0
+    assert notes(app) == {"t:0:0"}
+    assert [each.id for each in DeadLetters(app, "default").list()] == ["t"]
