@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 from typing import Self
 
-from aztask.brokers.base import Broker, Receiver
+from aztask.brokers.base import AnySession, Broker, Receiver
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Delivery, Lost, Unknown
 from aztask.errors import AztaskError, BrokerUnavailable, LeaseLost
@@ -35,6 +35,7 @@ class HeldLease:
         max_lease: float,
         renew_at: float,
         wait: float,
+        session: str | AnySession | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._broker = broker
@@ -42,6 +43,7 @@ class HeldLease:
         self._seconds = lease
         self._max_lease = max_lease
         self._wait = wait
+        self._session = session
         self._clock = clock
         self._keeper = LeaseKeeper(broker, clock=clock, renew_at=renew_at)
         self._receiver: Receiver | None = None
@@ -90,7 +92,9 @@ class HeldLease:
 
     def __enter__(self) -> Self:
         """Wait for a message. Raises LookupError when none came."""
-        receiver = self._receiver = self._broker.receiver(self._queue, lease=self._seconds)
+        receiver = self._receiver = self._broker.receiver(
+            self._queue, lease=self._seconds, session=self._session
+        )
         give_up_at = self._clock.monotonic() + self._wait
         while not (deliveries := receiver.receive(1, min(LONGEST_STEP, self._wait))):
             if self._clock.monotonic() >= give_up_at:

@@ -4,7 +4,7 @@ Rules
 1. Every change of state is a row of `TRANSITIONS`; a missing row is our own mistake and raises.
 2. Renewal falls due when `renew_at` (70 % by default) of the *current* lease has passed, however
    old the message is. When one lease is due, those past `BATCH_FROM` (50 %) go along, so that
-   thousands of leases cost few requests.
+   thousands of leases cost few requests. With `NO_RENEWAL` only what asks for time is renewed.
 3. While a renewal is under way nothing settles, and while a settlement is under way, or after one,
    nothing renews.
 4. A deadline counts from the instant before the granting request was sent. At `deadline` the lease
@@ -25,6 +25,8 @@ from aztask.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, LeaseLost
 
 RENEW_AT = 0.7
+NO_RENEWAL = 1.0
+"""As `renew_at`: leases are not renewed of themselves."""
 BATCH_FROM = 0.5
 LONGEST_STOP_MARGIN = 2.0
 SHORTEST_RENEWAL = 0.05
@@ -143,7 +145,7 @@ class LeaseBook:
     def add(self, lease: Lease) -> None:
         """Hold it from now on."""
         self._leases.add(lease)
-        self._schedule(lease, lease.granted_at + self._renew_at * self._granted(lease))
+        self._schedule(lease, self._renewal_at(lease))
 
     def drop(self, lease: Lease) -> None:
         """Forget it (settled, lost or given up); no renewal follows."""
@@ -193,7 +195,7 @@ class LeaseBook:
             lease.granted_at = asked_at
             lease.renewals += 1
             lease.failures = 0
-            self._schedule(lease, asked_at + self._renew_at * self._granted(lease))
+            self._schedule(lease, self._renewal_at(lease))
         elif isinstance(answer, Lost):
             self.lapse(lease, answer.reason or "the broker says that it is not ours any more")
         else:
@@ -220,7 +222,7 @@ class LeaseBook:
     def retry_settlement(self, lease: Lease, now: float) -> None:
         """A settlement got no answer: the lease is held again, and renewed until it does."""
         lease.change(LeaseEvent.SETTLE_FAILED)
-        self._schedule(lease, max(now, lease.granted_at + self._renew_at * self._granted(lease)))
+        self._schedule(lease, max(now, self._renewal_at(lease)))
 
     def _decide(self, lease: Lease, now: float, renew: list[Lease], lapsed: list[Lease]) -> None:
         if now >= lease.deadline:
@@ -235,6 +237,12 @@ class LeaseBook:
                 renew.append(lease)
         elif lease.state is LeaseState.UNKNOWN:
             self._schedule(lease, lease.deadline)
+
+    def _renewal_at(self, lease: Lease) -> float:
+        """When it is to be renewed; where it is not, when it ends."""
+        if self._renew_at >= NO_RENEWAL:
+            return lease.deadline
+        return lease.granted_at + self._renew_at * self._granted(lease)
 
     def _schedule(self, lease: Lease, at: float) -> None:
         lease.due_at = at

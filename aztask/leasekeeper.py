@@ -1,11 +1,11 @@
-"""The lease keeper: one thread that renews every lease it is given, and tells of those it lost.
+"""The lease keeper: renews every lease it is given, and tells of those it lost.
 
 Rules
 1. It runs where no task code runs, so that nothing a task does can delay a renewal.
 2. Whoever settles calls `begin_settlement` first; it answers False while a renewal is under way,
    and `settleable` is called when the caller should try again. So renewal and settlement of one
    lease never overlap.
-3. Callbacks run on the keeper's thread and must return at once.
+3. Callbacks run on the keeper's threads and must return at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from aztask.brokers.base import Broker, Receiver
+from aztask.brokers.crew import Crew
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Lost, Renewed, Unknown
 from aztask.envelope import Envelope
@@ -24,6 +26,11 @@ from aztask.lease import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 logger = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 1.0
+RENEWERS = 16
+"""Receivers that renew at the same time: each session on Service Bus has one of its own."""
+
+Group: TypeAlias = tuple[Receiver, float, list[Lease]]
+"""Leases that one request can renew, for so many seconds."""
 
 
 def _nothing(*_: object) -> None:
@@ -54,6 +61,7 @@ class LeaseKeeper:
         self._on_settleable = on_settleable
         self._settlers_wait = False
         self._stopping = False
+        self._crew = Crew("renewing", RENEWERS) if broker.capabilities.remote else None
         self._thread = threading.Thread(target=self._run, name="aztask-leases", daemon=True)
 
     def start(self) -> LeaseKeeper:
@@ -68,6 +76,8 @@ class LeaseKeeper:
             self._condition.notify()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+        if self._crew is not None:
+            self._crew.close()
 
     def hold(self, receiver: Receiver, leases: Iterable[Lease]) -> None:
         """Renew these, which `receiver` was granted, from now on."""
@@ -194,21 +204,27 @@ class LeaseKeeper:
                     self._receivers.pop(lease, None)
             for lease in lapsed:
                 self._on_lost(lease)
-            for receiver, seconds, leases in groups:
-                self._renew(receiver, leases, seconds)
+            self._renew_all(groups)
 
-    def _grouped(
-        self, leases: list[Lease], now: float
-    ) -> list[tuple[Receiver, float, list[Lease]]]:
+    def _renew_all(self, groups: list[Group]) -> None:
+        """Across a network side by side: a connection that hangs must not hold up the others."""
+        if self._crew is None:
+            for group in groups:
+                self._renew(group)
+        else:
+            self._crew.map(self._renew, groups)
+
+    def _grouped(self, leases: list[Lease], now: float) -> list[Group]:
         """Leases that one request can renew: of one receiver, for the same duration."""
-        groups: dict[tuple[int, float], tuple[Receiver, float, list[Lease]]] = {}
+        groups: dict[tuple[int, float], Group] = {}
         for lease in leases:
             seconds = round(self._book.renewal_seconds(lease, now) or lease.seconds, 1)
             receiver = self._receivers[lease]
             groups.setdefault((id(receiver), seconds), (receiver, seconds, []))[2].append(lease)
         return list(groups.values())
 
-    def _renew(self, receiver: Receiver, leases: list[Lease], seconds: float) -> None:
+    def _renew(self, group: Group) -> None:
+        receiver, seconds, leases = group
         asked_at = self._clock.monotonic()
         ages = [(asked_at - lease.granted_at) / lease.delivery.lease_seconds for lease in leases]
         answers: list[Renewed | Lost | Unknown]

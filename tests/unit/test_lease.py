@@ -9,7 +9,7 @@ import pytest
 from aztask.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, LeaseLost
-from aztask.lease import TRANSITIONS, Lease, LeaseBook, LeaseEvent, LeaseState
+from aztask.lease import NO_RENEWAL, TRANSITIONS, Lease, LeaseBook, LeaseEvent, LeaseState
 
 positions = itertools.count(1)
 
@@ -58,6 +58,21 @@ def test_the_share_is_adjustable() -> None:
     book = LeaseBook(renew_at=0.5)
     book.add(a_lease())
     assert book.next_at() == pytest.approx(5.0)
+
+
+def test_without_renewal_a_lease_ends_unless_more_time_is_asked_for() -> None:
+    book = LeaseBook(renew_at=NO_RENEWAL)
+    plain, asking = a_lease(1.0 / 3.0, 0.1), a_lease(0.0, 0.6)
+    book.add(plain)
+    book.add(asking)
+    assert book.take_due(plain.deadline - 1e-6) == ([], [])
+    asking.seconds = 5.0
+    book.hurry(asking, 0.1)
+    assert book.take_due(0.1) == ([asking], [])  # nobody goes along
+    renew(book, asking, 0.1)
+    assert book.take_due(plain.deadline) == ([], [plain])
+    assert plain.state is LeaseState.LOST
+    assert book.next_at() == pytest.approx(asking.deadline)
 
 
 def test_leases_past_half_go_along_with_one_that_is_due_and_younger_ones_wait() -> None:

@@ -1,0 +1,209 @@
+"""Advice on how long leases should be: evidence in, advice out, without I/O and without a clock.
+
+Workers decide with it while they run, and the data pipeline decides with it from the event log;
+both publish what they decided in a `aztask.leasedocument`.
+
+Rules
+1. A lease is advised as `FACTOR` times the p99 of how long deliveries are held, within bounds.
+   Where that is beyond the upper bound the advice is to renew, not a lease cut to the bound.
+2. Fewer than ``min_samples`` deliveries change nothing, but for rule 4.
+3. Hysteresis: a lease is raised only where the target is beyond `RAISE_BEYOND` times the present
+   one, and lowered only where it is below `LOWER_BELOW` times.
+4. Losses (leases that were lost, settlements refused because the message had become visible) past
+   a threshold at least double the lease, whatever the sample. A lease is never lowered while there
+   are losses, or durations that a lost lease cut off: they would have been longer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+from aztask.durations import to_seconds
+from aztask.errors import ConfigurationError
+
+FACTOR: Final = 1.5
+"""A lease of this many times the p99 of held time needs no renewal for nearly all deliveries."""
+RAISE_BEYOND: Final = 1.25
+LOWER_BELOW: Final = 0.5
+SHORTEST: Final = 30.0
+"""Seconds: the default lower bound. Shorter leases end in pauses that every network has."""
+LONGEST: Final = 7 * 86400.0
+"""Seconds: the longest lease that any service grants (Storage queues' visibility time-out)."""
+MIN_SAMPLES: Final = 100
+MIN_LOSSES: Final = 3
+LOSS_SHARE: Final = 0.001
+"""The part of all deliveries that must be lost, beside `MIN_LOSSES`, for the lease to be raised."""
+
+Source: TypeAlias = Literal["worker", "pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between what a lease may be advised, in seconds, and from how many deliveries.
+
+    Raises ConfigurationError where they make no sense.
+    """
+
+    least: float = SHORTEST
+    most: float = LONGEST
+    min_samples: int = MIN_SAMPLES
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.least <= self.most <= LONGEST:  # false for nan too
+            raise ConfigurationError(
+                f"a lease cannot be kept between {self.least:g} and {self.most:g} s; give two "
+                f"numbers of seconds, the smaller first, above 0 and at most {LONGEST:.0f}"
+            )
+
+    def clamp(self, seconds: float) -> float:
+        """`seconds`, or the bound that it is beyond."""
+        return min(max(seconds, self.least), self.most)
+
+
+def read_bounds(value: object, max_lease: float | None) -> bool | tuple[float, float]:
+    """The setting ``adaptive``: True, False, or (least, most) as seconds.
+
+    max_lease: the setting beside it, which must be longer; None: it is elsewhere. Raises
+    ConfigurationError.
+    """
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ConfigurationError(
+            f"adaptive is True, False or (least, most) in seconds, not a {type(value).__name__}"
+        )
+    least, most = (to_seconds(each, "adaptive") for each in value)
+    bounds = Bounds(least, most)
+    if max_lease is not None and bounds.most >= max_lease:
+        raise ConfigurationError(
+            f"adaptive leases of up to {bounds.most:g} s need a longer max_lease than "
+            f"{max_lease:g} s: it limits the lease with all its renewals"
+        )
+    return bounds.least, bounds.most
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was seen of one queue's deliveries.
+
+    samples: deliveries let go of. p50_seconds, p99_seconds: how long they were held, from the grant
+    of the lease to the settlement; one that was cut off counts with what was seen of it. None
+    without samples. cut_off: those whose lease was lost before they were done. lost_leases: leases
+    lost, and failed_settlements: settlements refused because the message had become visible, both
+    only under the lease that is in force now; what happened under a shorter one says nothing of it.
+    """
+
+    samples: int = 0
+    p50_seconds: float | None = None
+    p99_seconds: float | None = None
+    cut_off: int = 0
+    lost_leases: int = 0
+    failed_settlements: int = 0
+
+    @property
+    def losses(self) -> int:
+        """Deliveries that came too late to be settled."""
+        return self.lost_leases + self.failed_settlements
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is advised for one queue.
+
+    lease_seconds: the lease to ask for; None: no better one is known than the configured one.
+    renew: nearly all deliveries need a longer time than the longest lease allowed, so they depend
+    on renewals. reason: in words. source: who decided. at: UTC epoch seconds of the last change.
+    """
+
+    lease_seconds: float | None
+    renew: bool
+    reason: str
+    evidence: Evidence
+    source: Source
+    at: float
+    latest: str = ""
+
+
+def decide(
+    evidence: Evidence,
+    current: Advice | float | None,
+    bounds: Bounds = Bounds(),
+    *,
+    source: Source = "worker",
+    at: float = 0.0,
+) -> Advice:
+    """The advice that follows from `evidence`, given the lease in force.
+
+    current: the former advice, or the configured lease in seconds, or None if unknown. source, at:
+    written into an advice that changes something; one that changes nothing keeps the former's.
+    """
+    lease = current.lease_seconds if isinstance(current, Advice) else current
+    target = FACTOR * (evidence.p99_seconds or 0.0)
+    renew = target > bounds.most and evidence.samples >= bounds.min_samples
+    wanted, reason = _wanted(evidence, lease, target, bounds)
+    if wanted is not None:
+        wanted = round(wanted, 3)
+    advice = Advice(wanted, renew, reason, evidence, source, at, reason)
+    former = current if isinstance(current, Advice) else None
+    if former is not None and (former.lease_seconds, former.renew) == (wanted, renew):
+        reason = former.reason if former.at > 0.0 else reason
+        return replace(advice, reason=reason, source=former.source, at=former.at)
+    return advice
+
+
+def _wanted(
+    evidence: Evidence, lease: float | None, target: float, bounds: Bounds
+) -> tuple[float | None, str]:
+    """(the lease to ask for, why)."""
+    if _too_many_losses(evidence):
+        return _raised(evidence, lease, target, bounds)
+    if evidence.samples < bounds.min_samples:
+        return lease, f"kept: {evidence.samples} of {bounds.min_samples} deliveries needed are seen"
+    if target > bounds.most:
+        return lease, (
+            f"renew: {_p99(evidence)} asks for {target:.1f} s, more than the {bounds.most:g} s "
+            "allowed; renewals hold such deliveries, and max_lease must be longer than they take"
+        )
+    return _damped(evidence, lease, bounds.clamp(target), bounds)
+
+
+def _damped(
+    evidence: Evidence, lease: float | None, wanted: float, bounds: Bounds
+) -> tuple[float | None, str]:
+    """Hysteresis: `wanted` where it is far enough from the present lease."""
+    why = f"{FACTOR:g} x {_p99(evidence)}, at least {bounds.least:g} s"
+    if lease is None or wanted > RAISE_BEYOND * lease:
+        return wanted, f"{'set' if lease is None else 'raised'}: {why}"
+    if wanted >= LOWER_BELOW * lease:
+        return lease, f"kept: {wanted:.1f} s ({why}) is not far from it"
+    if evidence.losses or evidence.cut_off:
+        return lease, (
+            f"kept: {evidence.losses} losses and {evidence.cut_off} deliveries cut off say that "
+            "the durations seen are too short"
+        )
+    return wanted, f"lowered: {why}"
+
+
+def _too_many_losses(evidence: Evidence) -> bool:
+    return evidence.losses >= max(MIN_LOSSES, math.ceil(LOSS_SHARE * evidence.samples))
+
+
+def _raised(
+    evidence: Evidence, lease: float | None, target: float, bounds: Bounds
+) -> tuple[float | None, str]:
+    """At least twice the lease under which deliveries were lost, as far as the bounds allow."""
+    why = (
+        f"{evidence.lost_leases} leases were lost and {evidence.failed_settlements} settlements "
+        f"came too late in {evidence.samples} deliveries"
+    )
+    base = bounds.least if lease is None else 2.0 * lease
+    wanted = bounds.clamp(max(base, min(target, bounds.most)))
+    if lease is not None and wanted <= lease:
+        return lease, f"kept at its upper bound although {why}; see why renewals fail"
+    return wanted, f"raised: {why}"
+
+
+def _p99(evidence: Evidence) -> str:
+    return f"the p99 of {evidence.p99_seconds or 0.0:.1f} s held"

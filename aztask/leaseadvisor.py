@@ -1,0 +1,174 @@
+"""What an app knows of lease advice: the last good document, read now and then.
+
+Rules
+1. Nobody waits for it: a store across a network is read on a thread of its own. Only the very first
+   question waits, for `FIRST_WAIT` at most, so that a short-lived sender knows something too.
+2. A read that fails, or finds what is no document, keeps what was known, and says so on one line
+   of the log: not again until something else is wrong, or was right meanwhile.
+3. A forked child reads anew, through a store of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from aztask.brokers.base import Capabilities
+from aztask.config import Settings
+from aztask.errors import AztaskError
+from aztask.leaseadvice import SHORTEST, Advice, Bounds
+from aztask.leasedocument import LeaseDocument, LeaseStore, Stored
+from aztask.leaselearning import followed
+from aztask.leasestores import open_lease_store
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SECONDS: Final = 60.0
+LOCAL_REFRESH_SECONDS: Final = 2.0
+"""A file costs nothing to read."""
+FIRST_WAIT: Final = 0.5
+
+
+class LeaseAdvisor:
+    """Any thread may ask."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: str | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """broker: the URL or connection string that ``lease_advice="auto"`` goes by.
+
+        now: a clock for what is old.
+        """
+        self._settings = settings
+        self._broker = broker
+        self._refresh = REFRESH_SECONDS
+        self._now = now
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._store: LeaseStore | None = None
+        self._document = LeaseDocument()
+        self._next_at = 0.0
+        self._reading: threading.Thread | None = None
+        self._complaint = ""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the app has a place for lease advice."""
+        return self._settings.lease_advice is not None
+
+    @property
+    def store(self) -> LeaseStore:
+        """This process's store. Raises ConfigurationError."""
+        with self._lock:
+            return self._opened()
+
+    def lease_seconds(self, queue: str) -> float | None:
+        """The lease that is advised for the queue, not clamped; None: the configured one."""
+        return followed(self.document().entry(queue)) if self.enabled else None
+
+    def lease_now(
+        self, queue: str, configured: float, settings: Settings, capabilities: Capabilities
+    ) -> float:
+        """The lease to ask for: the advised one within bounds, where the queue's leases adapt."""
+        if not self.enabled or capabilities.fixed_lease or settings.adaptive is False:
+            return configured
+        advised = self.lease_seconds(queue)
+        if advised is None:
+            return configured
+        return bounds_of(settings, capabilities.max_lease_seconds).clamp(advised)
+
+    def advice(self, queue: str) -> Advice | None:
+        """The advice with its reason, None where there is none."""
+        return self.document().entry(queue).advice if self.enabled else None
+
+    def document(self) -> LeaseDocument:
+        """The last good document; reads it again when it is old."""
+        now = self._now()
+        if self._pid != os.getpid() or now >= self._next_at:
+            with self._lock:
+                self._begin_reading(now)
+        return self._document
+
+    def read(self) -> LeaseDocument:
+        """The document as it is now, or the last good one, with a line in the log."""
+        try:
+            self.learned(self.store.load())
+        except AztaskError as error:
+            self._complain(error)
+        return self._document
+
+    def learned(self, stored: Stored) -> None:
+        """Somebody in this process has read or published this."""
+        self._document = stored.document
+        self._next_at = self._now() + self._refresh
+        self._complaint = ""
+
+    def close(self) -> None:
+        """Let go of connections."""
+        with self._lock:
+            if self._store is not None and self._pid == os.getpid():
+                self._store.close()
+            self._store, self._next_at, self._pid = None, 0.0, 0
+
+    def _begin_reading(self, now: float) -> None:
+        first = self._pid != os.getpid()
+        store = self._opened()
+        if now < self._next_at:
+            return  # another thread was faster
+        self._next_at = now + self._refresh
+        if not store.remote:
+            self._read(store)
+        elif self._reading is None or not self._reading.is_alive():
+            thread = threading.Thread(
+                target=self._read, args=(store,), name="aztask-lease-advice", daemon=True
+            )
+            self._reading = thread
+            thread.start()
+            if first:
+                thread.join(FIRST_WAIT)
+
+    def _read(self, store: LeaseStore) -> None:
+        try:
+            self._document = store.load().document
+            self._complaint = ""
+        except AztaskError as error:
+            self._complain(error)
+
+    def _complain(self, error: AztaskError) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            logger.warning("lease advice cannot be read, what is known holds: %s", error)
+
+    def _opened(self) -> LeaseStore:
+        if self._store is None or self._pid != os.getpid():
+            account = self._settings.lease_advice_account
+            self._store = open_lease_store(
+                self._settings.lease_advice or "",
+                account=account.reveal() if account is not None else None,
+                broker=self._broker,
+            )
+            self._refresh = REFRESH_SECONDS if self._store.remote else LOCAL_REFRESH_SECONDS
+            self._pid, self._next_at, self._reading = os.getpid(), 0.0, None
+        return self._store
+
+
+def bounds_of(settings: Settings, longest: float) -> Bounds:
+    """Between what the leases of a queue with these settings may be chosen.
+
+    longest: what the service grants at once. Without bounds of its own a lease is at least 30
+    seconds and at most half of ``max_lease``, so that a crash is noticed within that time.
+    """
+    most = min(longest, settings.max_lease_seconds / 2)
+    if isinstance(settings.adaptive, tuple):
+        least, asked = settings.adaptive
+        most = min(longest, asked)
+        return Bounds(min(least, most), most)
+    return Bounds(min(SHORTEST, most), most)

@@ -1,0 +1,248 @@
+"""The document in which lease advice is shared: one for all queues of an app, as JSON.
+
+Workers, senders and the data pipeline read it; workers and the pipeline write it.
+
+Rules
+1. A writer publishes what it made from a certain revision; if another one was stored meanwhile it
+   is refused and must read again. So nobody's counts are lost.
+2. Reading trusts nothing: what is not a document of this version is a DecodeError, and the reader
+   keeps what it knew. Leases are clamped to what any service grants. Unknown fields are passed
+   over, so that a newer writer may add some.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NoReturn, Protocol
+
+from aztask.errors import DecodeError
+from aztask.leaseadvice import LONGEST, Advice, Evidence
+from aztask.leaseobservation import LAST_BIN, Observation
+
+VERSION: Final = 1
+NAME: Final = "leases.json"
+"""What the document is called in its directory or container."""
+SIZE_LIMIT: Final = 4 << 20
+SHORTEST: Final = 0.1
+TEXT_LIMIT: Final = 1000
+COUNT_LIMIT: Final = 2.0**53
+NO_TIME: Final = 1e-9
+"""Seconds below which something is no duration at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """What the document holds for one queue: the advice, and what the workers counted."""
+
+    advice: Advice | None = None
+    observed: Observation = field(default_factory=Observation)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDocument:
+    """revision: rises by one with every publication; 0: there is none yet. queues: by name."""
+
+    revision: int = 0
+    queues: Mapping[str, QueueEntry] = field(default_factory=dict)
+
+    def entry(self, queue: str) -> QueueEntry:
+        """What is known of the queue."""
+        return self.queues.get(queue) or QueueEntry()
+
+    def with_entry(self, queue: str, entry: QueueEntry) -> LeaseDocument:
+        """The same with another entry for the queue."""
+        return replace(self, queues={**self.queues, queue: entry})
+
+    def with_advice(self, queue: str, advice: Advice) -> LeaseDocument:
+        """The same with another advice for the queue; what was counted stays, but for losses under
+        the lease that the advice replaces."""
+        entry = self.entry(queue)
+        observed = entry.observed
+        former = entry.advice.lease_seconds if entry.advice else None
+        if advice.lease_seconds != former:
+            observed = observed.after_change()
+        return self.with_entry(queue, QueueEntry(advice, observed))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document as it was found. tag: what proves that it is still the stored one."""
+
+    document: LeaseDocument
+    tag: str | None
+
+
+class LeaseStore(Protocol):
+    """Where the document is kept. Any thread may call, one at a time."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether a call waits for a network."""
+        ...
+
+    def load(self) -> Stored:
+        """The document; an empty one where there is none.
+
+        Raises BrokerUnavailable where the store does not answer, DecodeError where what is there is
+        no such document.
+        """
+        ...
+
+    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """Store `document` as the revision after `based_on`; False: another one came before.
+
+        Raises BrokerUnavailable.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+def publish_advice(store: LeaseStore, advice: Mapping[str, Advice], based_on: Stored) -> bool:
+    """Publish advice for some queues, keeping what is known of the others and all counts.
+
+    based_on: what the decisions were made from; False: somebody else published since, so read again
+    and decide again. Raises BrokerUnavailable.
+    """
+    document = based_on.document
+    for queue, each in advice.items():
+        document = document.with_advice(queue, each)
+    return store.publish(document, based_on)
+
+
+def to_json(document: LeaseDocument) -> bytes:
+    """The document as UTF-8 text, readable and in a fixed order."""
+    queues = {}
+    for name in sorted(document.queues):
+        entry = document.queues[name]
+        observed = asdict(entry.observed)
+        for bins in ("held", "cut"):
+            observed[bins] = {str(n): round(c, 3) for n, c in sorted(observed[bins].items())}
+        queues[name] = {
+            "advice": None if entry.advice is None else asdict(entry.advice),
+            "observed": observed,
+        }
+    text = json.dumps(
+        {"version": VERSION, "revision": document.revision, "queues": queues}, indent=1
+    )
+    return text.encode() + b"\n"
+
+
+def from_json(data: bytes) -> LeaseDocument:
+    """The document that `data` holds. Raises DecodeError."""
+    if len(data) > SIZE_LIMIT:
+        raise DecodeError(f"the lease document has {len(data)} bytes; at most {SIZE_LIMIT}")
+    try:
+        record = _Record(json.loads(data), "the lease document")
+    except (ValueError, RecursionError):
+        raise DecodeError("the lease document is not JSON; delete it to begin anew") from None
+    version = record.number("version", 0, COUNT_LIMIT)
+    if version != VERSION:
+        raise DecodeError(
+            f"the lease document has version {version:g}, known here is {VERSION}; update aztask"
+        )
+    return LeaseDocument(
+        int(record.number("revision", 0, COUNT_LIMIT)),
+        {name: _entry(value, f"queue {name[:80]!a}") for name, value in record.map("queues")},
+    )
+
+
+def _entry(value: object, what: str) -> QueueEntry:
+    record = _Record(value, what)
+    advice, observed = record.value("advice"), record.value("observed")
+    return QueueEntry(
+        None if advice is None else _advice(_Record(advice, f"the advice of {what}")),
+        Observation() if observed is None else _observed(_Record(observed, f"what {what} saw")),
+    )
+
+
+def _advice(record: _Record) -> Advice:
+    lease = record.optional("lease_seconds", NO_TIME, COUNT_LIMIT)
+    return Advice(
+        None if lease is None else min(max(lease, SHORTEST), LONGEST),
+        record.value("renew") is True,
+        record.text("reason")[:TEXT_LIMIT],
+        _evidence(_Record(record.value("evidence"), "the evidence of an advice")),
+        "pipeline" if record.text("source") == "pipeline" else "worker",
+        record.number("at", 0.0, COUNT_LIMIT),
+        record.text("latest")[:TEXT_LIMIT],
+    )
+
+
+def _evidence(record: _Record) -> Evidence:
+    return Evidence(
+        record.count("samples"),
+        record.optional("p50_seconds", 0.0, COUNT_LIMIT),
+        record.optional("p99_seconds", 0.0, COUNT_LIMIT),
+        record.count("cut_off"),
+        record.count("lost_leases"),
+        record.count("failed_settlements"),
+    )
+
+
+def _observed(record: _Record) -> Observation:
+    return Observation(
+        record.bins("held"),
+        record.bins("cut"),
+        record.number("lost", 0.0, COUNT_LIMIT),
+        record.number("failed", 0.0, COUNT_LIMIT),
+        record.count("lost_ever"),
+        record.count("failed_ever"),
+        record.number("at", 0.0, COUNT_LIMIT),
+    )
+
+
+class _Record:
+    """A JSON object that is read field by field; each that is missing or wrong is a DecodeError."""
+
+    def __init__(self, value: object, what: str) -> None:
+        if not isinstance(value, dict):
+            raise DecodeError(f"{what} is not an object")
+        self._fields: dict[str, Any] = value
+        self._what = what
+
+    def value(self, name: str) -> object:
+        return self._fields.get(name)
+
+    def map(self, name: str) -> list[tuple[str, object]]:
+        value = self._fields.get(name)
+        if not isinstance(value, dict):
+            self._wrong(name)
+        return list(value.items())
+
+    def text(self, name: str) -> str:
+        value = self._fields.get(name)
+        if not isinstance(value, str):
+            self._wrong(name)
+        return value
+
+    def optional(self, name: str, least: float, most: float) -> float | None:
+        return None if self._fields.get(name) is None else self.number(name, least, most)
+
+    def count(self, name: str) -> int:
+        return int(self.number(name, 0.0, COUNT_LIMIT))
+
+    def number(self, name: str, least: float, most: float) -> float:
+        value = self._fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._wrong(name)
+        if not (least <= value <= most and math.isfinite(value)):
+            self._wrong(name)
+        return float(value)
+
+    def bins(self, name: str) -> dict[int, float]:
+        found = {}
+        for key, value in self.map(name):
+            number = int(key) if key.isascii() and key.isdigit() and len(key) < 6 else -1
+            if not 0 <= number <= LAST_BIN:
+                self._wrong(name)
+            found[number] = _Record({key: value}, self._what).number(key, 0.0, COUNT_LIMIT)
+        return found
+
+    def _wrong(self, name: str) -> NoReturn:
+        raise DecodeError(f"{self._what}: {name} is missing or wrong")

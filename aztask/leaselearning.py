@@ -1,0 +1,123 @@
+"""What one worker saw since it last told, and how it goes into the shared document.
+
+Rules
+1. Only losses under the lease in force count for raising it: deliveries that were taken under a
+   shorter one are still being lost for a while after a raise.
+2. An advice that never changed anything (`Advice.at` is 0) is not followed: the configured lease
+   holds, also after somebody configures another one.
+3. What the data pipeline advised stands for a day against the workers' shorter memory, but for
+   raises: losses happen now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from aztask.leaseadvice import Advice, Bounds, Evidence, decide
+from aztask.leasedocument import LeaseDocument, QueueEntry
+from aztask.leaseobservation import Observation, bin_of
+
+PIPELINE_STANDS: Final = 86400.0
+SAME: Final = 0.99
+"""A lease of at least this part of another one is as long: services round to seconds."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """Counts of one queue. held, cut: by bin; lost, failed: by the lease, in seconds."""
+
+    held: Counter[int] = field(default_factory=Counter)
+    cut: Counter[int] = field(default_factory=Counter)
+    lost: Counter[float] = field(default_factory=Counter)
+    failed: Counter[float] = field(default_factory=Counter)
+
+    def __bool__(self) -> bool:
+        return bool(self.held or self.cut or self.lost or self.failed)
+
+    @property
+    def losses(self) -> int:
+        """Leases lost and settlements refused."""
+        return self.lost.total() + self.failed.total()
+
+    def settled(self, held_seconds: float) -> None:
+        """A delivery was held so long and then settled."""
+        self.held[bin_of(held_seconds)] += 1
+
+    def cut_off(self, held_seconds: float, lease_seconds: float | None) -> None:
+        """It was let go of before it was done. lease_seconds: of the lease that was lost; None: it
+        was not lost, but had reached the longest time that it may be held."""
+        self.cut[bin_of(held_seconds)] += 1
+        if lease_seconds is not None:
+            self.lost[lease_seconds] += 1
+
+    def refused(self, held_seconds: float, lease_seconds: float) -> None:
+        """It was done, and its settlement came too late."""
+        self.held[bin_of(held_seconds)] += 1
+        self.failed[lease_seconds] += 1
+
+    def unsettled(self, held_seconds: float, lease_seconds: float) -> None:
+        """It was done, and could not be settled: the answer to a renewal was lost."""
+        self.held[bin_of(held_seconds)] += 1
+        self.lost[lease_seconds] += 1
+
+    def put_back(self, other: Seen) -> None:
+        """Add what could not be told."""
+        self.held += other.held
+        self.cut += other.cut
+        self.lost += other.lost
+        self.failed += other.failed
+
+    def observation(self, in_force: float, now: float) -> Observation:
+        """As counts that add up; see rule 1."""
+
+        def recent(losses: Counter[float]) -> float:
+            return float(sum(n for lease, n in losses.items() if lease >= SAME * in_force))
+
+        return Observation(
+            {number: float(count) for number, count in self.held.items()},
+            {number: float(count) for number, count in self.cut.items()},
+            recent(self.lost),
+            recent(self.failed),
+            self.lost.total(),
+            self.failed.total(),
+            now,
+        )
+
+
+def followed(entry: QueueEntry) -> float | None:
+    """The lease that the document tells to use; None: the configured one. See rule 2."""
+    advice = entry.advice
+    return advice.lease_seconds if advice is not None and advice.at > 0.0 else None
+
+
+def learn(
+    document: LeaseDocument,
+    queue: str,
+    seen: Seen,
+    *,
+    configured: float,
+    bounds: Bounds,
+    now: float,
+) -> LeaseDocument:
+    """The document with what was seen of `queue` added, and decided anew.
+
+    configured: the lease that holds without advice. now: UTC epoch seconds.
+    """
+    entry = document.entry(queue)
+    current = entry.advice
+    if current is None or current.at <= 0.0:
+        current = Advice(configured, False, "as configured", Evidence(), "worker", 0.0)
+    in_force = current.lease_seconds or configured
+    observed = entry.observed.faded(now).plus(seen.observation(in_force, now))
+    advice = decide(observed.evidence(), current, bounds, source="worker", at=now)
+    if _stands(current, advice, now):
+        advice = current
+    return document.with_entry(queue, QueueEntry(current, observed)).with_advice(queue, advice)
+
+
+def _stands(current: Advice, advice: Advice, now: float) -> bool:
+    """See rule 3."""
+    raised = (advice.lease_seconds or 0.0) > (current.lease_seconds or 0.0)
+    return current.source == "pipeline" and now - current.at < PIPELINE_STANDS and not raised

@@ -1,0 +1,74 @@
+"""Opens the store of the lease document from the text of a setting.
+
+``auto``: beside the queues. A file next to the local broker's database; a blob container in the
+broker's storage account. ``blob://ACCOUNT/CONTAINER`` (Entra ID), or
+``CONTAINER`` together with a storage connection string. Anything else is the path of a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Final
+
+from aztask.addresses import MEMORY, LocalAddress, StorageQueueAddress
+from aztask.errors import ConfigurationError
+from aztask.leasedocument import NAME, LeaseStore
+from aztask.masking import printable
+from aztask.results.leasefile import LeaseFile
+from aztask.urls import parse_broker, parse_container
+
+AUTO: Final = "auto"
+CONTAINER: Final = "aztask"
+"""The container of ``auto``."""
+BLOB_MODULE: Final = "aztask.results.leaseblob"
+"""Imported when a blob is asked for: nobody else pays for its SDK, which is an extra."""
+
+
+def open_lease_store(
+    place: str, *, account: str | None = None, broker: str | None = None
+) -> LeaseStore:
+    """The store that `place` names; nothing is asked of it yet.
+
+    account: the storage connection string that a bare container name needs. broker: the URL or
+    connection string that ``auto`` goes by. Raises ConfigurationError.
+    """
+    if place == AUTO:
+        return _beside(broker, account)
+    if account is not None or place.startswith("blob://"):
+        return _blob(place, account)
+    if not place or "\0" in place or "://" in place:
+        raise ConfigurationError(
+            f"{printable(place, 80)!r} is no place for lease advice; give auto, a file's path, or "
+            "blob://ACCOUNT/CONTAINER"
+        )
+    return LeaseFile(Path(place))
+
+
+def _beside(broker: str | None, account: str | None) -> LeaseStore:
+    if account is not None:
+        return _blob(CONTAINER, account)
+    address = parse_broker(broker) if broker is not None else None
+    if isinstance(address, LocalAddress) and address.path != MEMORY:
+        return LeaseFile(Path(f"{address.path}.{NAME}"))
+    if isinstance(address, StorageQueueAddress) and not address.uses_entra:
+        return _blob(CONTAINER, broker)
+    if isinstance(address, StorageQueueAddress):
+        host = address.endpoint.partition("://")[2].replace(".queue.", ".blob.", 1)
+        return _blob(f"blob://{host}/{CONTAINER}", None)
+    raise ConfigurationError(
+        "lease advice has no place of its own beside this broker; give a file's path, or "
+        "blob://ACCOUNT/CONTAINER"
+    )
+
+
+def _blob(container: str, account: str | None) -> LeaseStore:
+    address = parse_container(container, account)
+    try:
+        module = importlib.import_module(BLOB_MODULE)
+    except ImportError:
+        raise ConfigurationError(
+            "lease advice in a blob needs azure-storage-blob; install aztask[blob]"
+        ) from None
+    store: LeaseStore = module.LeaseBlob(address)
+    return store

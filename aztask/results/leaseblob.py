@@ -1,0 +1,97 @@
+"""The lease document in a blob, for workers and senders of many machines.
+
+The blob's ETag proves which revision a writer read: ``If-Match`` refuses a stale writer, and
+``If-None-Match: *`` the second of two first ones.
+
+Source: "Specifying conditional headers for Blob service operations" in the service's REST
+reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from azure.core import MatchConditions
+from azure.core.exceptions import (
+    AzureError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
+from azure.storage.blob import ContentSettings
+
+from aztask.addresses import BlobAddress
+from aztask.errors import BrokerUnavailable
+from aztask.leasedocument import NAME, SIZE_LIMIT, LeaseDocument, Stored, from_json, to_json
+from aztask.results.eventblobs import container_client, told
+
+READ_SECONDS: Final = 10.0
+CONTENT: Final = ContentSettings(content_type="application/json", cache_control="no-cache")
+
+
+class LeaseBlob:
+    """The blob ``leases.json`` of a container or of a folder in it."""
+
+    remote = True
+
+    def __init__(self, address: BlobAddress) -> None:
+        """Connects with the first call. Raises ConfigurationError without a credential."""
+        self.address = address
+        self._container = container_client(address, read_timeout=READ_SECONDS)
+        self._blob = self._container.get_blob_client(address.name_of(NAME))
+
+    def __repr__(self) -> str:
+        return f"<LeaseBlob {self.address}>"
+
+    def load(self) -> Stored:
+        """See `LeaseStore.load`. Needs the right to read blobs."""
+        try:
+            found = self._blob.download_blob(offset=0, length=SIZE_LIMIT)
+            data = found.readall()
+        except ResourceNotFoundError:
+            return Stored(LeaseDocument(), None)
+        except AzureError as error:
+            raise BrokerUnavailable(f"the lease document: {told(error)}") from error
+        return Stored(from_json(data), str(found.properties.etag))
+
+    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """See `LeaseStore.publish`. Needs the right to write blobs; creates a missing container.
+
+        If the reply is lost the document may be stored; then the next try is refused, and reads it.
+        """
+        data = to_json(replace(document, revision=based_on.document.revision + 1))
+        try:
+            try:
+                return self._put(data, based_on.tag)
+            except ResourceNotFoundError:
+                if based_on.tag is not None:  # somebody deleted the blob
+                    return False
+                self._create()
+                return self._put(data, None)
+        except AzureError as error:
+            raise BrokerUnavailable(f"the lease document: {told(error)}") from error
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._container.close()
+
+    def _put(self, data: bytes, tag: str | None) -> bool:
+        conditions: dict[str, Any] = {"overwrite": False}
+        if tag is not None:
+            conditions = {
+                "overwrite": True,
+                "etag": tag,
+                "match_condition": MatchConditions.IfNotModified,
+            }
+        try:
+            self._blob.upload_blob(data, content_settings=CONTENT, **conditions)
+        except (ResourceExistsError, ResourceModifiedError):
+            return False
+        return True
+
+    def _create(self) -> None:
+        try:
+            self._container.create_container()
+        except ResourceExistsError:
+            return  # by somebody else, at the same time

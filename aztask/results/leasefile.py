@@ -1,0 +1,90 @@
+"""The lease document in a file, for workers and senders of one machine.
+
+Rules
+1. The file is replaced by a rename, so a reader sees a whole document, an old or a new one.
+2. Writers take turns by a lock on a second file, which stays: removing it would let two in.
+3. Nothing is forced to the disk but the document's bytes before the rename; after a power loss the
+   former document may be back, which costs some counts and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from aztask.errors import BrokerUnavailable, DecodeError
+from aztask.leasedocument import SIZE_LIMIT, LeaseDocument, Stored, from_json, to_json
+
+
+class LeaseFile:
+    """A file that holds the document. Safe between threads and processes."""
+
+    remote = False
+
+    def __init__(self, path: Path) -> None:
+        """path: of the document; its directory is made with the first publication."""
+        self.path = path
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<LeaseFile {self.path}>"
+
+    def load(self) -> Stored:
+        """See `LeaseStore.load`."""
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(SIZE_LIMIT + 1)
+        except FileNotFoundError:
+            return Stored(LeaseDocument(), None)
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
+        document = from_json(data)
+        return Stored(document, str(document.revision))
+
+    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """See `LeaseStore.publish`. If the process dies before the rename nothing has changed, but
+        a temporary file is left."""
+        data = to_json(replace(document, revision=based_on.document.revision + 1))
+        try:
+            with self._turn():
+                if self._tag() != based_on.tag:
+                    return False
+                self._replace(data)
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
+        return True
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _tag(self) -> str | None:
+        try:
+            return self.load().tag
+        except DecodeError:
+            return "not a document"
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock, Path(f"{self.path}.lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _replace(self, data: bytes) -> None:
+        number, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)  # noqa: PTH105 - a temporary name, not a Path
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)  # noqa: PTH108
+            raise

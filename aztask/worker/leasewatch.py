@@ -1,0 +1,200 @@
+"""What a worker learns about the leases of its queues, tells the others, and takes from them.
+
+Rules
+1. Counts are kept in memory and told now and then: at most once in `SHARE_SECONDS`, sooner
+   (`LOSS_SECONDS`) while leases are being lost, and when the worker ends. A worker that dies takes
+   its last counts with it.
+2. A store that is away delays nothing: it is asked on a thread of its own, and what could not be
+   told is told later.
+3. The lease that is advised holds for new receives. A message that its sender was told a longer
+   lease for is extended when it comes in, within the queue's bounds.
+4. Where the service fixes the lease, or ``adaptive=False`` says so, all is counted and advised, and
+   nothing is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from aztask.app import App
+from aztask.clock import Clock
+from aztask.errors import AztaskError
+from aztask.lease import LeaseState
+from aztask.leaseadvisor import bounds_of
+from aztask.leasedocument import LeaseDocument, Stored
+from aztask.leasekeeper import LeaseKeeper
+from aztask.leaselearning import Seen, learn
+from aztask.worker.job import Job
+from aztask.worker.journal import Journal
+from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.limits import MAX_LEASE_REACHED
+from aztask.worker.options import WorkerOptions
+
+logger = logging.getLogger(__name__)
+
+SHARE_SECONDS: Final = 60.0
+LOSS_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 1.0
+TRIES: Final = 8
+LONGER: Final = 1.05
+"""A lease is worth an extension only where the sender was told one this many times as long."""
+
+
+class LeaseWatch:
+    """Only the supervisor's loop calls it, but for `seconds`, which any thread may."""
+
+    def __init__(
+        self,
+        app: App,
+        options: WorkerOptions,
+        keeper: LeaseKeeper,
+        mailbox: Mailbox,
+        journal: Journal,
+        clock: Clock,
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._keeper = keeper
+        self._journal = journal
+        self._clock = clock
+        self._seen: dict[str, Seen] = {}
+        self._lane: Lane[dict[str, Seen]] | None = None
+        self._share_at = clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
+        self._look_at = 0.0
+        self._hurried = False
+        self._stopping = threading.Event()
+        if app.leases.enabled:
+            app.leases.read()  # what was learned before this worker started
+            self._lane = Lane("lease-advice", self._share, self._shared, mailbox, threads=1)
+        self._asked = {queue: self.seconds(queue) for queue in options.queues}
+
+    def seconds(self, queue: str) -> float:
+        """The lease to ask for now. ``--lease`` fixes it."""
+        if self._options.lease is not None:
+            return self._options.lease
+        return self._app.lease_now(queue)
+
+    def received(self, jobs: Sequence[Job]) -> None:
+        """Extend those whose senders were told a longer lease than they were received under."""
+        if self._options.lease is not None or self._app.broker.capabilities.fixed_lease:
+            return
+        for job in jobs:
+            advised = job.message.lease_seconds if job.message is not None else None
+            if advised is not None and advised > LONGER * job.lease.seconds:
+                self._extend(job, advised)
+
+    def _extend(self, job: Job, advised: float) -> None:
+        settings = self._app.queue_settings(job.queue)
+        if settings.adaptive is False:
+            return
+        longest = self._app.broker.capabilities.max_lease_seconds
+        wanted = bounds_of(settings, longest).clamp(advised)
+        if wanted > LONGER * job.lease.seconds:
+            self._keeper.extend(job.lease, wanted, None)
+            self._hurry()  # the sender knows what this worker does not
+
+    def ended(self, job: Job) -> None:
+        """A delivery is done with, however it ended."""
+        if self._lane is None:
+            return
+        seen = self._seen.setdefault(job.queue, Seen())
+        held = self._clock.monotonic() - job.received_at
+        noted = {kind for kind, _ in job.notes}
+        if "settle_failed" in noted:
+            seen.refused(held, job.lease.seconds)
+        elif "lease_lost" in noted:
+            lost = None if job.stop_reason == MAX_LEASE_REACHED else job.lease.seconds
+            seen.cut_off(held, lost)
+        elif job.lease.state is LeaseState.UNKNOWN:
+            seen.unsettled(held, job.lease.seconds)
+        elif job.settled and job.outcome is not None and not job.outcome.again:
+            seen.settled(held)  # one that was held for its retry says nothing of the work
+        if seen.losses:
+            self._hurry()
+
+    def tick(self, now: float) -> None:
+        """Tell and read what is due, and notice leases that have changed."""
+        if self._lane is None:
+            return
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self._look()
+        if now >= self._share_at and not len(self._lane):
+            self._share_at = now + SHARE_SECONDS * random.uniform(0.8, 1.2)
+            self._hurried = False
+            self._tell()
+
+    def _look(self) -> None:
+        for queue, former in self._asked.items():
+            lease = self.seconds(queue)
+            if lease != former:
+                self._asked[queue] = lease
+                advice = self._app.leases.advice(queue)
+                reason = advice.reason if advice is not None else "as configured"
+                logger.info("queue %s: lease %g s, was %g s; %s", queue, lease, former, reason)
+                self._journal.lease_changed(queue, former, lease, reason)
+
+    def stop(self) -> None:
+        """Tell what is left, in one try."""
+        if self._lane is not None:
+            self._stopping.set()
+            self._tell()
+            self._lane.stop()
+
+    def _hurry(self) -> None:
+        if not self._hurried:
+            self._hurried = True
+            self._share_at = min(self._share_at, self._clock.monotonic() + LOSS_SECONDS)
+
+    def _tell(self) -> None:
+        taken, self._seen = {queue: seen for queue, seen in self._seen.items() if seen}, {}
+        if self._lane is not None:
+            self._lane.submit([taken])
+
+    # -- on the lane's thread ----------------------------------------------------------------
+
+    def _share(self, batch: Sequence[dict[str, Seen]]) -> None:
+        for taken in batch:
+            try:
+                if self._published(taken):
+                    taken.clear()  # what is left in it is put back
+            except AztaskError as error:
+                logger.warning("lease advice is not shared, it will be tried again: %s", error)
+
+    def _published(self, taken: dict[str, Seen]) -> bool:
+        """Whether it is told. Another worker may publish first: then begin again from there."""
+        store, advisor = self._app.leases.store, self._app.leases
+        for turn in range(1 if self._stopping.is_set() else TRIES):
+            if turn:
+                time.sleep(random.uniform(0.0, 0.05 * 2**turn))
+            stored = store.load()
+            document = self._learned(stored.document, taken)
+            if not taken or store.publish(document, stored):
+                advisor.learned(Stored(document, None))
+                return True
+        logger.info("lease advice is published by too many at once; it will be tried again")
+        return False
+
+    def _learned(self, document: LeaseDocument, taken: dict[str, Seen]) -> LeaseDocument:
+        longest = self._app.broker.capabilities.max_lease_seconds
+        for queue, seen in taken.items():
+            document = learn(
+                document,
+                queue,
+                seen,
+                configured=self._options.lease or self._app.lease_seconds(queue),
+                bounds=bounds_of(self._app.queue_settings(queue), longest),
+                now=self._clock.wall(),
+            )
+        return document
+
+    def _shared(self, batch: Sequence[dict[str, Seen]]) -> None:
+        """Back in the loop: keep what could not be told."""
+        for taken in batch:
+            for queue, seen in taken.items():
+                self._seen.setdefault(queue, Seen()).put_back(seen)

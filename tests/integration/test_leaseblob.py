@@ -1,0 +1,112 @@
+"""The lease document in a blob on Azurite: shared, conditional, and bad news said plainly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from azurite import Azurite, running
+from proxy import Proxy
+
+from aztask.errors import BrokerUnavailable, DecodeError
+from aztask.leaseadvice import Evidence, decide
+from aztask.leasedocument import NAME, LeaseDocument, QueueEntry
+from aztask.leaseobservation import Observation
+from aztask.results.eventblobs import container_client
+from aztask.results.leaseblob import LeaseBlob
+from aztask.urls import parse_container
+
+ADVICE = decide(Evidence(1000, 10.0, 60.0), 30.0, at=5.0)
+_containers = count(1)
+
+
+@pytest.fixture(scope="module")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    with running(tmp_path_factory.mktemp("azurite"), service="blob") as server:
+        yield server
+
+
+@pytest.fixture
+def address(azurite: Azurite):
+    """A folder in a container that does not exist yet."""
+    return parse_container(f"leases-{next(_containers)}/shop", azurite.connection_string)
+
+
+@pytest.fixture
+def store(address) -> Iterator[LeaseBlob]:
+    made = LeaseBlob(address)
+    yield made
+    made.close()
+
+
+def test_it_is_empty_at_first_and_then_what_was_published(store, address):
+    empty = store.load()
+    assert empty.document == LeaseDocument()
+    assert store.publish(LeaseDocument().with_advice("slow", ADVICE), empty)
+    other = LeaseBlob(address)
+    found = other.load()
+    assert found.document.revision == 1
+    assert found.document.entry("slow").advice == ADVICE
+    other.close()
+
+
+def test_a_stale_writer_is_refused(store):
+    empty = store.load()
+    assert store.publish(LeaseDocument().with_advice("slow", ADVICE), empty)
+    assert not store.publish(LeaseDocument(), empty)
+    first = store.load()
+    assert store.publish(first.document, first)
+    assert not store.publish(LeaseDocument(), first)
+    assert store.load().document.entry("slow").advice == ADVICE
+
+
+def test_after_the_blob_was_deleted_a_writer_reads_again(store, address):
+    assert store.publish(LeaseDocument(), store.load())
+    found = store.load()
+    with container_client(address) as container:
+        container.delete_blob(address.name_of(NAME))
+    assert not store.publish(found.document, found)
+    assert store.load().document.revision == 0
+
+
+def test_what_is_no_document_is_refused(store, address):
+    assert store.publish(LeaseDocument(), store.load())
+    with container_client(address) as container:
+        container.upload_blob(address.name_of(NAME), b"<xml/>", overwrite=True)
+    with pytest.raises(DecodeError, match="delete it to begin anew"):
+        store.load()
+
+
+def test_a_store_that_is_away_is_unavailable(azurite):
+    proxy = Proxy(azurite.port)
+    store = LeaseBlob(parse_container("leases", azurite.connection_string_at(proxy.port)))
+    proxy.set("reset")
+    with pytest.raises(BrokerUnavailable, match="lease document"):
+        store.load()
+    proxy.close()
+    store.close()
+
+
+def test_no_count_of_two_writers_is_lost(address):
+    def add(times: int) -> None:
+        store = LeaseBlob(address)
+        for _ in range(times):
+            while True:
+                stored = store.load()
+                seen = stored.document.entry("q").observed
+                more = QueueEntry(None, seen.plus(Observation(lost_ever=1)))
+                if store.publish(stored.document.with_entry("q", more), stored):
+                    break
+        store.close()
+
+    threads = [threading.Thread(target=add, args=(15,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    store = LeaseBlob(address)
+    document = store.load().document
+    assert (document.revision, document.entry("q").observed.lost_ever) == (30, 30)
+    store.close()

@@ -1,0 +1,136 @@
+"""What a worker counts and tells: with a store that is away, at a bounded rate, to the last."""
+
+import pytest
+
+from aztask import App
+from aztask.clock import Clock
+from aztask.events import NullEventSink
+from aztask.leasekeeper import LeaseKeeper
+from aztask.worker.deliveries import Deliveries
+from aztask.worker.journal import Journal
+from aztask.worker.lane import Mailbox
+from aztask.worker.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch
+from aztask.worker.limits import MAX_LEASE_REACHED
+from aztask.worker.options import WorkerOptions
+
+
+class Told:
+    """A watch on a local broker, its clock, and what it tells."""
+
+    def __init__(self, folder, **options):
+        self.now = 1000.0
+        self.folder = folder
+        self.app = App(
+            "shop",
+            broker="local://:memory:",
+            lease_advice=str(folder / "leases.json"),
+            lease=10.0,
+            adaptive=(1.0, 600.0),
+        )
+        self.clock = Clock(monotonic=lambda: self.now, wall=lambda: 1e9 + self.now)
+        self.mailbox = Mailbox(lambda: None)
+        self.deliveries = Deliveries("w", self.clock)
+        self.watch = LeaseWatch(
+            self.app,
+            WorkerOptions(queues=("q",), **options),
+            LeaseKeeper(self.app.broker, clock=self.clock),
+            self.mailbox,
+            Journal(NullEventSink(), self.clock),
+            self.clock,
+        )
+
+    def job(self, held=1.0):
+        self.app.send("shop.t", queue="q")
+        receiver = self.app.broker.receiver("q", lease=10.0)
+        (delivery,) = receiver.receive(1, 0.0)
+        job = self.deliveries.add("q", receiver, delivery)
+        self.now += held
+        return job
+
+    def lost(self, times, stop_reason=""):
+        for _ in range(times):
+            job = self.job()
+            job.note("lease_lost", "gone")
+            job.stop_reason = stop_reason
+            self.watch.ended(job)
+
+    def tick(self):
+        self.watch.tick(self.now)
+        lane = self.watch._lane
+        while len(lane):
+            self.mailbox.run()
+        self.mailbox.run()
+
+    @property
+    def document(self):
+        return self.app.leases.store.load().document
+
+    @property
+    def observed(self):
+        return self.document.entry("q").observed
+
+
+@pytest.fixture
+def told(tmp_path):
+    made = Told(tmp_path)
+    yield made
+    made.watch.stop()
+    made.app.close()
+
+
+def test_losses_are_told_after_a_few_seconds_and_the_lease_follows(told):
+    told.lost(3)
+    told.tick()
+    assert told.document.revision == 0
+    told.now += LOSS_SECONDS
+    told.tick()
+    assert told.observed.lost_ever == 3
+    assert told.watch.seconds("q") == 20.0
+
+
+def test_nothing_is_written_while_there_is_nothing_to_tell(told):
+    for _ in range(5):
+        told.now += 2 * SHARE_SECONDS
+        told.tick()
+    assert told.document.revision == 0
+
+
+def test_at_most_one_write_a_minute_without_losses(told):
+    for _ in range(240):
+        job = told.job(held=1.0)
+        job.note("lease_lost", "it ran too long")
+        job.stop_reason = MAX_LEASE_REACHED
+        told.watch.ended(job)
+        told.tick()
+    assert 1 <= told.document.revision <= 5
+    assert told.observed.lost_ever == 0
+
+
+def test_what_could_not_be_told_is_told_when_the_store_is_back(told):
+    told.app.leases.store.path = told.folder / "file" / "leases.json"
+    (told.folder / "file").write_text("")
+    told.lost(2)
+    told.now += LOSS_SECONDS
+    told.tick()
+    (told.folder / "file").unlink()
+    told.lost(1)
+    told.now += 2 * SHARE_SECONDS
+    told.tick()
+    assert told.observed.lost_ever == 3
+
+
+def test_a_worker_that_ends_tells_the_rest(told):
+    told.lost(1)
+    told.watch.stop()
+    assert told.observed.lost_ever == 1
+
+
+def test_a_lease_given_to_the_worker_is_fixed_and_counted(tmp_path):
+    told = Told(tmp_path, lease=7.0)
+    told.lost(3)
+    told.now += LOSS_SECONDS
+    told.tick()
+    assert told.watch.seconds("q") == 7.0
+    assert told.observed.lost_ever == 3
+    told.watch.stop()
+    told.app.close()
