@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from aztask.brokers.base import Position
 from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError
+from aztask.errorsignature import error_signature
 from aztask.message import TaskMessage
+from aztask.positions import Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class DeadLetterView:
         return self.message.task if self.message else None
 
     @property
+    def signature(self) -> str:
+        """What its error has in common with others; see `aztask.errorsignature`."""
+        return error_signature(self.description or self.problem)
+
+    @property
     def resubmit_count(self) -> int | None:
         """How often it failed before, None where that cannot be read."""
         return self.message.resubmit_count if self.message else None
@@ -52,10 +59,11 @@ class DeadLetterView:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dead letters of one task and one reason."""
+    """Dead letters of one task, one reason and one error signature."""
 
     task: str | None
     reason: str
+    signature: str
     count: int
     first_at: float
     last_at: float
@@ -66,21 +74,25 @@ class Selection:
     """Which dead letters: those that meet every condition given.
 
     ids: task ids; message ids and ``@POSITION`` name those that have no task id. task: the task's
-    name. reason: the dead-letter reason. everything: needed where no condition is given, so that
-    an empty selection cannot mean all. Raises ConfigurationError.
+    name. reason: the dead-letter reason. signature: what `DeadLetterView.signature` says.
+    positions: where they lie, for a choice that was made elsewhere. everything: needed where no
+    condition is given, so that an empty selection cannot mean all. Raises ConfigurationError.
     """
 
     ids: frozenset[str] = frozenset()
     task: str | None = None
     reason: str | None = None
     everything: bool = False
+    signature: str | None = None
+    positions: Positions | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", frozenset(self.ids))
-        narrowed = bool(self.ids) or self.task is not None or self.reason is not None
+        texts = (self.task, self.reason, self.signature, self.positions)
+        narrowed = bool(self.ids) or any(text is not None for text in texts)
         if self.everything == narrowed:
             raise ConfigurationError(
-                "select dead letters by id, task or reason, or else all of them"
+                "select dead letters by id, task, reason or signature, or else all of them"
                 if not narrowed
                 else "everything and a condition exclude each other; leave one out"
             )
@@ -91,4 +103,12 @@ class Selection:
             (not self.ids or not self.ids.isdisjoint(letter.names))
             and (self.task is None or letter.task == self.task)
             and (self.reason is None or letter.reason == self.reason)
+            and (self.signature is None or letter.signature == self.signature)
+            and (self.positions is None or letter.position in self.positions)
         )
+
+    def only_positions(self) -> Positions | None:
+        """The positions, where nothing else is asked for: then nobody need look for them."""
+        texts = (self.task, self.reason, self.signature)
+        alone = not self.ids and all(text is None for text in texts)
+        return self.positions if alone else None

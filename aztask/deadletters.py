@@ -3,34 +3,41 @@
 Rules
 1. Looking never takes: `list`, `find`, `count` and `groups` peek.
 2. Acting takes each dead letter under a lease, which is renewed until it is settled or released.
-   What is not selected is leased meanwhile too (services hand dead letters out in order only) and
-   released at the end, which does not count as a delivery where the service can do that.
+   Where the service hands dead letters out in order only, what is not selected is leased meanwhile
+   too and released at the end, which does not count as a delivery where the service can do that.
 3. Only what was there at the beginning is acted on: a replayed message that fails again at once
    is not replayed for ever.
 4. A dead letter is completed only after what replaces it was accepted.
+5. Memory does not grow with the bodies: of a million dead letters their positions are kept, at
+   eight bytes each.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from aztask.app import App
 from aztask.brokers.base import Delivery, Peeked, Position
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.deadletter import DeadLetterView, Group, Selection
+from aztask.deadlooking import DeadLooking
 from aztask.errors import CodecError, ConfigurationError
 from aztask.headers import SIGNATURE
 from aztask.message import TaskMessage
+from aztask.positions import Positions
 from aztask.sweep import Replacement, Report, Sweep, Taken, joint
 
 __all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
 
 PAGE = 100
 BATCH = 100
+COPIES_WITHIN = 50_000
+"""Dead letters among which copies of one are known for such."""
 
 
 class DeadLetters:
@@ -53,15 +60,20 @@ class DeadLetters:
     def list(self, limit: int = PAGE, after: Position | None = None) -> Sequence[DeadLetterView]:
         """Up to `limit` dead letters in order of position, those after `after`.
 
-        Raises QueueNotFound, BrokerUnavailable.
+        Without `after` all that are known are looked through, also where the service shows only its
+        first ones and the others are in an index. Raises QueueNotFound, BrokerUnavailable.
         """
+        looking = self._looking()
+        if after is None and looking.indexed:
+            return [self._view(each) for each in islice(looking.all(), limit)]
         peeked = self._app.broker.peek(self.queue, dead_letter=True, after=after, limit=limit)
         return [self._view(each) for each in peeked]
 
     def find(self, selection: Selection) -> Iterator[DeadLetterView]:
         """Every dead letter that is selected, page by page.
 
-        Where the service shows only its first messages (a Storage queue: 32), those.
+        Where the service shows only its first messages (a Storage queue: 32), those, and with a
+        result store those in its index.
         """
         return (letter for letter in self._all() if selection.matches(letter))
 
@@ -70,11 +82,11 @@ class DeadLetters:
         return sum(1 for _ in self.find(selection))
 
     def groups(self) -> Sequence[Group]:
-        """All dead letters by task and reason, the largest group first."""
-        counts: Counter[tuple[str | None, str]] = Counter()
-        times: dict[tuple[str | None, str], tuple[float, float]] = {}
+        """All dead letters by task, reason and error signature, the largest group first."""
+        counts: Counter[tuple[str | None, str, str]] = Counter()
+        times: dict[tuple[str | None, str, str], tuple[float, float]] = {}
         for letter in self._all():
-            key = (letter.task, letter.reason)
+            key = (letter.task, letter.reason, letter.signature)
             counts[key] += 1
             first, last = times.get(key, (letter.at, letter.at))
             times[key] = (min(first, letter.at), max(last, letter.at))
@@ -128,7 +140,9 @@ class DeadLetters:
         If the process dies meanwhile, some are deleted and the rest are not.
         """
         if selection.everything:
-            return Report(done=self._app.broker.purge(self.queue, dead_letter=True))
+            done = self._app.broker.purge(self.queue, dead_letter=True)
+            self._looking().emptied()
+            return Report(done=done)
         pace = _Pace(None, self._clock, self._sleep)
         return self._act(selection, BATCH, Sweep.remove, progress, pace)
 
@@ -143,37 +157,66 @@ class DeadLetters:
         pace: _Pace,
     ) -> Report:
         """Have `act` done to all that is selected now, in batches."""
-        if self._app.broker.capabilities.paged_peek:
-            wanted = {letter.position for letter in self.find(selection)}
-            left = len(wanted)
-        else:
-            wanted, left = None, self._app.broker.stats(self.queue).dead or 0
+        capabilities = self._app.broker.capabilities
+        wanted: Positions | None = None
+        if capabilities.paged_peek:
+            wanted = selection.only_positions()
+            if wanted is None:
+                wanted = Positions(letter.position for letter in self.find(selection))
+        left = len(wanted) if wanted is not None else self._app.broker.stats(self.queue).dead or 0
         if not left:
             return Report()
+        looking = self._looking()
         with Sweep(self._app, self.queue, clock=self._clock, sleep=self._sleep) as sweep:
-            while left > 0 and (leases := sweep.take(BATCH)):
-                met = [Taken(self._view(lease.delivery), lease) for lease in leases]
-                if wanted is None:
-                    batch = [taken for taken in met if selection.matches(taken.letter)]
-                    left -= len(met)
-                else:
-                    batch = [taken for taken in met if taken.letter.position in wanted]
-                    left -= len(batch)
+            if wanted is not None and capabilities.dead_by_position:
+                batches = self._picked(sweep, wanted)
+            else:
+                batches = self._swept(sweep, selection, wanted, left, looking)
+            for batch in batches:
                 for start in range(0, len(batch), size):
-                    act(sweep, batch[start : start + size])
+                    some = batch[start : start + size]
+                    act(sweep, some)
+                    looking.gone([taken.letter for taken in some if sweep.settled(taken)])
                     progress(sweep.report)
-                    pace.wait(len(batch[start : start + size]))
+                    pace.wait(len(some))
             if wanted is not None:
-                sweep.report.lost += left  # under the lease of somebody else, or gone meanwhile
+                report = sweep.report  # under the lease of somebody else, or gone meanwhile
+                report.lost += len(wanted) - report.done - report.lost
         return sweep.report
 
+    def _picked(self, sweep: Sweep, wanted: Positions) -> Iterator[Sequence[Taken]]:
+        """Just those, by position."""
+        positions = iter(wanted)
+        while chunk := tuple(islice(positions, BATCH)):
+            yield [Taken(self._view(each.delivery), each) for each in sweep.take_at(chunk)]
+
+    def _swept(
+        self,
+        sweep: Sweep,
+        selection: Selection,
+        wanted: Positions | None,
+        left: int,
+        looking: DeadLooking,
+    ) -> Iterator[Sequence[Taken]]:
+        """Those among all, in order, until `left` were met."""
+        while left > 0 and (leases := sweep.take(BATCH)):
+            looking.met([lease.delivery for lease in leases])
+            met = [Taken(self._view(lease.delivery), lease) for lease in leases]
+            if wanted is None:
+                batch = [taken for taken in met if selection.matches(taken.letter)]
+                left -= len(met)
+            else:
+                batch = [taken for taken in met if taken.letter.position in wanted]
+                left -= len(batch)
+            sweep.keep_aside(len(met) - len(batch))
+            yield batch
+        looking.met_all()
+
     def _all(self) -> Iterator[DeadLetterView]:
-        page = self.list()
-        while page:
-            yield from page
-            if not self._app.broker.capabilities.paged_peek:
-                return
-            page = self.list(after=page[-1].position)
+        return (self._view(each) for each in self._looking().all())
+
+    def _looking(self) -> DeadLooking:
+        return DeadLooking(self._app, self.queue, self._clock)
 
     def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:
         """What to send in the place of a dead letter."""
@@ -216,7 +259,7 @@ class _Generations:
     def __init__(self, app: App) -> None:
         self._results = app.results
         self._joint = joint(app) is not None
-        self._given: dict[tuple[str, int, int], int] = {}
+        self._given: OrderedDict[tuple[str, int, int], int] = OrderedDict()
 
     def before_replay(self, message: TaskMessage) -> int:
         """The message's own generation, or a newer one that is known, so that it runs anyhow.
@@ -228,6 +271,8 @@ class _Generations:
         """
         if message.key not in self._given:
             self._given[message.key] = self._newest(message)
+            if len(self._given) > COPIES_WITHIN:
+                self._given.popitem(last=False)
         return self._given[message.key]
 
     def _newest(self, message: TaskMessage) -> int:

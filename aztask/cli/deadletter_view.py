@@ -25,6 +25,7 @@ def summary(letter: DeadLetterView) -> dict[str, Any]:
         "task": letter.task,
         "reason": letter.reason,
         "description": letter.description,
+        "signature": letter.signature,
         "enqueued_at": iso_time(letter.at),
         "delivery_count": letter.delivery_count,
         "resubmit_count": letter.resubmit_count,

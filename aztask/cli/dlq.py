@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import wraps
 from itertools import islice
 from typing import Any, TypeVar
 
 import click
 
 from aztask.app import App
-from aztask.cli.confirm import confirm, dry_run_option, yes_option
+from aztask.cli.confirm import dry_run_option, yes_option
+from aztask.cli.deadletter_act import Act, act_on
 from aztask.cli.deadletter_view import print_letter, summary
-from aztask.cli.failures import Failed, NotFound, visible
+from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
 from aztask.cli.options import Names, Rate, all_names, app_option, json_option
-from aztask.cli.output import iso_time, local_time, plural, print_json, print_table
+from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app
-from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
+from aztask.deadletters import DeadLetters, DeadLetterView, Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,24 +50,27 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.argument("ids", nargs=-1, metavar="[ID]...")
     @click.option("--task", help="Those of this task.")
     @click.option("--reason", help="Those with this dead-letter reason.")
+    @click.option("--signature", help="Those of this error signature, as groups shows it.")
     @click.option("--all", "everything", is_flag=True, help="All of them.")
     @wraps(function)
     def gathered(
         ids: Sequence[str],
         task: str | None,
         reason: str | None,
+        signature: str | None,
         everything: bool,
         **rest: Any,
     ) -> None:
-        narrowed = bool(ids) or task is not None or reason is not None
+        narrowed = bool(ids) or any(text is not None for text in (task, reason, signature))
         if everything == narrowed:
             raise click.UsageError(
-                "--all goes without ids, --task and --reason"
+                "--all goes without ids, --task, --reason and --signature"
                 if everything
-                else "say which: ids, --task, --reason or --all",
+                else "say which: ids, --task, --reason, --signature or --all",
                 click.get_current_context(),
             )
-        function(selection=Selection(frozenset(ids), task, reason, everything), **rest)
+        selection = Selection(frozenset(ids), task, reason, everything, signature)
+        function(selection=selection, **rest)
 
     return gathered
 
@@ -76,17 +80,20 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
 @queues_option
 @click.option("--task", help="Only those of this task.")
 @click.option("--reason", help="Only those with this dead-letter reason.")
+@click.option("--signature", help="Only those of this error signature, as groups shows it.")
 @click.option("--limit", type=click.IntRange(1), default=100, help="How many at most.")
 @json_option
 def list_(
     queues: Sequence[tuple[str, ...]],
     task: str | None,
     reason: str | None,
+    signature: str | None,
     limit: int,
     as_json: bool,
 ) -> None:
     """List dead letters, oldest first."""
-    selection = Selection(frozenset(), task, reason, task is None and reason is None)
+    everything = all(text is None for text in (task, reason, signature))
+    selection = Selection(frozenset(), task, reason, everything, signature)
     with open_app() as app:
         letters = list(islice(_find(app, queues, selection), limit))
     if as_json:
@@ -115,7 +122,11 @@ def list_(
 @queues_option
 @json_option
 def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
-    """Count dead letters by task and reason, the largest groups first."""
+    """Count dead letters by task, reason and error signature, the largest groups first.
+
+    A signature is the error without what differs from case to case: numbers, ids, addresses, quoted
+    texts, paths.
+    """
     with open_app() as app:
         found = [(each.queue, group) for each in _queues(app, queues) for group in each.groups()]
     if as_json:
@@ -125,6 +136,7 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
                     "queue": queue,
                     "task": group.task,
                     "reason": group.reason,
+                    "signature": group.signature,
                     "count": group.count,
                     "first_at": iso_time(group.first_at),
                     "last_at": iso_time(group.last_at),
@@ -132,7 +144,7 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
             )
         return
     print_table(
-        ["count", "queue", "task", "reason", "first", "last"],
+        ["count", "queue", "task", "reason", "first", "last", "signature"],
         [
             [
                 group.count,
@@ -141,6 +153,7 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
                 group.reason,
                 local_time(group.first_at),
                 local_time(group.last_at),
+                group.signature,
             ]
             for queue, group in found
         ],
@@ -221,9 +234,6 @@ def purge(
         )
 
 
-Act = Callable[[DeadLetters, Callable[[Report], None]], Report]
-
-
 def _act(
     app: App,
     queues: Sequence[tuple[str, ...]],
@@ -234,31 +244,10 @@ def _act(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Count, ask, act, and say what was done, also when it is broken off."""
-    verb, past = words
-    counts = [(letters, letters.count(selection)) for letters in _queues(app, queues)]
-    counts = [(letters, count) for letters, count in counts if count]
-    total = sum(count for _, count in counts)
-    if not total and selection.ids:
+    meant = [(letters, letters.count(selection)) for letters in _queues(app, queues)]
+    if selection.ids and not any(count for _, count in meant):
         raise NotFound(f"no dead letter has the id {', '.join(sorted(selection.ids))}")
-    if not total:
-        click.echo(f"there is nothing to {verb}")
-        return
-    places = ", ".join(f"{count:,} of {visible(letters.queue)}" for letters, count in counts)
-    if not confirm(f"{verb} {plural(total, 'dead letter')} ({places})", dry_run=dry_run, yes=yes):
-        return
-    reports: dict[str, Report] = {}
-    try:
-        for letters, _ in counts:
-            reports[letters.queue] = act(letters, partial(reports.__setitem__, letters.queue))
-    finally:
-        done = sum(report.done for report in reports.values())
-        click.echo(f"{past} {plural(done, 'dead letter')}")
-    if lost := sum(report.lost for report in reports.values()):
-        raise Failed(
-            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or under somebody "
-            "else's lease, which ends soon if that one died; look again: aztask dlq list"
-        )
+    act_on(meant, words, act, dry_run=dry_run, yes=yes)
 
 
 def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:

@@ -44,6 +44,8 @@ def test_list(cli, app):
     assert ids(cli, "-Q", "slow,default", "-Q", "default") == ["c", "odd", "a", "b"]
     assert ids(cli, "--task", "shop.add") == ["a", "c"]
     assert ids(cli, "--reason", "rejected") == ["b"]
+    assert ids(cli, "--signature", "it broke", "--task", "shop.mul") == ["b"]
+    assert ids(cli, "--signature", "it broke otherwise") == []
     assert ids(cli, "--limit", "1") == ["a"]
 
 
@@ -55,11 +57,12 @@ def test_list_as_a_table(cli, app):
 
 def test_groups(cli, app):
     groups = lines(cli("dlq", "groups", "--json"))
-    assert [(g["queue"], g["task"], g["reason"], g["count"]) for g in groups] == [
-        ("default", "shop.add", "retries-exhausted", 1),
-        ("default", "shop.mul", "rejected", 1),
-        ("slow", "shop.add", "retries-exhausted", 1),
-        ("slow", None, "undecodable", 1),
+    keys = ("queue", "task", "reason", "signature", "count")
+    assert [tuple(g[key] for key in keys) for g in groups] == [
+        ("default", "shop.add", "retries-exhausted", "it broke", 1),
+        ("default", "shop.mul", "rejected", "it broke", 1),
+        ("slow", "shop.add", "retries-exhausted", "it broke", 1),
+        ("slow", None, "undecodable", "it broke", 1),
     ]
     assert len(cli("dlq", "groups").out.splitlines()) == 5
 

@@ -1,11 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
-from aztask import App, BrokerUnavailable, ConfigurationError, QueueNotFound
+from aztask import App, AztaskError, BrokerUnavailable, ConfigurationError, QueueNotFound
+from aztask.brokers.local import LocalBroker
 from aztask.clock import Clock
 from aztask.config import Secret
 from aztask.deadletters import DeadLetters, Selection
 from aztask.delivery import Lost
+from aztask.engine import Database
 from aztask.envelope import Envelope
+from aztask.positions import Positions
 from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
 from aztask.settlement import Complete, DeadLetter
 from aztask.sweep import Sweep
@@ -30,17 +35,19 @@ def split_app(tmp_path):
     app.close()
 
 
-def bury(app, *names, task="shop.add", reason="retries-exhausted", queue=QUEUE):
+def bury(
+    app, *names, task="shop.add", reason="retries-exhausted", queue=QUEUE, description="it broke"
+):
     """Make a dead letter for each task id."""
     for name in names:
         app.send(task, [1, 2], queue=queue, task_id=name, force=True)
-        bury_next(app, reason, queue)
+        bury_next(app, reason, queue, description)
 
 
-def bury_next(app, reason="undecodable", queue=QUEUE):
+def bury_next(app, reason="undecodable", queue=QUEUE, description="it broke"):
     receiver = app.broker.receiver(queue, lease=30.0)
     (delivery,) = receiver.receive(1, 1.0)
-    receiver.settle([(delivery, DeadLetter(reason, "it broke"))])
+    receiver.settle([(delivery, DeadLetter(reason, description))])
 
 
 def live(app, queue=QUEUE):
@@ -57,7 +64,7 @@ def run_to_end(app, key, state=State.FAILED):
 
 class TestSelection:
     def test_an_empty_selection_is_refused(self):
-        with pytest.raises(ConfigurationError, match="by id, task or reason, or else all"):
+        with pytest.raises(ConfigurationError, match="by id, task, reason or signature, or"):
             Selection()
 
     def test_everything_and_a_condition_exclude_each_other(self):
@@ -73,6 +80,19 @@ class TestSelection:
         assert [x.id for x in letters.find(Selection(reason="rejected"))] == ["c"]
         assert letters.count(Selection(task="shop.mul", reason="rejected")) == 0
         assert letters.count(Selection(frozenset(["a", "b"]), task="shop.mul")) == 1
+
+    def test_by_signature_and_by_position(self, app):
+        bury(app, "a", "b", description="KeyError: 'x'")
+        bury(app, "c", description="KeyError: 7")
+        letters = DeadLetters(app, QUEUE)
+        a, _, c = letters.list()
+        assert letters.count(Selection(signature="KeyError: <text>")) == 2
+        assert letters.count(Selection(signature=c.signature)) == 1
+        here = Positions([a.position, c.position])
+        assert [x.id for x in letters.find(Selection(positions=here))] == ["a", "c"]
+        assert letters.count(Selection(positions=here, signature=a.signature)) == 1
+        assert letters.replay(Selection(positions=here)).ids == ["a", "c"]
+        assert letters.replay(Selection(positions=here)).lost == 2
 
     def test_a_dead_letter_has_several_names(self, app):
         bury(app, "a")
@@ -112,13 +132,17 @@ class TestLooking:
         letters = DeadLetters(app, QUEUE)
         assert letters.count(ALL) == letters.count(ALL) == 1
 
-    def test_groups_by_task_and_reason(self, app):
+    def test_groups_by_task_reason_and_signature(self, app):
         bury(app, "a", "b")
         bury(app, "c", reason="rejected")
+        bury(app, "d", description="OSError: no answer from 10.0.0.1:5432 after 31 s")
+        bury(app, "e", "f", "g", description="OSError: no answer from 10.0.0.9:5432 after 7 s")
         groups = DeadLetters(app, QUEUE).groups()
-        assert [(g.task, g.reason, g.count) for g in groups] == [
-            ("shop.add", "retries-exhausted", 2),
-            ("shop.add", "rejected", 1),
+        no_answer = "OSError: no answer from <address> after <n> s"
+        assert [(g.task, g.reason, g.signature, g.count) for g in groups] == [
+            ("shop.add", "retries-exhausted", no_answer, 4),
+            ("shop.add", "retries-exhausted", "it broke", 2),
+            ("shop.add", "rejected", "it broke", 1),
         ]
         assert groups[0].first_at <= groups[0].last_at
 
@@ -282,6 +306,40 @@ def away_at_completion(self, leases, how):
     if isinstance(how, Complete):
         raise BrokerUnavailable("the broker is away")
     return settle(self, leases, how)
+
+
+class InOrderBroker(LocalBroker):
+    """Hands dead letters out in order only, as Service Bus does."""
+
+    @property
+    def capabilities(self):
+        return replace(super().capabilities, dead_by_position=False)
+
+
+class TestInOrder:
+    @pytest.fixture
+    def app(self, tmp_path):
+        app = App("shop", broker=InOrderBroker(Database(f"{tmp_path}/q.db")))
+        yield app
+        app.close()
+
+    def test_what_lies_before_is_held_and_released_uncounted(self, app):
+        bury(app, *"abcd")
+        before = [x.delivery_count for x in DeadLetters(app, QUEUE).list()]
+        report = DeadLetters(app, QUEUE).replay(Selection(frozenset("bd")))
+        assert (report.done, report.lost, report.ids) == (2, 0, ["b", "d"])
+        letters = DeadLetters(app, QUEUE).list()
+        assert [x.id for x in letters] == ["a", "c"]
+        assert [x.delivery_count for x in letters] == before[:2]
+        assert len(app.broker.receiver(QUEUE, lease=1.0, dead_letter=True).receive(5, 0.0)) == 2
+
+    def test_too_many_before_are_said(self, app, monkeypatch):
+        monkeypatch.setattr("aztask.sweep.HELD_MOST", 2)
+        bury(app, *"abcd")
+        with pytest.raises(AztaskError, match="more than 2 dead letters of queue"):
+            DeadLetters(app, QUEUE).replay(Selection(frozenset("d")))
+        assert DeadLetters(app, QUEUE).replay(Selection(frozenset("ab"))).done == 2
+        assert DeadLetters(app, QUEUE).replay(Selection(frozenset("d"))).done == 1
 
 
 class TestPurge:

@@ -1,0 +1,120 @@
+"""All dead letters of a queue: as the service shows them, or from the index beside them.
+
+Where the service pages through its dead letters, they are what it shows. Where it shows only its
+first few, the others come from the result store's index, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from aztask.app import App
+from aztask.brokers.base import Delivery, MessageState, Peeked
+from aztask.clock import Clock
+from aztask.deadletter import DeadLetterView
+from aztask.results.deadindex import UNDER_WAY, NotedDead, index_for, key_of
+
+PAGE: Final = 100
+
+
+class DeadLooking:
+    """Looks at the dead letters of one queue without taking them, and keeps the index true."""
+
+    def __init__(self, app: App, queue: str, clock: Clock) -> None:
+        self._app = app
+        self._queue = queue
+        self._clock = clock
+        self._index = index_for(app.broker, app.results)
+        self._met: set[str] = set()
+        self._held = 0
+        self._began = clock.wall()
+
+    @property
+    def indexed(self) -> bool:
+        """Whether there is more to see than the service shows."""
+        return self._index is not None
+
+    def all(self) -> Iterator[Peeked]:
+        """Every dead letter that is known."""
+        if self._index is None:
+            yield from self._shown()
+            return
+        shown = self._peek()
+        yield from shown
+        seen = {key_of(each.envelope) for each in shown}
+        if len(shown) >= (self._app.broker.stats(self._queue).dead or 0):
+            # the count is never too low, so this was all
+            self._index.keep_only(self._queue, seen, self._clock.wall() - UNDER_WAY)
+            return
+        after = 0
+        while page := self._index.page(self._queue, after, PAGE):
+            after = page[-1].number
+            yield from (_as_peeked(each) for each in page if each.key not in seen)
+
+    def _shown(self) -> Iterator[Peeked]:
+        page = self._peek()
+        while page:
+            yield from page
+            if not self._app.broker.capabilities.paged_peek:
+                return
+            position = page[-1].position
+            page = self._app.broker.peek(self._queue, dead_letter=True, after=position, limit=PAGE)
+
+    def _peek(self) -> list[Peeked]:
+        return self._app.broker.peek(self._queue, dead_letter=True, limit=PAGE)
+
+    # -- while somebody goes through all of them ---------------------------------------------
+
+    def met(self, deliveries: Sequence[Delivery]) -> None:
+        """These are there: what was dead-lettered without a note gets one."""
+        if self._index is None:
+            return
+        self._met.update(key_of(each.envelope) for each in deliveries)
+        self._held += len(deliveries)
+        self._index.note([_as_noted(each, self._clock.wall()) for each in deliveries])
+
+    def gone(self, letters: Sequence[DeadLetterView]) -> None:
+        """These were replayed or removed."""
+        self._held -= len(letters)
+        if self._index is not None and letters:
+            self._index.drop(self._queue, {key_of(each.envelope) for each in letters})
+
+    def met_all(self) -> None:
+        """Drop the notes of those that were not met, if really no others are there.
+
+        The service's count is never too low: where it is not above those that we hold, it is all.
+        """
+        if self._index is None:
+            return
+        if (self._app.broker.stats(self._queue).dead or 0) <= self._held:
+            self._index.keep_only(self._queue, self._met, self._began - UNDER_WAY)
+
+    def emptied(self) -> None:
+        """Everything was deleted."""
+        if self._index is not None:
+            self._index.keep_only(self._queue, (), self._clock.wall())
+
+
+def _as_noted(delivery: Delivery, now: float) -> NotedDead:
+    return NotedDead(
+        delivery.queue,
+        delivery.envelope,
+        delivery.dead_letter_reason or "",
+        delivery.dead_letter_description or "",
+        delivery.enqueued_at or now,
+        delivery.delivery_count,
+    )
+
+
+def _as_peeked(noted: NotedDead) -> Peeked:
+    return Peeked(
+        noted.envelope,
+        noted.key,
+        MessageState.ACTIVE,
+        noted.delivery_count,
+        noted.at,
+        None,
+        noted.reason,
+        noted.description,
+    )

@@ -1,0 +1,88 @@
+"""The index of dead letters in the local result store's file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from aztask.brokers.local_payload import envelope_of, payload_of
+from aztask.engine import Database
+from aztask.envelope import Envelope
+from aztask.errors import EncodeError
+from aztask.results.deadindex import NotedDead
+
+_STEPS: Final = (
+    """
+    CREATE TABLE dead_index (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        queue TEXT NOT NULL, key TEXT NOT NULL, envelope BLOB NOT NULL, reason TEXT NOT NULL,
+        description TEXT NOT NULL, at REAL NOT NULL, delivery_count INTEGER NOT NULL);
+    CREATE UNIQUE INDEX dead_index_key ON dead_index (queue, key);
+    """,
+)
+_NOTE: Final = """
+    INSERT INTO dead_index (queue, key, envelope, reason, description, at, delivery_count)
+    VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+"""
+_PAGE: Final = """
+    SELECT number, envelope, reason, description, at, delivery_count FROM dead_index
+    WHERE queue = ? AND number > ? ORDER BY number LIMIT ?
+"""
+_DROP: Final = "DELETE FROM dead_index WHERE queue = ? AND key = ?"
+
+
+class LocalDeadIndex:
+    """See the protocol, `aztask.results.deadindex.DeadIndex`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.migrate("dead_index", _STEPS)
+
+    def note(self, letters: Sequence[NotedDead]) -> None:
+        """Keep these; one that is known already stays as it was noted first."""
+        rows = [
+            (
+                each.queue,
+                each.key,
+                _payload(each.envelope),
+                each.reason,
+                each.description,
+                each.at,
+                each.delivery_count,
+            )
+            for each in letters
+        ]
+        with self._database.transaction() as connection:
+            connection.executemany(_NOTE, rows)
+
+    def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
+        """Up to `limit` notes of the queue behind the number `after`, in order."""
+        with self._database.read() as connection:
+            rows = connection.execute(_PAGE, (queue, after, limit)).fetchall()
+        return [
+            NotedDead(queue, envelope_of(payload), reason, text, at, deliveries, number)
+            for number, payload, reason, text, at, deliveries in rows
+        ]
+
+    def drop(self, queue: str, keys: Collection[str]) -> None:
+        """These are gone."""
+        with self._database.transaction() as connection:
+            connection.executemany(_DROP, [(queue, key) for key in keys])
+
+    def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
+        """Drop the notes made before that time whose dead letters are not among `keys`."""
+        known = "SELECT key FROM dead_index WHERE queue = ? AND at < ?"
+        with self._database.transaction() as connection:
+            found = [key for (key,) in connection.execute(known, (queue, before)).fetchall()]
+            gone = [(queue, key) for key in found if key not in keys]
+            connection.executemany(_DROP, gone)
+        return len(gone)
+
+
+def _payload(envelope: Envelope) -> bytes:
+    """The envelope as bytes; what a stranger's headers hold may not be written."""
+    try:
+        return payload_of(envelope)
+    except EncodeError:
+        return payload_of(replace(envelope, headers={}, properties={}))

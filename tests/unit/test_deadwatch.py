@@ -1,0 +1,123 @@
+"""What the broker dead-lettered by itself is recorded once, and told by whoever noticed first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from still import Still
+
+from aztask import App
+from aztask.brokers.base import QueueOptions
+from aztask.brokers.local import LocalBroker
+from aztask.engine import Database
+from aztask.envelope import Envelope
+from aztask.results.base import State
+from aztask.settlement import Abandon, DeadLetter
+from aztask.worker.deadwatch import PAGE, DeadWatch
+
+NOW = 1_000_000.0
+
+
+@dataclass
+class Bench:
+    """An app whose queue ``default`` allows one delivery, and what a watch told."""
+
+    app: App
+    clock: Still
+    told: list[tuple[str, str, int, str]] = field(default_factory=list)
+
+    def watch(self, *queues: str) -> DeadWatch:
+        def tell(message: Any, queue: str, deliveries: int, dead: DeadLetter) -> None:
+            self.told.append((message.id, queue, deliveries, dead.reason))
+
+        return DeadWatch(self.app, queues or ("default",), self.clock, tell)
+
+    def use_up(self, *ids: str) -> None:
+        """Send and abandon: the only delivery that is allowed is used up."""
+        for name in ids:
+            self.app.send("shop.resize", ["a.png"], task_id=name)
+        self.settle(Abandon(), len(ids))
+
+    def settle(self, how: Any, count: int) -> None:
+        receiver = self.app.broker.receiver("default", lease=60.0)
+        for delivery in receiver.receive(count, 0.0):
+            receiver.settle([(delivery, how)])
+
+    def states(self, *ids: str) -> list[str]:
+        return [self.app.result(each).state for each in ids]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    clock = Still()
+    database = Database(str(tmp_path / "queues.db"))
+    broker = LocalBroker(database, clock=clock)
+    broker.declare("default", QueueOptions(max_deliveries=1, time_to_live=3600.0))
+    app = App("shop", broker=broker, results=f"local://{tmp_path}/results.db")
+    yield Bench(app, clock)
+    app.close()
+    database.close()
+
+
+def test_it_is_recorded_and_told_once(bench: Bench) -> None:
+    bench.use_up("a", "b")
+    assert bench.states("a", "b") == [State.PENDING, State.PENDING]
+    first, second = bench.watch(), bench.watch()
+    assert first.useful
+    first.look()
+    second.look()
+    first.look()
+    assert bench.states("a", "b") == [State.FAILED, State.FAILED]
+    assert bench.told == [
+        ("a", "default", 1, "MaxDeliveryCountExceeded"),
+        ("b", "default", 1, "MaxDeliveryCountExceeded"),
+    ]
+    assert bench.app.result("a").error is not None
+
+
+def test_what_the_service_expired_has_expired(bench: Bench) -> None:
+    bench.app.send("shop.resize", ["a.png"], task_id="a")
+    bench.clock.now += 7200.0
+    assert bench.app.broker.receiver("default", lease=60.0).receive(1, 0.0) == []
+    bench.watch().look()
+    assert bench.states("a") == [State.EXPIRED]
+
+
+def test_what_is_no_task_or_was_decided_by_a_worker_is_left_alone(bench: Bench) -> None:
+    bench.app.broker.send("default", [Envelope(b"junk")])
+    bench.settle(Abandon(), 1)
+    bench.app.send("shop.resize", ["a.png"], task_id="a")
+    bench.settle(DeadLetter("retries-exhausted"), 1)
+    bench.watch().look()
+    assert bench.told == []
+    assert bench.states("a") == [State.PENDING], "its worker has recorded, or will"
+
+
+def test_one_that_is_older_than_results_are_kept_is_no_news(bench: Bench) -> None:
+    bench.use_up("a")
+    bench.clock.now += bench.app.settings.result_retention_seconds + 1
+    bench.watch().look()
+    assert bench.told == []
+
+
+def test_each_look_is_a_page_and_the_next_goes_on(bench: Bench) -> None:
+    bench.use_up(*map(str, range(PAGE + 2)))
+    watch = bench.watch("missing", "default")
+    watch.look()
+    assert len(bench.told) == PAGE
+    watch.look()
+    assert len(bench.told) == PAGE + 2
+    bench.use_up("later")
+    watch.look()
+    watch.look()
+    assert bench.told[-1][0] == "later"
+
+
+def test_without_a_result_store_there_is_no_watch(tmp_path: Path) -> None:
+    app = App("shop", broker=f"local://{tmp_path}/queues.db")
+    assert not DeadWatch(app, ["default"], Still(), print).useful
+    app.close()
