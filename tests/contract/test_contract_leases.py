@@ -225,3 +225,18 @@ def test_a_release_gives_back_and_does_not_count_where_the_service_can(subject):
 def test_a_lease_that_cannot_be_is_refused(subject, lease):
     with pytest.raises(Exception, match="lease"):
         subject.receiver(subject.queue(), lease=lease)
+
+
+def test_another_lease_holds_from_the_next_receive_on(subject):
+    queue = subject.queue()
+    subject.send(queue, b"x", b"y")
+    receiver = subject.receiver(queue)
+    first = subject.one(receiver)
+    longer = 3.0 * first.lease_seconds
+    receiver.set_lease(longer)
+    second = subject.one(receiver)
+    fixed = subject.broker.capabilities.fixed_lease
+    assert second.lease_seconds == (first.lease_seconds if fixed else longer)
+    if not fixed:
+        assert second.deadline - first.deadline > 1.5 * first.lease_seconds
+    assert settle(receiver, Complete(), first, second) == [Settled(), Settled()]

@@ -57,6 +57,19 @@ def test_peeking_shows_the_state(subject):
     assert states[b"leased"].delivery_count == 1
 
 
+def test_a_queue_with_sessions_can_be_looked_at_and_its_scheduled_messages_cancelled(subject):
+    if not subject.can.sessions:
+        return
+    queue = subject.queue(sessions=True)
+    subject.send(queue, b"now", session="a", message_id="now")
+    subject.send(queue, b"later", session="b", message_id="later", delay=600.0)
+    states = {peeked.envelope.body: peeked.state for peeked in subject.peek(queue)}
+    assert states == {b"now": MessageState.ACTIVE, b"later": MessageState.SCHEDULED}
+    assert subject.broker.cancel_scheduled(queue, ["later"]) == 1
+    assert bodies(subject.peek(queue)) == [b"now"]
+    assert subject.peek(queue, dead_letter=True) == []
+
+
 @pytest.mark.parametrize("dead_letter", [False, True])
 def test_an_empty_queue_has_nothing_to_see(subject, dead_letter):
     queue = subject.queue()

@@ -1,11 +1,14 @@
 """Sessions: in order, one receiver at a time."""
 
+import threading
+from concurrent.futures import Future
+
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import ANY_SESSION, Lost, Renewed, Settled
-from aztask.errors import AztaskError, CapabilityError
-from aztask.settlement import Abandon, Complete
+from aztask.brokers.base import ANY_SESSION, Lost, Renewed, SessionHolder, Settled
+from aztask.errors import AztaskError, CapabilityError, LeaseLost
+from aztask.settlement import Abandon, Complete, Release
 
 
 @pytest.fixture
@@ -80,6 +83,101 @@ def test_closing_lets_go_of_the_session(subject, queue):
     receiver.close()
     other = subject.receiver(queue, session="a")
     assert subject.one(other).envelope.body == b"2"
+
+
+def test_letting_go_gives_the_session_to_others_uncounted(subject, queue):
+    subject.send(queue, b"a1", b"a2", session="a")
+    receiver = subject.receiver(queue, session=ANY_SESSION)
+    assert isinstance(receiver, SessionHolder)
+    taken = subject.one(receiver)
+    receiver.let_go()
+    other = subject.receiver(queue, session="a", broker=subject.another())
+    again = subject.one(other)
+    assert (again.envelope.body, again.delivery_count) == (b"a1", 1)
+    assert isinstance(settle(receiver, Complete(), taken)[0], Lost)
+    assert settle(other, Complete(), again) == [Settled()]
+
+
+def test_released_in_a_session_it_comes_first_again_uncounted(subject, queue):
+    subject.send(queue, b"1", b"2", session="a")
+    receiver = subject.receiver(queue, session="a")
+    assert settle(receiver, Release(), subject.one(receiver)) == [Settled()]
+    first, second = subject.take(receiver, 2)
+    assert bodies([first, second]) == [b"1", b"2"]
+    assert first.delivery_count == 1
+
+
+def test_sessions_take_turns(subject, queue):
+    for session in ("a", "b", "c"):
+        subject.send(queue, b"1", b"2", session=session)
+    receiver = subject.receiver(queue, session=ANY_SESSION)
+    seen = []
+    for _ in range(3):
+        delivery = subject.one(receiver)
+        seen.append(delivery.session)
+        assert settle(receiver, Complete(), delivery) == [Settled()]
+        receiver.let_go()
+    assert sorted(seen) == ["a", "b", "c"]
+
+
+def test_a_late_message_ends_with_its_session(subject, queue):
+    subject.send(queue, b"1", session="a")
+    receiver = subject.receiver(queue, session="a")
+    first = subject.one(receiver)
+    subject.pass_time(subject.lease * 0.6)
+    subject.send(queue, b"2", session="a")
+    second = subject.one(receiver)
+    assert second.deadline == (before := first.deadline)
+    assert isinstance(receiver.renew([second])[0], Renewed)
+    assert first.deadline == second.deadline > before + subject.lease * 0.5
+    assert settle(receiver, Complete(), first, second) == [Settled()] * 2
+
+
+def test_a_sessions_state_outlives_its_messages_and_holder(subject, queue):
+    subject.send(queue, b"1", session="a")
+    receiver = subject.receiver(queue, session=ANY_SESSION)
+    delivery = subject.one(receiver)
+    assert receiver.session_state("a") is None
+    receiver.set_session_state("a", b"\x00state")
+    assert receiver.session_state("a") == b"\x00state"
+    assert settle(receiver, Complete(), delivery) == [Settled()]
+    with pytest.raises(LeaseLost):
+        receiver.session_state("b")
+    receiver.let_go()
+    other = subject.receiver(queue, session="a", broker=subject.another())
+    subject.send(queue, b"2", session="a")
+    assert subject.one(other).envelope.body == b"2"
+    assert other.session_state("a") == b"\x00state"
+    other.set_session_state("a", None)
+    assert other.session_state("a") is None
+
+
+def test_a_lost_session_has_no_state_for_us(subject, queue):
+    subject.send(queue, b"1", session="a")
+    receiver = subject.receiver(queue, session="a")
+    subject.one(receiver)
+    subject.lapse()
+    for call in (
+        lambda: receiver.session_state("a"),
+        lambda: receiver.set_session_state("a", b"x"),
+    ):
+        with pytest.raises(LeaseLost):
+            call()
+    other = subject.receiver(queue, session="a", broker=subject.another())
+    subject.one(other)
+    assert other.session_state("a") is None
+
+
+def test_closing_ends_a_receive_that_waits_for_a_session(subject, queue):
+    receiver = subject.receiver(queue, session=ANY_SESSION)
+    waiting = Future()
+    thread = threading.Thread(target=lambda: waiting.set_result(receiver.receive(1, 60.0)))
+    thread.start()
+    thread.join(0.8)
+    assert thread.is_alive(), "it waits"
+    receiver.close()
+    assert waiting.result(timeout=5.0) == []
+    thread.join(5.0)
 
 
 def test_a_message_without_session_is_refused(subject, queue):

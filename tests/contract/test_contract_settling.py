@@ -3,7 +3,7 @@
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import Settled
+from aztask.brokers.base import MessageState, Renewed, Settled
 from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, CapabilityError
 from aztask.settlement import (
@@ -183,6 +183,65 @@ def test_a_deferred_message_is_received_by_its_position_alone(subject):
     (found,) = receiver.receive_deferred([aside.position])
     assert settle(receiver, Complete(), found) == [Settled()]
     assert receiver.receive_deferred([aside.position]) == []
+
+
+def test_a_deferred_message_keeps_its_place_through_every_lease(subject):
+    """Renewed, lapsed, given back, released, deferred again: it stays among the deferred, and a
+    look at its position finds it until it is settled for good."""
+    if not subject.can.defer:
+        return  # refused: see above
+    queue = subject.queue(max_deliveries=50)
+    subject.send(queue, b"aside", b"dead")
+    receiver = subject.receiver(queue)
+    aside, dead = subject.take(receiver, 2)
+    settle(receiver, Defer(), aside, dead)
+    positions = [aside.position, dead.position]
+
+    def looked_at():
+        page = subject.broker.peek(queue, after=positions[0] - 1, limit=1)
+        return [(each.position, each.state) for each in page]
+
+    assert looked_at() == [(positions[0], MessageState.DEFERRED)]
+    counts = []
+    for how in (None, Abandon(), Release(), Defer()):
+        (found,) = receiver.receive_deferred(positions[:1])
+        counts.append(found.delivery_count)
+        assert isinstance(receiver.renew([found])[0], Renewed)
+        if how is None:
+            subject.lapse()
+        else:
+            assert settle(receiver, how, found) == [Settled()]
+        subject.assert_nothing(receiver)
+    assert counts[:2] == [2, 3], "each receipt raises the count"
+    found = receiver.receive_deferred(positions)
+    assert [each.position for each in found] == positions
+    answers = receiver.settle([(found[0], Complete()), (found[1], DeadLetter("why"))])
+    assert answers == [Settled(), Settled()]
+    assert bodies(subject.peek(queue, dead_letter=True)) == [b"dead"]
+    assert looked_at() == []
+
+
+def test_dead_letters_by_position(subject):
+    queue = subject.queue()
+    subject.send(queue, b"first", b"second", b"third")
+    receiver = subject.receiver(queue)
+    settle(receiver, DeadLetter("why"), *subject.take(receiver, 3))
+    graveyard = subject.receiver(queue, dead_letter=True)
+    position = {p.envelope.body: p.position for p in subject.peek(queue, dead_letter=True)}
+    if not subject.can.dead_by_position:
+        if subject.can.defer:  # of the dead letters too, only those that were set aside
+            assert graveyard.receive_deferred([position[b"second"]]) == []
+        return
+    third, second = position[b"third"], position[b"second"]
+    got = graveyard.receive_deferred([third, second])
+    assert sorted(bodies(got)) == [b"second", b"third"]
+    assert got[0].dead_letter_reason == "why"
+    assert graveyard.receive_deferred([third]) == []  # leased
+    assert settle(graveyard, Release(), *got) == [Settled(), Settled()]
+    assert receiver.receive_deferred([third]) == []  # not among the living
+    (got,) = graveyard.receive_deferred([second])
+    settle(graveyard, Complete(), got)
+    assert bodies(subject.take(graveyard, 2)) == [b"first", b"third"]
 
 
 def test_a_batch_of_different_settlements(subject):
