@@ -1,0 +1,107 @@
+"""What a local queue is like, and the place where its file lies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from aztask.brokers.inspection import QueueFacts, Right
+from aztask.engine import IN_MEMORY, Engine
+from aztask.engine.filesystem import MOUNTINFO, file_system
+from aztask.errors import QueueNotFound
+from aztask.finding import Finding, fine, warning
+
+FULL: Final = 2
+"""SQLite's number for a sync after every commit."""
+
+LEAST_ROOM: Final = 256 * 1024 * 1024
+MIB: Final = 1024 * 1024
+PLACE: Final = "file"
+
+
+class LocalInspector:
+    """Looks into the file; a queue that is not there yet is no fault."""
+
+    def __init__(self, engine: Engine, check_name: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._check_name = check_name
+
+    def facts(self, queue: str) -> QueueFacts:
+        """The queue's settings. The receiver says how long a lease is, not the queue.
+
+        Raises InvalidQueueName.
+        """
+        self._check_name(queue)
+        try:
+            known = self._engine.queue(queue)
+        except QueueNotFound:
+            return QueueFacts(queue, exists=False, made_on_use=True)
+        return QueueFacts(
+            queue,
+            exists=True,
+            made_on_use=True,
+            duplicate_window=known.duplicate_window,
+            sessions=known.sessions,
+            max_deliveries=known.max_deliveries,
+            dead_letters=True,
+            active=True,
+        )
+
+    def rights(self, queue: str) -> list[Right]:
+        """Who has opened the file may do everything."""
+        return [Right("read and write")]
+
+    def clock_offset(self, queue: str) -> float | None:
+        """It is this machine's clock."""
+        return None
+
+    def surroundings(self) -> list[Finding]:
+        """The file system, the room on it, and what survives."""
+        path = self._engine.database.path
+        if path == IN_MEMORY:
+            return [
+                warning(
+                    "broker",
+                    PLACE,
+                    "the queues are in the memory of one process, so no worker finds them",
+                    "give the app a file, for example local://",
+                )
+            ]
+        return [_placed(path), _room(path), self._durability()]
+
+    def _durability(self) -> Finding:
+        with self._engine.database.read() as connection:
+            (mode,) = connection.execute("PRAGMA synchronous").fetchone()
+        if mode == FULL:
+            return fine("broker", "durability", "what was accepted survives a loss of power")
+        return fine(
+            "broker",
+            "durability",
+            "what was accepted survives the death of every process; a loss of power may take the "
+            "last moments (?durable=full covers that too)",
+        )
+
+
+def _placed(path: str) -> Finding:
+    kind = ""
+    directory = str(Path(path).parent)
+    if MOUNTINFO.exists():
+        with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:
+            kind = file_system(directory, lines)
+    where = f"{path} is on a {kind} file system" if kind else f"the file is {path}"
+    if not os.access(path, os.W_OK):
+        return warning(
+            "broker", PLACE, f"{where} and cannot be written by this user", "look at its owner"
+        )
+    return fine("broker", PLACE, where)
+
+
+def _room(path: str) -> Finding:
+    free = shutil.disk_usage(Path(path).parent).free
+    text = f"{free // MIB:,} MiB are free for it"
+    if free < LEAST_ROOM:
+        return warning("broker", "room", text, "make room: a full disk refuses every send")
+    return fine("broker", "room", text)

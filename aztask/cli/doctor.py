@@ -1,0 +1,103 @@
+"""``aztask doctor``: does everything fit together, and what to do about what does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import click
+
+from aztask.app import App
+from aztask.cli.failures import FAILURE, OK, diagnose, visible
+from aztask.cli.options import (
+    LONGEST_LEASE,
+    Duration,
+    Names,
+    all_names,
+    app_option,
+    chosen_app,
+    json_option,
+)
+from aztask.cli.output import plural, print_json
+from aztask.cli.target import open_app
+from aztask.doctor.examination import examine
+from aztask.errors import AztaskError
+from aztask.finding import Finding, Level
+
+COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+
+
+@click.command("doctor")
+@app_option
+@click.option(
+    "-Q",
+    "--queues",
+    type=Names(),
+    multiple=True,
+    help="Queues to look at, a,b or several times. [default: those that the app names]",
+)
+@click.option(
+    "--lease",
+    type=Duration(least=0.1, most=LONGEST_LEASE),
+    help="The --lease that workers are started with. [default: as the app says]",
+)
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, queues: Sequence[tuple[str, ...]], lease: float | None, as_json: bool
+) -> None:
+    """Look whether broker, queues, rights, clock, results and events fit the app.
+
+    One line for each finding: ok, warning or problem, and what to do next. Nothing is changed and
+    no message is taken. The exit code is that of the worst problem: 3 unreachable, 4 configuration
+    or permission, 5 a queue is missing, 1 anything else; warnings alone are 0.
+    """
+    with open_app() as app:
+        named = chosen_app(ctx) is not None
+        names = all_names(queues) or tuple(_queues(app, named=named))
+        found = []
+        for finding in examine(app, names, lease=lease, named=named):
+            found.append(finding)
+            _print(finding, as_json=as_json)
+    levels = Counter(finding.level for finding in found)
+    problems, warnings = levels[Level.PROBLEM], levels[Level.WARNING]
+    click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
+    ctx.exit(_exit_code(found))
+
+
+def _queues(app: App, *, named: bool) -> Sequence[str]:
+    """The queues of an app; without one, those that the broker has, where it may be asked."""
+    if named:
+        return app.queue_names()
+    try:
+        return app.broker.queues() or app.queue_names()
+    except AztaskError:
+        return app.queue_names()
+
+
+def _print(finding: Finding, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "level": finding.level.value,
+                "subject": finding.subject,
+                "check": finding.check,
+                "text": finding.text,
+                "advice": finding.advice or None,
+            }
+        )
+        return
+    word = click.style(f"{finding.level.value:8}", fg=COLOURS[finding.level])
+    click.echo(f"{word} {visible(str(finding))}")
+
+
+def _exit_code(found: Sequence[Finding]) -> int:
+    """Unreachable first, then what is wrong, then what is missing."""
+    codes = set(_codes(found))
+    return next((code for code in (3, 4, 5, 2) if code in codes), FAILURE if codes else OK)
+
+
+def _codes(found: Sequence[Finding]) -> Iterator[int]:
+    for finding in found:
+        if finding.level is Level.PROBLEM:
+            yield diagnose(finding.error)[0] if finding.error is not None else FAILURE

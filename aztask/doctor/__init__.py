@@ -1,0 +1,1 @@
+"""What ``aztask doctor`` looks at, and what a worker says when it starts."""

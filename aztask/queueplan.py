@@ -1,0 +1,120 @@
+"""What an app needs of one queue: how to create it, and what to compare an existing one with.
+
+Rules
+1. What the app or the queue's own settings say is *asked for*. What follows from the tasks, such as
+   a window of duplicate detection that covers their delays, is *implied*: it holds for a queue that
+   is created, and never changes one that exists.
+2. The lease of a queue that decides it itself is the one that the worker will ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aztask.brokers.base import Capabilities, QueueOptions
+from aztask.config import QueueSettings, Settings
+from aztask.errors import ConfigurationError
+from aztask.task import Task
+
+LEAST_WINDOW: Final = 600.0
+"""Seconds: the service's own default, which covers sends that are repeated after an outage."""
+
+MOST_WINDOW: Final = 7 * 86400.0
+LEAST_LIMIT: Final = 1000
+MOST_LIMIT: Final = 2000
+"""Deliveries: what the service takes at most (its documentation, "Service Bus quotas"; read)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """lease: what a worker will ask for; lease_asked: whether somebody said so. max_lease: its cap.
+
+    max_deliveries: our own limit. limit: deliveries that the tasks may need in all. longest_delay:
+    seconds that a retry may wait. own: the queue's settings. tasks: those whose home it is.
+    """
+
+    queue: str
+    own: QueueSettings
+    lease: float
+    lease_asked: bool
+    max_lease: float
+    max_deliveries: int
+    tasks: tuple[Task[..., Any], ...] = ()
+
+    @property
+    def longest_delay(self) -> float:
+        """Seconds that a message of this queue may be put off."""
+        return max((task.retry.max_delay for task in self.tasks if _retries(task)), default=0.0)
+
+    @property
+    def limit(self) -> int:
+        """Deliveries of one message that our own rules allow for.
+
+        A strategy that gives the same message back spends a delivery for each of its tries.
+        """
+        given_back = (
+            task.retry.max_retries + task.retry.max_snoozes
+            for task in self.tasks
+            if task.retry_strategy != "resubmit"
+        )
+        return self.max_deliveries + max(given_back, default=0)
+
+    def options(self, can: Capabilities) -> QueueOptions:
+        """What to ask of the service when the queue is created. Raises ConfigurationError."""
+        own = self.own
+        values: dict[str, Any] = {
+            "lease": own.lease_seconds,
+            "duplicate_window": own.duplicate_window_seconds,
+            "time_to_live": own.time_to_live_seconds,
+            "sessions": own.sessions,
+        }
+        implied: dict[str, Any] = {}
+        if can.fixed_lease:
+            self._check_lease(can)
+            (values if self.lease_asked else implied)["lease"] = self.lease
+            implied["max_deliveries"] = min(MOST_LIMIT, max(LEAST_LIMIT, 10 * self.limit))
+        if can.duplicate_detection and not can.atomic_resubmit:
+            implied["duplicate_window"] = self.window
+        implied = {name: value for name, value in implied.items() if values.get(name) is None}
+        return QueueOptions(**{**values, **implied, "implied": frozenset(implied)})
+
+    @property
+    def window(self) -> float:
+        """Seconds of duplicate detection that cover the longest delay and a redelivery after it."""
+        return min(MOST_WINDOW, max(LEAST_WINDOW, self.longest_delay + 2 * self.lease))
+
+    def _check_lease(self, can: Capabilities) -> None:
+        if self.lease > can.max_lease_seconds:
+            raise ConfigurationError(
+                f"queue {self.queue!r} is to have a lease of {self.lease:g} s, but its service "
+                f"holds a message for {can.max_lease_seconds:g} s at most; say app.queue("
+                f"{self.queue!r}, lease={can.max_lease_seconds:g}) or less: it is renewed"
+            )
+
+
+def plan_of(
+    queue: str,
+    own: QueueSettings | None,
+    settings: Settings,
+    tasks: Iterable[Task[..., Any]],
+    *,
+    lease: float,
+    lease_asked: bool,
+) -> QueuePlan:
+    """The plan of one queue. settings: the app's with the queue's over them."""
+    home = settings.default_queue
+    return QueuePlan(
+        queue,
+        own or QueueSettings(queue),
+        lease,
+        lease_asked,
+        settings.max_lease_seconds,
+        settings.max_deliveries,
+        tuple(task for task in tasks if (task.queue or home) == queue),
+    )
+
+
+def _retries(task: Task[..., Any]) -> bool:
+    return task.retry.max_retries > 0 or task.retry.max_snoozes > 0
