@@ -1,5 +1,8 @@
 """The retry policy: what shall happen to a message whose run failed. Values in, a settlement out.
 
+Whether and when it runs again is decided here; *how* it waits meanwhile is the retry strategy's
+business (`RETRY_STRATEGIES`, carried out by the worker): a `Resubmit` stands for all of them.
+
 Rules
 1. A decision repeats: the jitter is hashed from the message's key, so the same failure of the same
    message always gives the same delay.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal, TypeAlias, get_args
 
 from aztask.display import one_line, safe_str
 from aztask.durations import LONGEST_SECONDS, to_seconds
@@ -24,6 +28,7 @@ from aztask.errors import (
     Retry,
     Snooze,
     TimeLimitExceeded,
+    did_you_mean,
 )
 from aztask.message import COUNTER_LIMIT, TaskMessage
 from aztask.settlement import REASON_LIMIT, DeadLetter, Resubmit, Settlement
@@ -33,6 +38,10 @@ SNOOZES_EXHAUSTED = "snoozes-exhausted"
 NOT_RETRYABLE = "not-retryable"
 INVALID_DELAY = "invalid-delay"
 EXPIRED = "expired"
+
+RetryStrategy: TypeAlias = Literal["resubmit", "abandon", "lease-timeout", "hold", "defer"]
+RETRY_STRATEGIES: tuple[RetryStrategy, ...] = get_args(RetryStrategy)
+"""How a message that shall run again is kept meanwhile; docs/discussions/strategies/."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,16 @@ class RetryPolicy:
         return _resubmit_asked(message, error.delay, now, counted=False)
 
 
+def check_strategy(value: object, what: str = "retry_strategy") -> RetryStrategy:
+    """`value`, if it names a retry strategy. Raises ConfigurationError."""
+    if value not in RETRY_STRATEGIES:
+        raise ConfigurationError(
+            f"{what} takes {', '.join(map(repr, RETRY_STRATEGIES))}, not "
+            f"{safe_str(value, 60)!r}.{did_you_mean(safe_str(value, 60), RETRY_STRATEGIES)}"
+        )
+    return value
+
+
 def describe(error_type: str, error: str) -> str:
     """``Type: text`` on one line, as dead letters and events show a failure."""
     return one_line(f"{error_type}: {error}" if error else error_type, 1000)
@@ -148,15 +167,20 @@ def _resubmit_asked(
         delay = to_seconds(asked, "delay")
     except ConfigurationError as error:
         return DeadLetter(INVALID_DELAY, f"the task asked for a delay that cannot be: {error}")
-    return _resubmit(message, delay, now, counted=counted)
+    return _resubmit(message, delay, now, counted=counted, asked=True)
 
 
 def _resubmit(
-    message: TaskMessage, delay: float, now: float | None, *, counted: bool
+    message: TaskMessage,
+    delay: float,
+    now: float | None,
+    *,
+    counted: bool,
+    asked: bool = False,
 ) -> Settlement:
     if now is not None and message.expires is not None and now + delay > message.expires:
         return DeadLetter(EXPIRED, f"it would run again in {delay:g} s, after it has expired")
-    return Resubmit(delay=delay, counted=counted)
+    return Resubmit(delay=delay, counted=counted, asked=asked)
 
 
 def _fraction(message: TaskMessage) -> float:

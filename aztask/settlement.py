@@ -35,7 +35,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Set the message aside; from now on it is received only by its position."""
+    """Set the message aside; from now on it is received only by its position.
+
+    For a retry, delay, due and counted are as with `Resubmit`; the pointer that will call for it
+    is sent by whoever defers, before; a broker only defers.
+    """
+
+    delay: float = 0.0
+    due: float | None = None
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +64,35 @@ class Resubmit:
 
     due: UTC epoch seconds at which the clone becomes available; set when the decision is recorded,
     so that a repeated settlement keeps the time. counted: whether this was a failure (a retry) or
-    not (a snooze, an unknown task's grace). envelope: the clone; set before it goes to a broker.
+    not (a snooze, an unknown task's grace). asked: whether the task itself named the delay.
+    envelope: the clone; set before it goes to a broker.
     """
 
     delay: float = 0.0
     due: float | None = None
     counted: bool = True
+    asked: bool = False
     envelope: Envelope | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep the lease and run nothing under it for `delay` seconds, then abandon. due: as above."""
+
+    delay: float = 0.0
+    due: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """Settle nothing and renew no more: the message is available again when its lease ends."""
+
+
 Settlement: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter | Resubmit
+"""What a broker carries out."""
+
+Decision: TypeAlias = Settlement | Hold | Lapse
+"""What a worker may decide: it waits with the two that no broker is asked for."""
 
 _NAMES: dict[str, type[Any]] = {
     "complete": Complete,
@@ -74,29 +101,37 @@ _NAMES: dict[str, type[Any]] = {
     "defer": Defer,
     "dead-letter": DeadLetter,
     "resubmit": Resubmit,
+    "hold": Hold,
+    "lapse": Lapse,
 }
 _KINDS = {kind: name for name, kind in _NAMES.items()}
 
 
-def name_of(settlement: Settlement) -> str:
+def name_of(settlement: Decision) -> str:
     """The settlement's word, as events and tables show it: ``"dead-letter"`` and so on."""
     return _KINDS[type(settlement)]
 
 
-def to_record(settlement: Settlement) -> dict[str, Any]:
+def to_record(settlement: Decision) -> dict[str, Any]:
     """Plain data that `from_record` turns back into an equal settlement (without the envelope)."""
     record: dict[str, Any] = {"settle": name_of(settlement)}
     if isinstance(settlement, DeadLetter):
         record.update(reason=settlement.reason, description=settlement.description)
     elif isinstance(settlement, Resubmit):
         record.update(delay=settlement.delay, due=settlement.due, counted=settlement.counted)
+        if settlement.asked:
+            record.update(asked=True)
+    elif isinstance(settlement, Defer):
+        record.update(delay=settlement.delay, due=settlement.due, counted=settlement.counted)
+    elif isinstance(settlement, Hold):
+        record.update(delay=settlement.delay, due=settlement.due)
     return record
 
 
-def from_record(record: dict[str, Any]) -> Settlement:
-    """The settlement that `to_record` wrote. Raises KeyError or TypeError on anything else."""
+def from_record(record: dict[str, Any]) -> Decision:
+    """The decision that `to_record` wrote. Raises KeyError or TypeError on anything else."""
     fields = dict(record)
-    settlement: Settlement = _NAMES[fields.pop("settle")](**fields)
+    settlement: Decision = _NAMES[fields.pop("settle")](**fields)
     return settlement
 
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from aztask.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.envelope import Envelope
+from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import Settlement
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "QueueStats",
     "Receiver",
     "Renewed",
+    "SessionHolder",
     "Settled",
     "Transactional",
     "Unknown",
@@ -63,8 +65,9 @@ class Capabilities:
     last as long as the queue says, not the receiver. update: a message can be changed in place
     (checkpoints travel in it). atomic_resubmit: clone and complete happen together;
     resubmit_in_place: as one change of the message, whose delivery count goes on.
-    native_dead_letter: dead letters are a sub-queue of the service. remote: calls wait for a
-    network, so callers keep several under way.
+    native_dead_letter: dead letters are a sub-queue of the service. dead_by_position: any of them
+    can be leased by its position, through ``receive_deferred`` of a receiver of dead letters.
+    remote: calls wait for a network, so callers keep several under way.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Capabilities:
     atomic_resubmit: bool = False
     resubmit_in_place: bool = False
     native_dead_letter: bool = False
+    dead_by_position: bool = False
     paged_peek: bool = False
     cancel_scheduled: bool = False
     remote: bool = True
@@ -84,6 +88,11 @@ class Capabilities:
     max_lease_seconds: float = 7 * 86400.0
     max_message_bytes: int = 256 * 1024
     receive_limit: int = 100
+
+    @property
+    def retry_strategies(self) -> tuple[str, ...]:
+        """Which retry strategies work here: all but `defer` where the service cannot defer."""
+        return tuple(each for each in RETRY_STRATEGIES if each != "defer" or self.defer)
 
 
 class MessageState(Enum):
@@ -131,7 +140,8 @@ class QueueOptions:
 
     lease: seconds (Service Bus: the lock duration). duplicate_window: seconds within which a
     message id is stored once; 0 switches detection off. max_deliveries: the broker's own limit.
-    time_to_live: seconds.
+    time_to_live: seconds. implied: which of these nobody asked for: they hold for a queue that is
+    created, and change none that exists.
     """
 
     lease: float | None = None
@@ -139,6 +149,15 @@ class QueueOptions:
     max_deliveries: int | None = None
     time_to_live: float | None = None
     sessions: bool | None = None
+    implied: frozenset[str] = frozenset()
+
+    def asked(self) -> QueueOptions:
+        """Without what is implied: what may be applied to a queue that exists."""
+        return replace(self, **dict.fromkeys(self.implied), implied=frozenset())
+
+    def insisting(self, **given: Any) -> QueueOptions:
+        """With `given` asked for."""
+        return replace(self, **given, implied=self.implied - given.keys())
 
 
 class Receiver(Protocol):
@@ -148,8 +167,18 @@ class Receiver(Protocol):
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
         ...
 
+    def set_lease(self, seconds: float) -> None:
+        """Ask for leases of so many seconds from the next receive on.
+
+        Without effect where the service fixes them (capability ``fixed_lease``).
+        """
+        ...
+
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
-        """Lease deferred messages; those that are gone or leased are left out."""
+        """Lease deferred messages; those that are gone or leased are left out.
+
+        Dead letters too where the service has the capability ``dead_by_position``.
+        """
         ...
 
     def renew(
@@ -177,6 +206,32 @@ class Receiver(Protocol):
 
 
 @runtime_checkable
+class SessionHolder(Protocol):
+    """What a receiver of sessions can do beside receiving."""
+
+    def let_go(self) -> None:
+        """Give the session back now, with what is leased in it: that counts as no delivery.
+
+        A receiver of any session looks for the next one at its next receive.
+        """
+        ...
+
+    def session_state(self, session: str) -> bytes | None:
+        """What was last stored with the session.
+
+        Raises LeaseLost when the receiver does not hold it (any more), BrokerUnavailable.
+        """
+        ...
+
+    def set_session_state(self, session: str, state: bytes | None) -> None:
+        """Store bytes with the session, which outlive its messages; None removes them.
+
+        Raises as `session_state` (BrokerUnavailable: it may be stored), and MessageTooLarge.
+        """
+        ...
+
+
+@runtime_checkable
 class Broker(Protocol):
     """One queue service. Thread rules are the adapter's business: any thread may call."""
 
@@ -186,7 +241,10 @@ class Broker(Protocol):
         ...
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue if it is missing (needs the right to manage)."""
+        """Create the queue if it is missing (needs the right to manage).
+
+        To one that exists what is asked for is applied, and what is implied is not.
+        """
         ...
 
     def delete(self, queue: str) -> None:

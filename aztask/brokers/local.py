@@ -30,6 +30,7 @@ from aztask.brokers.base import (
     QueueStats,
     Receiver,
 )
+from aztask.brokers.local_inspection import LocalInspector
 from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, new_message
 from aztask.brokers.local_receiver import Bell, LocalReceiver, sequence_number
 from aztask.brokers.local_session import SessionReceiver
@@ -52,6 +53,7 @@ CAPABILITIES: Final = Capabilities(
     duplicate_detection=True,
     atomic_resubmit=True,
     native_dead_letter=True,
+    dead_by_position=True,
     paged_peek=True,
     cancel_scheduled=True,
     remote=False,
@@ -89,16 +91,10 @@ class LocalBroker:
         """Create the queue, or apply those options that are given to the one that exists."""
         self._usable()
         check_name(queue)
-        given = {
-            "lease_seconds": options.lease,
-            "duplicate_window": options.duplicate_window,
-            "max_deliveries": options.max_deliveries,
-            "time_to_live": options.time_to_live,
-            "sessions": options.sessions,
-        }
-        changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         with self._database.transaction():
-            if not self.engine.create_queue(queue, replace(DEFAULTS, **changes)) and changes:
+            if self.engine.create_queue(queue, replace(DEFAULTS, **_changes(options))):
+                return
+            if changes := _changes(options.asked()):
                 self.engine.update_queue(queue, replace(self.engine.queue(queue), **changes))
 
     def delete(self, queue: str) -> None:
@@ -118,12 +114,12 @@ class LocalBroker:
         self._usable()
         now = self._clock.wall()
         messages = [new_message(envelope, envelope.delay, now) for envelope in envelopes]
-        self._ensure(queue)
+        self._ensure(queue, sessions=_in_sessions(envelopes))
         try:
             self.engine.send(queue, messages)
         except QueueNotFound:  # another process deleted it since
             self._ensured.discard(queue)
-            self._ensure(queue)
+            self._ensure(queue, sessions=_in_sessions(envelopes))
             self.engine.send(queue, messages)
         self._database.at_end(self.bell(queue).ring)
 
@@ -190,6 +186,11 @@ class LocalBroker:
         check_name(queue)
         return self.engine.purge(queue, dead_letter=dead_letter)
 
+    def inspector(self) -> LocalInspector:
+        """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
+        self._usable()
+        return LocalInspector(self.engine, check_name)
+
     def close(self) -> None:
         """End all receivers; what is leased stays leased until its lease ends."""
         self._closed = True
@@ -226,6 +227,11 @@ class LocalBroker:
             raise BrokerError("the local broker was closed; make another one")
 
 
+def _in_sessions(envelopes: Sequence[Envelope]) -> bool:
+    """Whether a queue that these create has sessions: when all of them name one."""
+    return all(envelope.session is not None for envelope in envelopes) and bool(envelopes)
+
+
 def check_name(queue: str) -> None:
     """Raise InvalidQueueName unless the local broker allows the name."""
     if len(queue) > _NAME_LIMIT or not _NAME.fullmatch(queue):
@@ -234,6 +240,18 @@ def check_name(queue: str) -> None:
             f"{shown!a} cannot name a queue: use 1 to {_NAME_LIMIT} lower-case letters, "
             "digits, '.', '_' and single hyphens between them"
         )
+
+
+def _changes(options: QueueOptions) -> dict[str, Any]:
+    """What the options say, as the engine's settings."""
+    given = {
+        "lease_seconds": options.lease,
+        "duplicate_window": options.duplicate_window,
+        "max_deliveries": options.max_deliveries,
+        "time_to_live": options.time_to_live,
+        "sessions": options.sessions,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _peeked(looked: Looked) -> Peeked:

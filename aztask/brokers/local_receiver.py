@@ -96,6 +96,10 @@ class LocalReceiver:
         self._delete = delete
         self._closed = False
 
+    def set_lease(self, seconds: float) -> None:
+        """Ask for leases of so many seconds from the next receive on."""
+        self._lease = seconds
+
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
         until = time.monotonic() + wait
@@ -123,17 +127,18 @@ class LocalReceiver:
         return self._closed or self._bell.silent
 
     def _take(self, limit: int) -> list[Delivery]:
-        deadline = self._clock.monotonic() + self._lease
+        lease = self._lease
+        deadline = self._clock.monotonic() + lease
         return self._deliveries(
             self._engine.receive(
                 self._queue,
                 limit,
-                self._lease,
+                lease,
                 dead_letter=self._dead_letter,
                 delete=self._delete,
             ),
             deadline,
-            self._lease,
+            lease,
         )
 
     def _deliveries(
@@ -162,16 +167,18 @@ class LocalReceiver:
         return deliveries
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
-        """Lease deferred messages; those that are gone or leased are left out."""
-        deadline = self._clock.monotonic() + self._lease
+        """Lease deferred messages or any dead letters; those gone or leased are left out."""
+        lease = self._lease
+        deadline = self._clock.monotonic() + lease
         messages = self._engine.receive_deferred(
             self._queue,
             [sequence_number(position) for position in positions],
-            self._lease,
+            lease,
             dead_letter=self._dead_letter,
             delete=self._delete,
+            waiting=self._dead_letter,
         )
-        return self._deliveries(messages, deadline, self._lease)
+        return self._deliveries(messages, deadline, lease)
 
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
@@ -185,20 +192,24 @@ class LocalReceiver:
         return renewed(deliveries, ends, deadline, lease)
 
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
-        """Replace the message's content in place, also in `delivery`, and renew its lease."""
-        deadline = self._clock.monotonic() + self._lease
+        """Replace the message's content in place, also in `delivery`, and renew its lease.
+
+        A lease that was extended beyond the receiver's is renewed for as long as it was.
+        """
+        lease = max(self._lease, delivery.lease_seconds)
+        deadline = self._clock.monotonic() + lease
         ((seq, token),) = leases([delivery])
         end = self._engine.update(
             self._queue,
             seq,
             token,
             payload_of(envelope),
-            self._lease,
+            lease,
             dead_letter=self._dead_letter,
         )
         if end is not None:
             delivery.envelope = envelope
-        return renewed([delivery], [end], deadline, self._lease)[0]
+        return renewed([delivery], [end], deadline, lease)[0]
 
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aztask.brokers.base import Delivery, Lost, Renewed, Unknown
+from aztask.brokers.local_payload import MESSAGE_LIMIT
 from aztask.brokers.local_receiver import GONE, Bell, LocalDelivery, LocalReceiver, leases, renewed
 from aztask.engine import Engine, SessionLease
 from aztask.envelope import Envelope
-from aztask.errors import LeaseLost
+from aztask.errors import LeaseLost, MessageTooLarge
 
 
 class SessionReceiver(LocalReceiver):
@@ -56,7 +57,7 @@ class SessionReceiver(LocalReceiver):
                 self._held = [d for d in self._held if self._is_held(d)] + deliveries
                 if deliveries or self._wanted is not None or self._held:
                     return deliveries
-                self._let_go()
+                self.let_go()
             return []
 
     def _accepted(self) -> bool:
@@ -70,10 +71,32 @@ class SessionReceiver(LocalReceiver):
         settled = isinstance(delivery, LocalDelivery) and delivery.settled
         return not settled and self._clock.monotonic() < delivery.deadline
 
-    def _let_go(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            self._engine.release_session(self._queue, session)
+    def let_go(self) -> None:
+        """Give the session back now, with what is leased in it."""
+        with self._serial:
+            session, self._session = self._session, None
+            if session is not None:
+                self._engine.release_session(self._queue, session)
+        self._held = []
+        self._engine.database.at_end(self._bell.ring)
+
+    def session_state(self, session: str) -> bytes | None:
+        """What was last stored with the session. Raises LeaseLost."""
+        return self._engine.get_session_state(self._queue, self._ours(session))
+
+    def set_session_state(self, session: str, state: bytes | None) -> None:
+        """Store bytes with the session. Raises LeaseLost, MessageTooLarge."""
+        if state is not None and len(state) > MESSAGE_LIMIT:
+            raise MessageTooLarge(
+                f"a session's state of {len(state)} bytes is too large; {MESSAGE_LIMIT} are allowed"
+            )
+        self._engine.set_session_state(self._queue, self._ours(session), state)
+
+    def _ours(self, session: str) -> SessionLease:
+        lease = self._session
+        if lease is None or lease.session != session:
+            raise LeaseLost(f"session {session!r} is not held here any more")
+        return lease
 
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
@@ -108,5 +131,4 @@ class SessionReceiver(LocalReceiver):
         """Stop receiving and let go of the session; not in a forked child, where it is not ours."""
         super().close()
         if self._session is not None and not self._engine.database.closed:
-            with self._serial:
-                self._let_go()
+            self.let_go()

@@ -5,7 +5,8 @@ Rules
    `queues` need the right to manage; `stats` asks for counts where it may, and counts by looking
    where it may not.
 2. Connections of one process: for each queue that is sent to at most four; for each receiver three
-   (receiving, settling, renewing; opened when first needed); one for looking at each queue.
+   (receiving, settling, renewing; opened when first needed), one for a receiver of sessions; one
+   for looking at each queue.
 3. The queue's lock duration is the lease; a receiver that asks for another is refused.
 4. Schedules are absolute in this service: our delays are given in its time, once it is learned.
 """
@@ -14,13 +15,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from azure.core.credentials import TokenCredential
-from azure.servicebus import ServiceBusReceiver
 
 from aztask.addresses import ServiceBusAddress
 from aztask.brokers.base import (
@@ -34,18 +34,18 @@ from aztask.brokers.base import (
     Receiver,
 )
 from aztask.brokers.servicebus_admin import Administration
-from aztask.brokers.servicebus_client import REQUEST_SECONDS, BusClient
+from aztask.brokers.servicebus_client import BusClient
 from aztask.brokers.servicebus_clock import ServiceClock
-from aztask.brokers.servicebus_control import Control
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of
-from aztask.brokers.servicebus_receiver import BusReceiver, sequence_number
+from aztask.brokers.servicebus_errors import SDK_ERRORS
+from aztask.brokers.servicebus_inspection import BusInspector
+from aztask.brokers.servicebus_looking import PAGE, Looking
+from aztask.brokers.servicebus_receiver import BusReceiver
 from aztask.brokers.servicebus_senders import Senders
 from aztask.brokers.servicebus_session import SessionReceiver
 from aztask.brokers.servicebus_wire import (
     MESSAGE_LIMIT,
     check_name,
     message_of,
-    peeked_of,
 )
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.envelope import Envelope
@@ -67,8 +67,6 @@ CAPABILITIES: Final = Capabilities(
     receive_limit=256,
 )
 
-PAGE: Final = 250
-MOST_COUNTED: Final = 10_000
 PURGE_WAIT: Final = 0.5
 LEASE_TOLERANCE: Final = 0.5
 
@@ -82,22 +80,25 @@ class ServiceBusBroker:
         *,
         credential: TokenCredential | None = None,
         admin: str | None = None,
-        websockets: bool = False,
+        websockets: bool | None = None,
+        endpoint: str | None = None,
         max_message_bytes: int = MESSAGE_LIMIT,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """credential: instead of azure-identity's default. admin: see `servicebus_admin`, rule 3.
 
-        websockets: AMQP over WebSockets. max_message_bytes: more in the Premium tier. clock:
-        injected in tests.
+        websockets, endpoint: see `servicebus_connecting`. max_message_bytes: more in the Premium
+        tier. clock: injected in tests.
         """
-        self._client = BusClient(address, credential=credential, websockets=websockets)
+        self._client = BusClient(
+            address, credential=credential, websockets=websockets, endpoint=endpoint
+        )
         self._admin = Administration(address, credential=credential, admin=admin)
         self._clock = clock
         self._service_clock = ServiceClock(clock)
         self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
         self._senders: dict[str, Senders] = {}
-        self._looking: dict[tuple[str, bool], Control] = {}
+        self._looking = Looking(self._client)
         self._lock_seconds: dict[str, float | None] = {}
         self._receivers: list[Receiver] = []
         self._lock = threading.Lock()
@@ -137,19 +138,7 @@ class ServiceBusBroker:
         try:
             return self._admin.stats(queue)
         except ConfigurationError:  # no right to manage
-            return self._counted(queue)
-
-    def _counted(self, queue: str) -> QueueStats:
-        """Counts by looking: what is leased counts as active. Stops at `MOST_COUNTED`."""
-        states = [each.state for each in self._all(queue, lambda _: True)]
-        return QueueStats(
-            queue,
-            active=states.count(MessageState.ACTIVE),
-            leased=None,
-            scheduled=states.count(MessageState.SCHEDULED),
-            deferred=states.count(MessageState.DEFERRED),
-            dead=len(self._all(queue, lambda _: True, dead_letter=True)),
-        )
+            return self._looking.counted(queue)
 
     def peek(
         self,
@@ -162,13 +151,7 @@ class ServiceBusBroker:
         """Look at messages in order of position, those after `after`, without taking them."""
         self._usable()
         check_name(queue)
-        start = 1 if after is None else sequence_number(after) + 1
-        messages = self._look(
-            queue,
-            lambda link: link.peek_messages(max_message_count=limit, sequence_number=start),
-            dead_letter=dead_letter,
-        )
-        return [peeked_of(message, dead_letter=dead_letter) for message in messages]
+        return self._looking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
         """Delete what nobody holds a lease of; how many were deleted."""
@@ -202,7 +185,7 @@ class ServiceBusBroker:
         if not envelopes:
             return
         if not self._service_clock.known and any(envelope.delay for envelope in envelopes):
-            self._learn_time(queue)
+            self._learn_time(queue, envelopes[0].session)
         now = self._service_clock.now()
         limit = self._capabilities.max_message_bytes
         pairs = [(envelope, message_of(envelope, now, limit)) for envelope in envelopes]
@@ -216,7 +199,7 @@ class ServiceBusBroker:
         self._usable()
         check_name(queue)
         wanted = frozenset(message_ids)
-        found = self._all(
+        found = self._looking.all(
             queue,
             lambda each: (
                 each.state is MessageState.SCHEDULED and each.envelope.message_id in wanted
@@ -265,6 +248,7 @@ class ServiceBusBroker:
                 clock=self._clock,
                 session=session,
                 delete=delete,
+                state_limit=self._capabilities.max_message_bytes,
             )
         self._receivers.append(made)
         return made
@@ -290,6 +274,18 @@ class ServiceBusBroker:
             )
         return actual
 
+    def inspector(self) -> BusInspector:
+        """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
+        self._usable()
+        return BusInspector(
+            self._client.address,
+            self._admin,
+            self._service_clock,
+            listen=lambda queue: self.peek(queue, limit=1),
+            send=self._tried_sending,
+            learn=self._learn_time,
+        )
+
     def close(self) -> None:
         """Let go of all connections; what is leased stays leased until its lease ends."""
         self._closed = True
@@ -299,12 +295,17 @@ class ServiceBusBroker:
             receiver.close()
         for queue in list(self._senders):
             self._forget(queue)
-        for control in self._looking.values():
-            control.close()
+        self._looking.close()
         self._admin.close()
         self._client.finish()
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _tried_sending(self, queue: str) -> None:
+        """Open a connection for sending; raises what the service says of it."""
+        check_name(queue)
+        with self._senders_of(queue).sender():
+            pass
 
     def _senders_of(self, queue: str) -> Senders:
         senders = self._senders.get(queue)
@@ -318,46 +319,7 @@ class ServiceBusBroker:
         if senders is not None:
             senders.close()
 
-    def _look(
-        self,
-        queue: str,
-        function: Callable[[ServiceBusReceiver], Any],
-        *,
-        dead_letter: bool = False,
-    ) -> Any:
-        """`function` over the connection for looking at the queue."""
-        key = (queue, dead_letter)
-        with self._lock:
-            control = self._looking.get(key)
-            if control is None:
-
-                def connect() -> ServiceBusReceiver:
-                    return self._client.receiver(queue, dead_letter=dead_letter)
-
-                control = Control(self._client, connect, queue, REQUEST_SECONDS)
-                self._looking[key] = control
-        try:
-            return control.call(function)
-        except SDK_ERRORS as error:
-            raise error_of(error, queue) from None
-
-    def _all(
-        self, queue: str, wanted: Callable[[Peeked], bool], *, dead_letter: bool = False
-    ) -> list[Peeked]:
-        """Everything in the queue that is `wanted`, page by page."""
-        found: list[Peeked] = []
-        after: Position | None = None
-        seen = 0
-        while seen < MOST_COUNTED:
-            page = self.peek(queue, dead_letter=dead_letter, after=after, limit=PAGE)
-            if not page:
-                break
-            seen += len(page)
-            after = page[-1].position
-            found += filter(wanted, page)
-        return found
-
-    def _learn_time(self, queue: str) -> None:
+    def _learn_time(self, queue: str, session: str | None = None) -> None:
         """Learn the service's time from a message of our own; without the right to listen our own
         clock counts.
         """
@@ -365,12 +327,8 @@ class ServiceBusBroker:
             self._service_clock.learn(
                 self._senders_of(queue).probed(
                     self._clock.wall(),
-                    lambda number: self._look(
-                        queue,
-                        lambda link: link.peek_messages(
-                            max_message_count=1, sequence_number=number
-                        ),
-                    ),
+                    lambda number: self._looking.messages(queue, number, 1),
+                    in_session=session is not None,
                 )
             )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -24,14 +25,15 @@ from aztask.addresses import ServiceBusAddress
 from aztask.brokers.administration import administration_client
 from aztask.brokers.base import QueueOptions, QueueStats
 from aztask.brokers.servicebus_client import credential_of
-from aztask.brokers.servicebus_errors import error_of
-from aztask.errors import ConfigurationError
+from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 
 ADMIN_VARIABLE: Final = "AZTASK_SERVICEBUS_ADMIN"
 ADMIN_PORT: Final = 5300
 DELIVERY_LIMIT: Final = 1000
 SHORTEST_WINDOW: Final = 20.0
 LONGEST_WINDOW: Final = 7 * 86400.0
+RECENT_SECONDS: Final = 10.0
 
 
 class Administration:
@@ -50,47 +52,44 @@ class Administration:
         self._admin = admin
         self._client: ServiceBusAdministrationClient | None = None
         self._lock = threading.Lock()
+        self._recent: dict[str, tuple[float, QueueProperties | AztaskError | None]] = {}
+        self._silent: tuple[float, BrokerUnavailable] | None = None
 
     def declare(self, queue: str, options: QueueOptions) -> None:
-        """Create the queue, or apply what is given to the one that exists.
+        """Create the queue, or apply what is asked for to the one that exists.
 
         Raises ConfigurationError where the service cannot change it any more.
         """
-        settings = _settings(options)
-        fixed = {
-            "requires_session": bool(options.sessions),
-            "requires_duplicate_detection": bool(options.duplicate_window),
-        }
+        self._recent.pop(queue, None)
         try:
             self._open().create_queue(
                 queue,
                 **{
                     "max_delivery_count": DELIVERY_LIMIT,
                     "dead_lettering_on_message_expiration": True,
-                    **settings,
-                    **fixed,
+                    **_settings(options),
+                    "requires_session": bool(options.sessions),
+                    "requires_duplicate_detection": bool(options.duplicate_window),
                 },
             )
         except ResourceExistsError:
-            self._update(queue, options, settings, fixed)
+            self._update(queue, options.asked())
         except AzureError as error:
             raise error_of(error, queue) from None
 
-    def _update(
-        self, queue: str, options: QueueOptions, settings: dict[str, Any], fixed: dict[str, bool]
-    ) -> None:
+    def _update(self, queue: str, options: QueueOptions) -> None:
         known = self.properties(queue)
-        asked = {
-            "requires_session": options.sessions,
-            "requires_duplicate_detection": options.duplicate_window,
-        }
-        for name, wanted in fixed.items():
-            if asked[name] is not None and bool(getattr(known, name)) != wanted:
+        for name, asked in (
+            ("requires_session", options.sessions),
+            ("requires_duplicate_detection", options.duplicate_window),
+        ):
+            actual = bool(getattr(known, name))
+            if asked is not None and bool(asked) != actual:
                 raise ConfigurationError(
-                    f"queue {queue!r} exists with {name}={bool(getattr(known, name))}, which the "
-                    "service cannot change; delete and create it, or choose another name"
+                    f"queue {queue!r} exists with {name}={actual}, which the service cannot "
+                    "change; delete and create it, or choose another name"
                 )
-        changes = {k: v for k, v in settings.items() if getattr(known, k) != v}
+        changes = {k: v for k, v in _settings(options).items() if getattr(known, k) != v}
         if changes:
             for name, value in changes.items():
                 setattr(known, name, value)
@@ -98,6 +97,7 @@ class Administration:
 
     def delete(self, queue: str) -> None:
         """Delete the queue and all that is in it. Raises QueueNotFound."""
+        self._recent.pop(queue, None)
         self._do("delete_queue", queue, queue)
 
     def queues(self) -> list[str]:
@@ -124,10 +124,41 @@ class Administration:
         properties: QueueProperties = self._do("get_queue", queue, queue)
         return properties
 
+    def tier(self) -> str:
+        """Basic, Standard or Premium. Raises ConfigurationError (no right), BrokerUnavailable."""
+        try:
+            return str(self._open().get_namespace_properties().messaging_sku)
+        except AzureError as error:
+            raise error_of(error, "(all)") from None
+
+    def recent(self, queue: str) -> QueueProperties:
+        """As `properties`, or what they were within the last seconds: a worker that starts asks
+        twice, and an administration that cannot be reached takes long to say so.
+        """
+        now = time.monotonic()
+        at, known = self._recent.get(queue, (0.0, None))
+        if known is None or now - at > RECENT_SECONDS:
+            at, known = now, self._asked(queue, now)
+            self._recent[queue] = (at, known)
+        if isinstance(known, AztaskError):
+            raise known
+        return known
+
+    def _asked(self, queue: str, now: float) -> QueueProperties | AztaskError:
+        if self._silent is not None and now - self._silent[0] < RECENT_SECONDS:
+            return self._silent[1]
+        try:
+            return self.properties(queue)
+        except BrokerUnavailable as error:
+            self._silent = (time.monotonic(), error)
+            return error
+        except AztaskError as error:
+            return error
+
     def lock_seconds(self, queue: str) -> float | None:
         """How long the queue's leases last; None where we may not ask."""
-        with suppress(AzureError, OSError, ValueError):
-            found = self._open().get_queue(queue).lock_duration
+        with suppress(AztaskError):
+            found = self.recent(queue).lock_duration
             if isinstance(found, timedelta):
                 return found.total_seconds()
         return None
@@ -142,7 +173,7 @@ class Administration:
     def _do(self, call: str, queue: str, *arguments: Any) -> Any:
         try:
             return getattr(self._open(), call)(*arguments)
-        except AzureError as error:
+        except SDK_ERRORS as error:
             raise error_of(error, queue) from None
 
     def _open(self) -> ServiceBusAdministrationClient:

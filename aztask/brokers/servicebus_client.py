@@ -27,7 +27,6 @@ from azure.servicebus import (
     ServiceBusReceiver,
     ServiceBusSender,
     ServiceBusSubQueue,
-    TransportType,
 )
 
 from aztask.addresses import ServiceBusAddress
@@ -35,6 +34,7 @@ from aztask.brokers import servicebus_private as private
 from aztask.brokers.azure_access import default_credential, filter_secrets, quiet_sdk
 from aztask.brokers.base import AnySession
 from aztask.brokers.crew import Crew
+from aztask.brokers.servicebus_connecting import Way
 from aztask.brokers.servicebus_errors import SDK_ERRORS
 
 REQUEST_SECONDS: Final = 10.0
@@ -52,17 +52,18 @@ class BusClient:
         address: ServiceBusAddress,
         *,
         credential: TokenCredential | None = None,
-        websockets: bool = False,
+        websockets: bool | None = None,
+        endpoint: str | None = None,
     ) -> None:
         """credential: instead of azure-identity's default, where the address has no key.
 
-        websockets: AMQP over WebSockets, port 443; not with the emulator.
+        websockets, endpoint: see `servicebus_connecting`.
         """
         filter_secrets()
         quiet_sdk("azure.servicebus")
         self.address = address
         self._credential = credential_of(address, credential)
-        self._transport = TransportType.AmqpOverWebsocket if websockets else TransportType.Amqp
+        self._way = Way.find(address, websockets, endpoint)
         self._closer = Crew("closing", 64)
         self._closing: list[Future[None]] = []
 
@@ -100,7 +101,7 @@ class BusClient:
         options: dict[str, Any] = {
             "retry_total": 0,
             "try_timeout": request_seconds,
-            "transport_type": self._transport,
+            **self._way.options(),
         }
         address = self.address
         if address.emulator:

@@ -82,6 +82,7 @@ class Control:
         repeat: bool = True,
     ) -> None:
         """repeat: rule 4; not so for a session, which a new connection would not hold."""
+        self._reopen = repeat
         self._tries = (False, True) if repeat else (True,)
         self._client = client
         self._connect = connect
@@ -215,6 +216,8 @@ class Control:
                 return
 
     def _connected(self) -> ServiceBusReceiver:
+        if self._receiver is not None and not (self._reopen or private.is_open(self._receiver)):
+            self.reconnect()
         if self._receiver is None:
             self._receiver = self._connect()
         if not private.is_open(self._receiver):
@@ -226,3 +229,9 @@ class Control:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._client.drop(receiver)
+
+    def retire(self) -> None:
+        """On its thread: close the connection properly; the next request opens another."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            self._client.close(receiver)

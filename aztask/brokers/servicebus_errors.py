@@ -53,6 +53,9 @@ SDK_ERRORS: Final = (
 """What SDK calls raise when a connection breaks at an awkward moment: AttributeError comes from
 links that the SDK has closed under itself ([seen] azure-servicebus 7.15)."""
 
+BUSY_SECONDS: Final = 10.0
+"""How long to wait when it is busy: the service's documentation, "Throttling operations"."""
+
 _LOST: Final = (MessageLockLostError, SessionLockLostError, MessageNotFoundError)
 _REFUSALS: Final = (
     MessageSizeExceededError,
@@ -85,17 +88,22 @@ def error_of(error: Exception, queue: str) -> AztaskError:
     if isinstance(error, AztaskError):
         return error
     text = one_line(mask(str(error)), 300) or type(error).__name__
-    for kinds, made, sentence in _ERRORS:
-        if isinstance(error, kinds):
-            return made(sentence.format(queue=queue, text=text))
     if isinstance(error, HttpResponseError) and error.status_code in (401, 403):
         return ConfigurationError(
             f"managing {queue!r} needs the right to manage: {text}; ask for it, or have the queue "
             "created by somebody who has it"
         )
+    if isinstance(error, HttpResponseError) and error.status_code == 400:
+        return ConfigurationError(f"the service does not take these settings of {queue!r}: {text}")
+    for kinds, made, sentence in _ERRORS:
+        if isinstance(error, kinds):
+            return made(sentence.format(queue=queue, text=text))
     if "amqp:not-allowed" in text:
         return BrokerError(f"queue {queue!r} does not allow it: {text}")
-    return BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text}")
+    unavailable = BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text}")
+    if isinstance(error, ServiceBusServerBusyError):
+        unavailable.retry_after = BUSY_SECONDS
+    return unavailable
 
 
 _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str], ...]] = (

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any, Final
 from uuid import UUID
 
@@ -191,7 +192,7 @@ def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) ->
 
 def end(handler: ServiceBusReceiver | ServiceBusSender) -> None:
     """End both directions of the connection, so that whoever reads or writes gets an error."""
-    sock = _socket_of(handler)
+    sock = _wire_of(handler)
     if sock is not None:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -205,7 +206,7 @@ def is_open(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
 def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
     """Close its connection, however broken it is."""
     link: Any = handler
-    sock = _socket_of(handler)
+    sock = _wire_of(handler)
     end(handler)  # so that the SDK's polite goodbyes fail at once instead of waiting
     with contextlib.suppress(Exception):  # it is given up: how it ends does not matter
         link._close_handler()
@@ -226,6 +227,69 @@ def _socket_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket 
     transport = getattr(getattr(inner, "_connection", None), "_transport", None)
     sock = getattr(transport, "sock", None)
     return sock if isinstance(sock, socket.socket) and sock.fileno() >= 0 else None
+
+
+def _wire_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | None:
+    """The socket underneath, also of a WebSocket: good for ending it, not for asking it whether
+    there is something to read, since a WebSocket reads ahead.
+    """
+    inner = getattr(handler, "_handler", None)
+    transport = getattr(getattr(inner, "_connection", None), "_transport", None)
+    sock = getattr(transport, "sock", None)
+    sock = sock if isinstance(sock, socket.socket) else getattr(sock, "sock", None)
+    return sock if isinstance(sock, socket.socket) and sock.fileno() >= 0 else None
+
+
+def peek_over(
+    sender: ServiceBusSender, receiver: ServiceBusReceiver, start: int, limit: int, timeout: float
+) -> list[ServiceBusReceivedMessage]:
+    """What `receiver`, which stays unconnected, would peek, asked for over the sender's connection.
+
+    The management node is the queue's, whichever link it is opened beside.
+    """
+    borrower: Any = receiver
+    lender: Any = sender
+    borrower._mgmt_request_response_with_retry = lender._mgmt_request_response_with_retry
+    found: list[ServiceBusReceivedMessage] = borrower.peek_messages(
+        max_message_count=limit, sequence_number=start, timeout=timeout
+    )
+    return found
+
+
+def arrival(message: ServiceBusReceivedMessage | None) -> tuple[int, bytes] | None:
+    """(delivery id, delivery tag) on the link that it came on; None for one that came otherwise."""
+    number = getattr(message, "_delivery_id", None)
+    tag = getattr(message, "_delivery_tag", None)
+    return (number, tag) if isinstance(number, int) and isinstance(tag, bytes) else None
+
+
+def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]) -> None:
+    """Tell the link, and the service's end of it, that these were settled over another one.
+
+    deliveries: (delivery id, delivery tag); those of another link are left out. Without this both
+    ends keep every delivery of a link for as long as it lives. It is a disposition that is settled
+    and says no outcome (AMQP 1.0, 2.6.12): it changes nothing of the message, and gets no answer.
+    """
+    link = getattr(getattr(receiver, "_handler", None), "_link", None)
+    tags = getattr(link, "_received_delivery_tags", None)
+    if not available() or tags is None:
+        return
+    ours = sorted({(number, tag) for number, tag in deliveries if tag in tags})
+    for _, run in groupby(enumerate(ours), key=lambda item: item[1][0] - item[0]):
+        numbers = [each for _, each in run]
+        try:
+            link._outgoing_disposition(  # type: ignore[union-attr]
+                first=numbers[0][0],
+                last=numbers[-1][0],
+                delivery_tag=numbers[0][1],
+                settled=True,
+                state=None,
+                batchable=None,
+            )
+        except Exception as error:  # noqa: BLE001  # of its AMQP layer: the SDK translates them
+            handled: Any = receiver
+            raise handled._handle_exception(error) from None
+        tags.difference_update(tag for _, tag in numbers)
 
 
 def release(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage | None) -> bool:

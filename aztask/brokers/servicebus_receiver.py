@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -87,6 +88,8 @@ class BusReceiver:
         self._link: ServiceBusReceiver | None = None
         self._link_lock = threading.Lock()
         self._heard_at = 0.0
+        self._opened_before = False
+        self._settled_elsewhere: deque[tuple[int, bytes]] = deque()
         seconds = request_seconds(lease)
 
         def connect() -> ServiceBusReceiver:
@@ -96,6 +99,9 @@ class BusReceiver:
         self._renewing = Control(client, connect, queue, seconds)
 
     # -- receiving ---------------------------------------------------------------------------
+
+    def set_lease(self, seconds: float) -> None:
+        """Without effect: the queue's lock duration is the lease of all its messages."""
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
@@ -124,10 +130,17 @@ class BusReceiver:
         if now - self._heard_at > QUIET_SECONDS:
             link.peek_messages(max_message_count=1, timeout=request_seconds(self._lease))
             self._heard_at = time.monotonic()
+        self._forget(link)
         messages = private.pull(link, limit, wait, lambda: self._releasing)
         if messages:
             self._heard_at = time.monotonic()
         return messages
+
+    def _forget(self, link: ServiceBusReceiver) -> None:
+        """The link on which they came learns what was settled over the control link."""
+        settled = self._settled_elsewhere
+        if settled:
+            private.forget(link, [settled.popleft() for _ in range(len(settled))])
 
     def _connected(self) -> ServiceBusReceiver:
         if self._closed:
@@ -137,12 +150,18 @@ class BusReceiver:
                 self._queue, dead_letter=self._dead_letter, delete=self._delete
             )
         if not private.is_open(self._link):
+            if not self._opened_before:  # side by side: the SDK takes half a second for each
+                self._opened_before = True
+                self._warm()
             private.open_link(self._link, OPEN_SECONDS)
             self._heard_at = time.monotonic()
-            if not self._delete:
-                self._renewing.warm()
-                self._settling.warm()
+            self._warm()
         return self._link
+
+    def _warm(self) -> None:
+        if not self._delete:
+            self._renewing.warm()
+            self._settling.warm()
 
     def _disconnect(self) -> None:
         link, self._link = self._link, None
@@ -256,6 +275,9 @@ class BusReceiver:
             verdicts[index] = self._judged(delivery, verdict)
         for delivery, verdict in zip(ours, verdicts, strict=True):
             delivery.settled = isinstance(verdict, Settled)
+            arrival = private.arrival(delivery.message)
+            if arrival is not None and not isinstance(verdict, Unknown):
+                self._settled_elsewhere.append(arrival)
         return verdicts
 
     def _judged(self, delivery: BusDelivery, verdict: Verdict) -> Verdict:

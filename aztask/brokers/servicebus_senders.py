@@ -91,14 +91,20 @@ class Senders:
                 raise error_of(error, self._queue) from None
         return True
 
-    def probed(self, now: float, look: Callable[[int], list[Any]]) -> float:
+    def probed(
+        self, now: float, look: Callable[[int], list[Any]], *, in_session: bool = False
+    ) -> float:
         """The service's time of now: a message is scheduled far ahead, looked at, and taken back.
 
-        look: gives the message of a sequence number. If the process dies in between, the message
-        is there in two days, and expires at once.
+        look: gives the message of a sequence number. in_session: where every message needs one. If
+        the process dies in between, the message is there in two days, and expires at once.
         """
+        name = f"aztask-clock-{uuid.uuid4()}"
         probe = ServiceBusMessage(
-            b"", message_id=f"aztask-clock-{uuid.uuid4()}", time_to_live=timedelta(seconds=1)
+            b"",
+            message_id=name,
+            session_id=name if in_session else None,
+            time_to_live=timedelta(seconds=1),
         )
         due = datetime.fromtimestamp(now + PROBE_SECONDS, UTC)
         with self.sender() as sender:

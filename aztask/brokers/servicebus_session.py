@@ -6,15 +6,18 @@ Rules
 2. A receiver of a named session waits until it can have it, and holds it from then on. One that
    takes any session lets go of it when nothing is left in it, and looks for the next.
 3. The session's lease is renewed with its deliveries. When it is lost, all of them are.
+4. Only a receive accepts a session: renewing or settling what belonged to a lost one must not take
+   another by accident. Each accepted session is a new connection, which takes half a second.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from azure.servicebus import ServiceBusReceiver
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
+from azure.servicebus.exceptions import SessionLockLostError
 
 from aztask.brokers import servicebus_private as private
 from aztask.brokers.base import ANY_SESSION, AnySession, Delivery, Lost, Renewed, Settled, Unknown
@@ -24,12 +27,20 @@ from aztask.brokers.servicebus_control import Control
 from aztask.brokers.servicebus_delivery import BusDelivery, unsettled
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost, is_no_session
 from aztask.brokers.servicebus_receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
+from aztask.brokers.servicebus_wire import MESSAGE_LIMIT
 from aztask.clock import Clock
-from aztask.settlement import Settlement
+from aztask.errors import LeaseLost, MessageTooLarge
+from aztask.settlement import Release, Settlement
 
 SLICE: Final = 0.02
-ACCEPT_SECONDS: Final = 0.5
+SHORTEST_ACCEPT: Final = 0.5
+LONGEST_ACCEPT: Final = 30.0
 """How long the service looks for a session with messages before it says that there is none."""
+
+CLOSE_SECONDS: Final = 1.0
+
+STALE: Final = 0.1
+"""The part of a lease after whose end a session that was accepted late is renewed at once."""
 
 GONE: Final = Lost("the session is not ours any more")
 
@@ -51,68 +62,162 @@ class SessionReceiver(BusReceiver):
         clock: Clock,
         session: str | AnySession,
         delete: bool = False,
+        state_limit: int = MESSAGE_LIMIT,
     ) -> None:
         super().__init__(client, queue, lease, send, service_clock, clock=clock, delete=delete)
         self._session = session
+        self._state_limit = state_limit
         self._owner: ServiceBusReceiver | None = None
+        self._opening: ServiceBusReceiver | None = None
+        self._accept_until: float | None = None
         self._deadline = 0.0
         self._held: list[BusDelivery] = []
         seconds = request_seconds(lease)
         self._settling = Control(client, self._accept, queue, seconds, repeat=False)
         self._renewing = self._settling
 
+    # -- receiving ---------------------------------------------------------------------------
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` deliveries of the session, as soon as there is one."""
+        until = time.monotonic() + wait
+        deliveries: list[Delivery] = []
+        while not self._closed and not deliveries:
+            self._accept_until = until
+            try:
+                deliveries = self._owned(lambda link: self._turn(link, limit), drop_always=True)
+            except SDK_ERRORS as error:
+                if not self._closed:
+                    self._pause(error, until)
+            finally:
+                self._accept_until = None
+            if time.monotonic() >= until:
+                break
+        return deliveries
+
+    def _pause(self, error: Exception, until: float) -> None:
+        """Before the next try to get a session. Raises what trying again does not mend."""
+        if not is_no_session(error) and not is_lost(error):
+            raise error_of(error, self._queue) from None
+        if self._session is not ANY_SESSION or is_lost(error):  # this answer came at once
+            time.sleep(max(0.0, min(SHORTEST_ACCEPT, until - time.monotonic())))
+
     def _accept(self) -> ServiceBusReceiver:
         """On the owning thread: a connection that holds a session. Raises if there is none."""
+        self._owner, self._held = None, []
+        until = self._accept_until
+        if until is None:
+            raise SessionLockLostError(message="no session is held here any more")
+        wait = max(SHORTEST_ACCEPT, min(until - time.monotonic(), LONGEST_ACCEPT))
         link = self._client.receiver(
             self._queue,
             delete=self._delete,
             session=self._session,
             request_seconds=request_seconds(self._lease),
-            session_wait=ACCEPT_SECONDS if self._session is ANY_SESSION else None,
+            session_wait=wait if self._session is ANY_SESSION else None,
         )
         asked_at = self._clock.monotonic()
+        self._opening = link
         try:
-            private.open_link(link, OPEN_SECONDS)
+            if self._closed:  # before it could be seen that this link is opening
+                raise SessionLockLostError(message="the receiver was closed")
+            private.open_link(link, wait + OPEN_SECONDS)
+            if self._clock.monotonic() - asked_at > STALE * self._lease:
+                asked_at = self._clock.monotonic()
+                self._renew_session(link)
         except SDK_ERRORS:
             self._client.drop(link)
             raise
+        finally:
+            self._opening = None
         self._owner, self._deadline = link, asked_at + self._lease
         return link
 
-    def receive(self, limit: int, wait: float) -> list[Delivery]:
-        """Up to `limit` deliveries of the session, as soon as there is one."""
-        until = time.monotonic() + wait
-        while not self._closed:
-            left = until - time.monotonic()
-            try:
-                deliveries: list[Delivery] = self._settling.call(
-                    lambda link: self._turn(link, limit)
-                )
-            except SDK_ERRORS as error:
-                self._drop()
-                if not is_no_session(error) and not is_lost(error):
-                    raise error_of(error, self._queue) from None
-                time.sleep(max(0.0, min(ACCEPT_SECONDS, left)))
-                deliveries = []
-            if deliveries or left <= 0:
-                return deliveries
-        return []
-
     def _turn(self, link: ServiceBusReceiver, limit: int) -> list[Delivery]:
         """On the owning thread: one slice of waiting; lets go of a session that is used up."""
+        if self._clock.monotonic() >= self._deadline:
+            raise SessionLockLostError(message="the session's lease ended before it was renewed")
         messages: list[Any] = private.pull(link, limit, 5 * SLICE if not self._held else SLICE)
         deliveries = self._deliveries(messages, self._deadline - self._lease)
         now = self._clock.monotonic()
         self._held = [each for each in self._held if not each.settled and now < each.deadline]
         self._held += unsettled(deliveries) if not self._delete else []
         if not deliveries and not self._held and self._session is ANY_SESSION:
-            self._drop()
+            self._retire()
         return deliveries
 
+    def _check_lease(self, message: ServiceBusReceivedMessage) -> None:
+        """A message's lock ends with its session's, however late it came: it teaches nothing."""
+
+    # -- the session -------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Give the session back now, with what is leased in it."""
+        if self._owner is None or self._closed:
+            return
+        try:
+            self._settling.call(lambda link: self._retire())
+        except SDK_ERRORS as error:  # the connection broke, and the session went with it
+            if not is_lost(error):
+                raise error_of(error, self._queue) from None
+
+    def _retire(self) -> None:
+        """On the owning thread: the service gives the session to others when the link ends."""
+        self._owner, self._held = None, []
+        self._settling.retire()
+
     def _drop(self) -> None:
-        """Let go of the session; the next receive accepts one again."""
+        """On the owning thread: the session is lost, or its connection; a receive takes another."""
         self._owner, self._held = None, []
         self._settling.reconnect()
+
+    def session_state(self, session: str) -> bytes | None:
+        """What was last stored with the session. Raises LeaseLost, BrokerUnavailable."""
+        seconds = request_seconds(self._lease)
+        state: Any = self._of(session, lambda link: link.session.get_state(timeout=seconds))
+        return None if state is None else bytes(state)
+
+    def set_session_state(self, session: str, state: bytes | None) -> None:
+        """Store bytes with the session. Raises LeaseLost, MessageTooLarge, BrokerUnavailable."""
+        limit = self._state_limit
+        if state is not None and len(state) > limit:
+            raise MessageTooLarge(
+                f"a session's state of {len(state)} bytes is too large; {limit} are allowed"
+            )
+        seconds = request_seconds(self._lease)
+        self._of(session, lambda link: link.session.set_state(state, timeout=seconds))
+
+    def _of(self, session: str, request: Callable[[ServiceBusReceiver], Any]) -> Any:
+        """`request` of the connection that holds the session."""
+        owner = self._owner
+        if owner is None or owner.session.session_id != session:
+            raise LeaseLost(GONE.reason)
+        try:
+            answers = self._owned(lambda link: [request(link)] if link is owner else [])
+        except SDK_ERRORS as error:
+            if is_lost(error):
+                raise LeaseLost(GONE.reason) from None
+            raise error_of(error, self._queue) from None
+        if not answers:
+            raise LeaseLost(GONE.reason)
+        return answers[0]
+
+    def _owned(
+        self, request: Callable[[ServiceBusReceiver], Any], *, drop_always: bool = False
+    ) -> Any:
+        """`request` of the owning connection, on its thread; there too it is dropped when the
+        session turns out to be lost: elsewhere it might be the next one's already.
+        """
+
+        def guarded(link: ServiceBusReceiver) -> Any:
+            try:
+                return request(link)
+            except SDK_ERRORS as error:
+                if drop_always or is_lost(error):
+                    self._drop()
+                raise
+
+        return self._settling.call(guarded)
 
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
@@ -123,10 +228,9 @@ class SessionReceiver(BusReceiver):
             return []
         asked_at = self._clock.monotonic()
         try:
-            self._settling.call(self._renew_session)
+            self._owned(self._renew_session)
         except SDK_ERRORS as error:
             if is_lost(error):
-                self._drop()
                 return [GONE] * len(ours)
             return [Unknown(str(error_of(error, self._queue)))] * len(ours)
         self._deadline = asked_at + self._lease
@@ -146,3 +250,21 @@ class SessionReceiver(BusReceiver):
         if self._owner is None:
             return [GONE] * len(ours)
         return super().settle(pairs)
+
+    def _release(self, deliveries: Sequence[BusDelivery], kinds: Sequence[Settlement]) -> set[int]:
+        """Which of those that are to be released were given back, uncounted; see `BusReceiver`."""
+        wanted = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
+        if not wanted:
+            return set()
+        released: set[int] = self._settling.call(
+            lambda link: {i for i in wanted if private.release(link, deliveries[i].message)}
+        )
+        return released
+
+    def close(self) -> None:
+        """Stop receiving and let go of the session; ends a receive that is under way."""
+        super().close()
+        give_up_at = time.monotonic() + CLOSE_SECONDS
+        while (opening := self._opening) is not None and time.monotonic() < give_up_at:
+            private.end(opening)  # without effect before its socket is there
+            time.sleep(SLICE)

@@ -2,6 +2,10 @@
 
 The worker reads it to enforce time limits and to report starts: a note costs the pool process well
 under a microsecond, a packet ten. A slot holds (delivery number, start time); number 0 is idle.
+
+Nothing is locked, so the order counts: the time is written before its number and never taken back,
+and the number is read first. Whoever sees a number sees the time of its start, or of a later one;
+an earlier one would look like a task that has run for hours.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import os
 import struct
 import tempfile
 
-_SLOT = struct.Struct("=Qd")
+_SLOT = struct.Struct("Qd")  # native: eight aligned bytes are read and written at once
+_NUMBER = struct.Struct("Q")
+_TIME = struct.Struct("d")
 
 
 class Board:
@@ -32,7 +38,13 @@ class Board:
 
     def note(self, slot: int, number: int, at: float) -> None:
         """`slot` runs delivery `number` since `at` (seconds, clock of the deadlines)."""
-        _SLOT.pack_into(self._map, slot * _SLOT.size, number, at)
+        place = slot * _SLOT.size
+        _TIME.pack_into(self._map, place + _NUMBER.size, at)
+        _NUMBER.pack_into(self._map, place, number)
+
+    def clear(self, slot: int) -> None:
+        """`slot` is idle."""
+        _NUMBER.pack_into(self._map, slot * _SLOT.size, 0)
 
     def running(self) -> dict[int, float]:
         """{delivery number: start} of all slots that run something."""

@@ -1,4 +1,4 @@
-"""What a worker does beside its deliveries: signs of life, clearing old results, seeing the end."""
+"""What a worker does beside its deliveries: signs of life, old results, dead letters, the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from aztask.app import App
 from aztask.clock import Clock
 from aztask.errors import AztaskError
 from aztask.results.base import WorkerRecord
+from aztask.worker.deadwatch import DeadWatch
+from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox
 
 logger = logging.getLogger(__name__)
@@ -17,12 +19,19 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 PURGE_SECONDS = 60.0
 DRAINED_SECONDS = 0.1
+DEAD_SECONDS = 15.0
 
 
 class Chores:
     """Told by the supervisor's ticks, done on a thread: no chore may hold up the supervisor."""
 
-    def __init__(self, app: App, clock: Clock, mailbox: Mailbox) -> None:
+    def __init__(
+        self, app: App, clock: Clock, mailbox: Mailbox, queues: Sequence[str], journal: Journal
+    ) -> None:
+        self._dead = DeadWatch(
+            app, queues, clock, lambda *found: mailbox.post(lambda: journal.buried(*found))
+        )
+        self._dead_at = 0.0
         self._app = app
         self._clock = clock
         self._lane: Lane[Callable[[], object]] = Lane(
@@ -40,6 +49,9 @@ class Chores:
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_SECONDS
             self.tell(record())
+        if now >= self._dead_at and self._dead.useful:
+            self._dead_at = now + DEAD_SECONDS
+            self._lane.submit([self._dead.look])
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds

@@ -162,7 +162,7 @@ class Dispatcher:
         if job.stop_reason:
             self._gone(job, job.stop_reason)
         elif culprit is not None and job.number != culprit:
-            self._executor.release([job])
+            self._executor.release([job], f"it ran beside another task: {reason}")
             self._over([job])
         else:
             kind = "WorkerCrashed" if culprit is None else "TimeLimitExceeded"

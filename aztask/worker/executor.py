@@ -1,10 +1,11 @@
 """One delivery's life, stage by stage, for many deliveries at once.
 
     open    verify the signature, read the headers, find the task
-    claim   ended before? repeat its settlement. Cancelled, started too often, expired? decide so.
-            Else own the start row: from here on the run is ours
+    claim   a pointer? receive what it points to. Ended before? repeat its settlement. Cancelled,
+            started too often, expired? decide so. Else own the start row: from here on the run is
+            ours
     (the pool runs the task under the lease, and the retry policy decides)
-    finish  record the outcome, settle, tell
+    finish  record the outcome, settle or wait as the retry strategy says (`redelivery`), tell
 
 Rules
 1. Nothing is settled before its outcome is durable. Where broker and result store share a file,
@@ -30,7 +31,6 @@ from aztask.errors import BrokerError, CodecError
 from aztask.failpoint import hit
 from aztask.lease import LeaseState
 from aztask.leasekeeper import LeaseKeeper
-from aztask.message import TaskMessage
 from aztask.results.base import (
     Cancelled,
     Elsewhere,
@@ -43,24 +43,20 @@ from aztask.results.base import (
     StartAnswer,
     State,
 )
-from aztask.settlement import (
-    Complete,
-    DeadLetter,
-    Release,
-    Resubmit,
-    Settlement,
-    with_envelope,
-)
-from aztask.worker.job import Job, Stage
+from aztask.results.deadindex import index_for
+from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.worker.deadnotes import note_dead
+from aztask.worker.job import Job, Stage, message_of
+from aztask.worker.pointers import UNDECODABLE, Pointers
+from aztask.worker.redelivery import UNKNOWN_TASK, Redelivery
 
 logger = logging.getLogger(__name__)
 
 Answers: TypeAlias = list[tuple[list[Job], list[Settled | Lost | Unknown]]]
 
-UNDECODABLE = "undecodable"
-UNKNOWN_TASK = "unknown-task"
 DELIVERY_LIMIT = "delivery-limit"
 EXPIRED = "expired"
+INTERRUPTED = "Interrupted"
 UNKNOWN_TASK_STEPS = 10
 LONGEST_UNKNOWN_PAUSE = 30.0
 
@@ -76,8 +72,10 @@ class Executor:
         self._name = name
         self._clock = clock
         self._results: ResultStore | None = app.results
+        self._dead_index = index_for(app.broker, app.results)
+        self._redelivery = Redelivery(app, keeper, clock)
+        self._pointers = Pointers(app, keeper, self._redelivery)
         broker, results = app.broker, app.results
-        self._in_place = broker.capabilities.resubmit_in_place
         self._joint: Transactional | None = (
             broker
             if isinstance(broker, Transactional)
@@ -102,7 +100,7 @@ class Executor:
             early = (job.message.eta or 0.0) - self._clock.wall()
             if early > 0:
                 # a foreign producer's eta: put off in the broker, never held here
-                job.clone = job.message.chained(delivery_base=self._delivery_base(job))
+                job.clone = job.message.chained(delivery_base=self._redelivery.delivery_base(job))
                 job.settlement = Resubmit(delay=early, counted=False)
 
     # -- claim -------------------------------------------------------------------------------
@@ -111,9 +109,14 @@ class Executor:
         """Own the start rows. Crash window: a worker that dies from here on until the outcome is
         recorded leaves a start row whose owner is gone; the redelivery takes it over.
         """
+        try:
+            jobs = self._pointers.fetch(jobs)
+        except BrokerError as error:
+            self._put_off(jobs, "deferred messages could not be received", error)
+            return
         if self._results is None:
             answers: list[StartAnswer] = [
-                Owned(job.delivery.delivery_count - _message(job).delivery_base) for job in jobs
+                Owned(job.delivery.delivery_count - message_of(job).delivery_base) for job in jobs
             ]
         else:
             try:
@@ -127,7 +130,7 @@ class Executor:
         hit("claimed", sum(job.owned for job in jobs))
 
     def _start(self, job: Job) -> Start:
-        message = _message(job)
+        message = message_of(job)
         return Start(
             job.key,
             message.task,
@@ -151,13 +154,13 @@ class Executor:
             job.owned = True
             self._conclude(job, State.CANCELLED, Complete())
         else:
-            job.own(answer.starts, answer.saved)
+            self._redelivery.own(job, answer)
             self._before_run(job)
 
     def _before_run(self, job: Job) -> None:
         """The reasons not to run a delivery that we own; else it is ready."""
-        message = _message(job)
-        limit = self._app.settings.max_deliveries
+        message = message_of(job)
+        limit = self._redelivery.start_limit(job)
         now = self._clock.wall()
         if message.expires is not None and now >= message.expires:
             self._conclude(job, State.EXPIRED, Complete())
@@ -171,13 +174,16 @@ class Executor:
 
     def _unknown_task(self, job: Job, now: float) -> None:
         """Put it off while a rolling deploy may still bring the task, then give up."""
-        message = _message(job)
+        message = message_of(job)
         grace = self._app.settings.unknown_task_grace_seconds
+        delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
         since = message.unknown_since if message.unknown_since is not None else now
-        if now - since < grace:
-            delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
+        # in its place in a session the same message comes again: what it waited, its snoozes tell
+        waited = message.snooze_count * delay if job.in_order else now - since
+        if waited < grace:
             logger.warning("task %s is unknown here; trying again later", message.task)
-            self._conclude(job, State.SNOOZED, self._resubmit(delay, counted=False), UNKNOWN_TASK)
+            settlement = self._redelivery.put_off(job, delay)
+            self._conclude(job, State.SNOOZED, settlement, UNKNOWN_TASK)
         else:
             text = f"no worker knew the task {message.task!r} for {grace:g} s"
             self._conclude(job, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
@@ -205,35 +211,26 @@ class Executor:
         at, seconds = self._clock.wall(), job.duration
         job.outcome = Outcome(State.SUCCEEDED, settlement, value, at=at, duration=seconds)
 
-    def failed(
-        self, job: Job, settlement: Settlement, error_type: str, error: str, trace: str
-    ) -> None:
-        """The task raised; `settlement` is what its retry policy decided."""
-        expires = _message(job).expires
-        if isinstance(settlement, Resubmit):
-            settlement = self._resubmit(settlement.delay, counted=settlement.counted)
-            if expires is not None and settlement.due is not None and settlement.due >= expires:
-                settlement = DeadLetter(EXPIRED, "it would expire before its next run")
-        if isinstance(settlement, Resubmit) and not job.settled:
-            state = State.RETRYING if settlement.counted else State.SNOOZED
-        else:
-            state = State.FAILED
+    def failed(self, job: Job, decision: Decision, error_type: str, error: str, trace: str) -> None:
+        """The task raised; `decision` is what its retry policy says."""
+        state = State.FAILED
+        settlement = self._redelivery.decide(job, decision)
+        if not isinstance(settlement, DeadLetter) and not job.settled:
+            counted = not isinstance(decision, Resubmit) or decision.counted
+            state = State.RETRYING if counted else State.SNOOZED
         self._conclude(job, state, settlement, error_type, error, trace)
 
     def died(self, job: Job, error_type: str, error: str) -> None:
         """The task did not end by itself: its process died, or it was killed at a limit."""
         policy = job.task.retry if job.task else self._app.retry
-        settlement = policy.decide_named(error_type, error, _message(job))
+        settlement = policy.decide_named(error_type, error, message_of(job))
         self.failed(job, settlement, error_type, error, "")
-
-    def _resubmit(self, delay: float, *, counted: bool) -> Resubmit:
-        return Resubmit(delay=delay, due=self._clock.wall() + delay, counted=counted)
 
     def _conclude(
         self,
         job: Job,
         state: State,
-        settlement: Settlement,
+        settlement: Decision,
         error_type: str = "",
         error: str = "",
         trace: str = "",
@@ -259,15 +256,29 @@ class Executor:
             with self._transaction():
                 kept = self._record(alive)
                 hit("recorded", len(kept))
-                answers = self._settle(kept)
+                self._redelivery.write_counts(kept)
+                answers = self._settle([job for job in kept if not self._redelivery.waits(job)])
         except BrokerError as error:
             self._not_settled(alive, error)
             return
         self._book(answers)
+        for job in kept:
+            if self._redelivery.waits(job):
+                self._redelivery.keep(job)
         hit("settled", sum(job.settled for job in kept))
 
-    def release(self, jobs: Sequence[Job]) -> None:
-        """Give back deliveries that did not run, or whose run shall not count."""
+    def release(self, jobs: Sequence[Job], why: str = "the worker stopped") -> None:
+        """Give back deliveries that did not run, or whose run shall not count.
+
+        What is delivered at most once cannot be given back any more: its run has failed, as `why`
+        says.
+        """
+        gone = [job for job in jobs if job.settled]
+        if gone:
+            for job in gone:
+                self.died(job, INTERRUPTED, why)
+            self.finish(gone)
+        jobs = [job for job in jobs if not job.settled]
         for job in jobs:
             job.outcome = None
             job.settlement = Release()
@@ -308,7 +319,7 @@ class Executor:
             if not recorded:
                 fenced.add(job)
                 job.note("lease_lost", "another worker took the run over")
-                self._keeper.drop([job.lease])
+                self._keeper.drop(job.leases)
                 job.stage = Stage.DONE
         return [job for job in jobs if job not in fenced] if fenced else jobs
 
@@ -324,10 +335,13 @@ class Executor:
                 # settled before, or the lease is unknown or lost: what is recorded is recorded,
                 # and the redelivery will settle from it
                 job.stage = Stage.DONE
-        return [
-            (group, group[0].receiver.settle([(j.delivery, self._ready(j)) for j in group]))
-            for group in groups.values()
-        ]
+        answers: Answers = []
+        for group in groups.values():
+            self._pointers.send(group)
+            note_dead(self._dead_index, group, self._clock.wall())
+            answers.append((group, group[0].receiver.settle(self._redelivery.pairs(group))))
+            self._pointers.follow(*answers[-1])
+        return answers
 
     def _book(self, answers: Answers) -> None:
         """What the broker answered, once it is sure (a joint transaction is committed)."""
@@ -352,38 +366,6 @@ class Executor:
                 self._keeper.settlement_failed(job.lease)
         self._put_off(jobs, "could not record or settle", error)
 
-    def _ready(self, job: Job) -> Settlement:
-        """The settlement as the broker takes it: a resubmission with its clone and what is left
-        of its delay. The clone follows from the message and the record alone, so a repeated
-        settlement sends the same clone under the same id.
-        """
-        settlement = job.settlement
-        assert settlement is not None  # every job that finishes has one
-        if not isinstance(settlement, Resubmit):
-            return settlement
-        clone = job.clone
-        if clone is None:
-            message = _message(job)
-            unknown = job.outcome is not None and job.outcome.error_type == UNKNOWN_TASK
-            since = message.unknown_since
-            if unknown and since is None and job.outcome is not None:
-                since = job.outcome.at
-            clone = message.resubmitted(
-                counted=settlement.counted,
-                saved=job.saved,
-                unknown_since=since if unknown else None,
-                delivery_base=self._delivery_base(job),
-            )
-        delay = settlement.delay
-        if settlement.due is not None:
-            delay = max(0.0, settlement.due - self._clock.wall())
-        envelope = self._app.codec.to_envelope(clone, delay=delay)
-        return with_envelope(settlement, envelope, delay)
-
-    def _delivery_base(self, job: Job) -> int:
-        """What the clone's deliveries count from: its own, where the broker's count goes on."""
-        return job.delivery.delivery_count if self._in_place else 0
-
     def _put_off(self, jobs: Sequence[Job], what: str, error: Exception) -> None:
         logger.warning("%s, %d deliveries wait: %s", what, len(jobs), error)
         for job in jobs:
@@ -391,9 +373,3 @@ class Executor:
 
     def _transaction(self) -> AbstractContextManager[None]:
         return self._joint.transaction() if self._joint is not None else nullcontext()
-
-
-def _message(job: Job) -> TaskMessage:
-    if job.message is None:
-        raise RuntimeError("a delivery that could not be read does not get this far")
-    return job.message

@@ -24,19 +24,20 @@ class Intake:
         broker: Broker,
         queue: str,
         *,
-        lease: float,
+        lease: Callable[[], float],
         wait: float,
         poll_ceiling: float | None = None,
         take: Callable[[Intake, list[Delivery]], None],
     ) -> None:
-        """wait: seconds that one receive may take. take: gets the deliveries, on this thread.
+        """lease: asked before each receive: seconds. wait: seconds that one receive may take.
 
-        poll_ceiling: as `Broker.receiver` takes it.
+        take: gets the deliveries, on this thread. poll_ceiling: as `Broker.receiver` takes it.
         """
         self.queue = queue
         self.idle = False
         self._broker = broker
         self._lease = lease
+        self._asked = 0.0
         self._wait = wait
         self._poll_ceiling = poll_ceiling
         self._take = take
@@ -73,8 +74,9 @@ class Intake:
     def receiver(self) -> Receiver:
         """What the deliveries are renewed and settled through."""
         if self._receiver is None:
+            self._asked = self._lease()
             self._receiver = self._broker.receiver(
-                self.queue, lease=self._lease, poll_ceiling=self._poll_ceiling
+                self.queue, lease=self._asked, poll_ceiling=self._poll_ceiling
             )
         return self._receiver
 
@@ -88,7 +90,7 @@ class Intake:
         while (room := self._wait_for_room()) > 0:
             try:
                 limit = min(room, self._broker.capabilities.receive_limit)
-                deliveries = self.receiver.receive(limit, self._wait)
+                deliveries = self._at_the_lease_of_now().receive(limit, self._wait)
             except AztaskError as error:
                 failures += 1
                 self._pause(error, failures)
@@ -107,6 +109,13 @@ class Intake:
                     self._room -= len(deliveries)
                 self._take(self, deliveries)
 
+    def _at_the_lease_of_now(self) -> Receiver:
+        receiver, lease = self.receiver, self._lease()
+        if lease != self._asked:
+            self._asked = lease
+            receiver.set_lease(lease)
+        return receiver
+
     def _wait_for_room(self) -> int:
         with self._condition:
             while self._room <= 0 and not self._stopping:
@@ -114,9 +123,15 @@ class Intake:
             return 0 if self._stopping else self._room
 
     def _pause(self, error: Exception, failures: int) -> None:
-        pause = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2 ** min(failures, 10))
-        if not isinstance(error, BrokerError):
-            pause = LONGEST_PAUSE
-        logger.warning("queue %s: %s; trying again in %.1f s", self.queue, error, pause)
+        seconds = pause_after(self.queue, error, failures)
         with self._condition:
-            self._condition.wait_for(lambda: self._stopping, timeout=pause)
+            self._condition.wait_for(lambda: self._stopping, timeout=seconds)
+
+
+def pause_after(queue: str, error: Exception, failures: int) -> float:
+    """How long to wait after that many failures in a row, the last one `error`; logged."""
+    seconds = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2.0 ** min(failures, 10))
+    if not isinstance(error, BrokerError):
+        seconds = LONGEST_PAUSE
+    logger.warning("queue %s: %s; trying again in %.1f s", queue, error, seconds)
+    return seconds

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from aztask.clock import Clock
 from aztask.event import Event, EventKind
 from aztask.events import EventSink
+from aztask.message import TaskMessage
 from aztask.results.base import State
 from aztask.settlement import DeadLetter
 from aztask.worker.job import Job
@@ -52,18 +53,23 @@ class Journal:
     def ended(self, job: Job) -> None:
         """A delivery is done with: what the stages noted, and how it ended."""
         self.started(job)
+        now = self._clock.monotonic()
+        held = now - job.received_at
         for kind, text in job.notes:
             self.counts[kind] += 1
             known: EventKind = "settle_failed" if kind == "settle_failed" else "lease_lost"
-            self._emit(known, job, error_type=kind, error=text)
+            lease = job.delivery.lease_seconds
+            self._emit(known, job, lease=lease, held=held, error_type=kind, error=text)
         outcome = job.outcome
         if outcome is not None and not job.repeated and (job.settled or not job.notes):
             self.counts[outcome.state.value] += 1
             self._emit(
                 _KINDS[outcome.state],
                 job,
-                duration=job.duration,
-                margin=job.delivery.deadline - self._clock.monotonic(),
+                duration=None if job.started_at is None else job.duration,
+                lease=job.delivery.lease_seconds,
+                margin=job.delivery.deadline - now,
+                held=held,
                 error_type=outcome.error_type or None,
                 error=outcome.error or None,
             )
@@ -75,6 +81,36 @@ class Journal:
                 error_type=job.settlement.reason,
                 error=job.settlement.description,
             )
+
+    def buried(self, message: TaskMessage, queue: str, deliveries: int, dead: DeadLetter) -> None:
+        """The broker dead-lettered a message by itself."""
+        self.counts["dead-lettered"] += 1
+        self._sink.emit(
+            Event(
+                "dead_lettered",
+                message.id,
+                message.task,
+                queue,
+                deliveries,
+                message.resubmit_count,
+                error_type=dead.reason,
+                error=dead.description,
+            )
+        )
+
+    def lease_changed(self, queue: str, former: float, lease: float, reason: str) -> None:
+        """From now on the queue's messages are received under another lease."""
+        self._sink.emit(
+            Event(
+                "lease_changed",
+                "",
+                "",
+                queue,
+                lease_seconds=lease,
+                former_lease_seconds=former,
+                reason=reason,
+            )
+        )
 
     def flush(self) -> None:
         """Write what was emitted."""
@@ -106,6 +142,7 @@ class Journal:
         wait: float | None = None,
         lease: float | None = None,
         margin: float | None = None,
+        held: float | None = None,
         error_type: str | None = None,
         error: str | None = None,
     ) -> None:
@@ -125,5 +162,7 @@ class Journal:
                 error_type,
                 error,
                 ts,
+                held_seconds=held,
+                renewals=None if held is None else job.lease.renewals,
             )
         )

@@ -23,6 +23,7 @@ from aztask.worker.pool.children import Pool, PoolProcess
 logger = logging.getLogger(__name__)
 
 STOP_GRACE = 1.0
+MAX_LEASE_REACHED = "it ran for max_lease, the longest that it may be held"
 
 
 class Limits:
@@ -103,4 +104,4 @@ class Limits:
         elif not job.settled and now >= job.lease.stop_at:
             self.stop(job, "lease", "its lease was not renewed in time")
         elif not job.settled and now >= self.limit_at(job):
-            self.stop(job, "lease", "it ran for max_lease, the longest that it may be held")
+            self.stop(job, "lease", MAX_LEASE_REACHED)

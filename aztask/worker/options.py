@@ -8,6 +8,7 @@ from aztask.errors import ConfigurationError, did_you_mean
 
 POOLS = ("processes", "threads")
 MOST_CONCURRENCY = 10_000
+MOST_SESSIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,9 @@ class WorkerOptions:
     shutdown_timeout: seconds that running tasks get after SIGTERM. lease, max_lease: seconds,
     instead of what the queues and tasks say. name: of this worker; made up where empty.
     poll_ceiling: seconds between two looks at an empty queue, where the service is polled; None as
-    the app says.
+    the app says. max_sessions: sessions of a queue that are worked on at a time; None as many as
+    the concurrency, at most 32. session_share: seconds after which a session is given up while
+    others may wait.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -33,6 +36,8 @@ class WorkerOptions:
     max_lease: float | None = None
     name: str = ""
     poll_ceiling: float | None = None
+    max_sessions: int | None = None
+    session_share: float = 5.0
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -45,6 +50,8 @@ class WorkerOptions:
         _whole(self.concurrency, "concurrency", 1, MOST_CONCURRENCY)
         if self.prefetch is not None:
             _whole(self.prefetch, "prefetch", 0, 100_000)
+        if self.max_sessions is not None:
+            _whole(self.max_sessions, "max-sessions", 1, MOST_SESSIONS)
         if self.max_tasks is not None:
             _whole(self.max_tasks, "max-tasks", 1, 2**53)
         if self.lease is not None and self.max_lease is not None and self.max_lease <= self.lease:

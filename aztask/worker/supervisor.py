@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import signal
@@ -24,29 +25,29 @@ from aztask.failpoint import hit
 from aztask.lease import Lease
 from aztask.leasekeeper import LeaseKeeper
 from aztask.results.base import WorkerRecord
+from aztask.settlement import Abandon
 from aztask.worker.chores import Chores
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.dispatcher import Dispatcher
 from aztask.worker.executor import Executor
-from aztask.worker.intake import Intake
+from aztask.worker.intakes import Intakes, Source, tell_over
 from aztask.worker.job import Job, Stage
 from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.leasewatch import LeaseWatch
 from aztask.worker.limits import Limits
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pool.children import Pool
 from aztask.worker.pool.requests import Requests
+from aztask.worker.prefetch import prefetch
+from aztask.worker.sessionintake import SessionSlot
+from aztask.worker.uploader import worker_sink
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 IDLE_TICK_SECONDS = 1.0
 LANE_THREADS = 4
-INTAKE_WAIT = 1.0
-BURST_WAIT = 0.05
-FIRST_PREFETCH = 4
-PREFETCH_SECONDS = 0.25
-MOST_PREFETCH = 1000
 
 
 class Supervisor:
@@ -65,7 +66,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
         mailbox = self._mailbox = Mailbox(self._wake)
-        self.journal = Journal(app.open_events(self.name), clock)
+        self.journal = Journal(worker_sink(app, self.name), clock)
         self.keeper = LeaseKeeper(
             app.broker,
             clock=clock,
@@ -91,7 +92,7 @@ class Supervisor:
             clock=clock,
         )
         self._limits = Limits(self._pool, self.keeper, app.settings, options, self.journal, clock)
-        self._requests = Requests(app, self.keeper, self._limits, mailbox, threads=threads)
+        self._requests = Requests(app, self.keeper, self._limits, mailbox, clock, threads=threads)
         self._deliveries = Deliveries(self.name, clock)
         self._dispatcher = Dispatcher(
             self._pool,
@@ -104,8 +105,9 @@ class Supervisor:
             finish=self._finishes.submit,
             over=self._over,
         )
-        self._chores = Chores(app, clock, mailbox)
-        self._intakes = [self._intake(queue) for queue in options.queues]
+        self._chores = Chores(app, clock, mailbox, options.queues, self.journal)
+        self._leases = LeaseWatch(app, options, self.keeper, mailbox, self.journal, clock)
+        self._intakes = Intakes(app, options, self._leases.seconds, self._take)
         self._next_tick = 0.0
         self._signals = 0
         self._draining_until: float | None = None
@@ -118,8 +120,7 @@ class Supervisor:
         """Work until told to stop (a signal, `stop`), or until `burst` or `max_tasks` says so."""
         self._pool.fill()
         self.keeper.start()
-        for intake in self._intakes:
-            intake.start()
+        self._intakes.start()
         try:
             while not self._done():
                 self._turn()
@@ -150,8 +151,7 @@ class Supervisor:
         """Whether a burst has come to its end: nothing held, nothing found, nothing delayed."""
         if not self.options.burst or self._deliveries:
             return False
-        idle = all(intake.idle for intake in self._intakes)
-        return idle and self._chores.drained(self.options.queues)
+        return self._intakes.idle and self._chores.drained(self.options.queues)
 
     def _record(self, *, stopped: bool = False) -> WorkerRecord:
         return WorkerRecord(
@@ -167,8 +167,8 @@ class Supervisor:
     def _drain(self) -> None:
         """Receive nothing more, give back what has not started, let the rest finish."""
         self._draining_until = self._clock.monotonic() + self.options.shutdown_timeout
-        for intake in self._intakes:
-            intake.stop()
+        self._intakes.stop()
+        self._abandon_held(math.inf)
         self._give_back_waiting()
 
     def _give_back_waiting(self) -> None:
@@ -195,12 +195,10 @@ class Supervisor:
         self._over(jobs)
 
     def _shut(self) -> None:
-        for intake in self._intakes:
-            intake.stop()
+        self._intakes.stop()
         for process in self._pool.processes:
             process.retire()
-        for intake in self._intakes:
-            intake.join(5.0)
+        self._intakes.join(5.0)
         self._mailbox.run()
         # only what nobody runs any more may be given back: after an unexpected error of this loop
         # tasks may still be running
@@ -212,8 +210,8 @@ class Supervisor:
         self._requests.stop()
         self._chores.tell(self._record(stopped=True))
         self._chores.stop()
-        for intake in self._intakes:
-            intake.close()
+        self._leases.stop()
+        self._intakes.close()
         self.journal.close()
         self._selector.close()
         self._wake_in.close()
@@ -249,11 +247,13 @@ class Supervisor:
         self._next_tick = now + (TICK_SECONDS if busy else IDLE_TICK_SECONDS)
         self._limits.enforce(now)
         self._deliveries.back(self._pool.take_back_stuck(now))
+        self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)
         self._finishes.submit(job for job in due if job.settlement is not None)
         self._claims.submit(job for job in due if job.settlement is None)
         self._pool.fill()
         self._chores.tick(now, self._record)
+        self._leases.tick(now)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it is awake already (full), or gone
@@ -268,55 +268,36 @@ class Supervisor:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def _intake(self, queue: str) -> Intake:
-        return Intake(
-            self.app.broker,
-            queue,
-            lease=self._lease_seconds(queue),
-            wait=BURST_WAIT if self.options.burst else INTAKE_WAIT,
-            poll_ceiling=self.options.poll_ceiling,
-            take=lambda intake, batch: self._mailbox.post(lambda: self._received(intake, batch)),
-        )
+    def _take(self, source: Source, deliveries: list[Delivery]) -> None:
+        self._mailbox.post(lambda: self._received(source, deliveries))
 
-    def _lease_seconds(self, queue: str) -> float:
-        if self.options.lease is not None:
-            return self.options.lease
-        return self.app.lease_seconds(queue)
-
-    def _received(self, intake: Intake, deliveries: list[Delivery]) -> None:
+    def _received(self, source: Source, deliveries: list[Delivery]) -> None:
         """New deliveries: hold their leases, open them, and send them on their way."""
         hit("received", len(deliveries))
-        jobs = [self._deliveries.add(intake.queue, intake.receiver, each) for each in deliveries]
-        self.keeper.hold(intake.receiver, [job.lease for job in jobs])
+        session = source if isinstance(source, SessionSlot) else None
+        jobs = [
+            self._deliveries.add(source.queue, source.receiver, each, session)
+            for each in deliveries
+        ]
+        self.keeper.hold(source.receiver, [job.lease for job in jobs])
         if self._draining_until is not None:  # a receive that was under way when the drain began
             self._give_back(jobs)
             return
         self.executor.open(jobs)
         self.journal.received(jobs)
+        self._leases.received(jobs)
         self._finishes.submit(job for job in jobs if job.settlement is not None)
         self._deliveries.opened.extend(job for job in jobs if job.settlement is None)
 
     def _allow(self) -> None:
         """Tell the intakes how much more there is room for."""
-        window = self._pool.capacity + self._prefetch()
+        window = self._pool.capacity + prefetch(self.options, self._pool)
         if self.options.max_tasks is not None:
             window = min(window, self.options.max_tasks - self.finished)
-        room = window - len(self._deliveries)
-        if self._draining_until is not None:
-            room = 0
-        elif 0 < room < min(window // 4, 64) and self._deliveries.opened:
-            return  # a fuller batch is worth the short wait
-        for intake in self._intakes:
-            intake.allow(max(0, room))
-
-    def _prefetch(self) -> int:
-        """Deliveries to hold beyond those that run: about a quarter of a second's work."""
-        if self.options.prefetch is not None:
-            return self.options.prefetch
-        mean = self._pool.mean_seconds
-        if mean is None:
-            return FIRST_PREFETCH
-        return min(MOST_PREFETCH, int(self._pool.capacity * PREFETCH_SECONDS / max(mean, 1e-5)))
+        room = window - (len(self._deliveries) - self._deliveries.held)
+        if self._draining_until is None:
+            wait = 0 < room < min(window // 4, 64) and bool(self._deliveries.opened)
+            self._intakes.allow(room, wait=wait)
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -333,6 +314,7 @@ class Supervisor:
     def _claimed(self, jobs: Sequence[Job]) -> None:
         draining = self._draining_until is not None
         for job in jobs:
+            self._deliveries.swapped(job)
             if job.stage is Stage.READY and draining and not job.settled:
                 self._give_back([job])
             elif job.stage is Stage.READY:
@@ -349,10 +331,32 @@ class Supervisor:
         done = [job for job in jobs if job.stage is Stage.DONE]
         if len(done) < len(jobs):
             for job in jobs:
-                if job.stage is not Stage.DONE:
+                if job.stage is Stage.HELD:
+                    self._hold(job)
+                elif job.stage is not Stage.DONE:
                     self._try_later(job)
         self.finished += len(done)
         self._over(done)
+
+    def _hold(self, job: Job) -> None:
+        """Wait for its retry beside the slots; past the bound it waits in the queue (see `Hold`):
+        its lease is left to lapse, so that neither memory nor renewals grow without end.
+        """
+        self.journal.ended(job)
+        job.outcome, job.settlement = None, Abandon()
+        if job.session is not None:  # these are bounded by the sessions that a worker holds
+            job.session.held()
+        room = job.session is not None or self._deliveries.held < self.app.settings.max_held
+        if self._draining_until is not None or room:
+            self._next_tick = min(self._next_tick, self._deliveries.hold(job))
+        else:
+            self._over([job])
+
+    def _abandon_held(self, now: float) -> None:
+        jobs = self._deliveries.let_go(now)
+        for job in jobs:
+            job.stage = Stage.FINISHING
+        self._finishes.submit(jobs)
 
     def _try_later(self, job: Job) -> None:
         self._next_tick = min(self._next_tick, self._deliveries.try_later(job))
@@ -362,7 +366,9 @@ class Supervisor:
         for job in jobs:
             if self._deliveries.remove(job):
                 self.journal.ended(job)
-        self.keeper.drop(job.lease for job in jobs if not job.settled)
+                self._leases.ended(job)
+        self.keeper.drop(lease for job in jobs for lease in job.leases)
+        tell_over(jobs)
 
     # -- leases ------------------------------------------------------------------------------
 
@@ -377,5 +383,8 @@ class Supervisor:
         job = self._deliveries.of(lease)
         if job is not None and job.stage is Stage.SENT:
             self._limits.stop(job, "lease", lease.lost_reason)
+        elif job is not None and job.stage is Stage.HELD:
+            job.note("lease_lost", lease.lost_reason)
+            self._over([job])
         elif job is not None:
             logger.info("lease of %s lost while it waited: %s", job.number, lease.lost_reason)

@@ -47,6 +47,7 @@ class Site:
     joint: bool = True
     workers: list[Worker] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
+    module: str = "ledger_app"
     _app: App | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class Worker:
         self.log_path = site.folder / f"worker-{len(site.workers)}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "aztask", "worker", "-A", "ledger_app", *arguments],
+                [sys.executable, "-m", "aztask", "worker", "-A", site.module, *arguments],
                 env={**site.environment, **environment},
                 cwd=site.folder,
                 stdin=subprocess.DEVNULL,

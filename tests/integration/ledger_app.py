@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import re
 import sys
@@ -23,6 +24,9 @@ app = App(
     retry=QUICK,
     unknown_task_grace=float(os.environ.get("LEDGER_GRACE", "300")),
     max_deliveries=int(os.environ.get("LEDGER_MAX_DELIVERIES", "10")),
+    retry_strategy=os.environ.get("LEDGER_STRATEGY", "resubmit"),
+    max_held=int(os.environ.get("LEDGER_MAX_HELD", "1000")),
+    **json.loads(os.environ.get("LEDGER_OPTIONS", "{}")),
 )
 
 
@@ -79,6 +83,14 @@ def retry_later(context: Context, key: str, delay: float) -> float:
     if context.resubmit_count == 0:
         raise Retry(delay)
     return time.time()
+
+
+@app.task_with_context
+def fails_late(context: Context, key: str, seconds: float, delay: float) -> None:
+    note("start", key)
+    time.sleep(seconds)
+    if context.resubmit_count == 0:
+        raise Retry(delay)
 
 
 @app.task_with_context(retry=RetryPolicy(max_retries=3, delay=0.05, jitter=False))
@@ -210,3 +222,10 @@ def big(size: int) -> bytes:
 @app.task
 def echo(value: object) -> object:
     return value
+
+
+# the same tasks under each of these strategies, for the tests of the strategies
+for strategy in filter(None, os.environ.get("LEDGER_STRATEGIES", "").split(",")):
+    for each in (flaky, snoozing, retry_later):
+        named = app.task_with_context(name=f"{each.name}-{strategy}", retry_strategy=strategy)
+        named(each.function)

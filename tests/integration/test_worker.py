@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 
 import pytest
@@ -28,11 +29,13 @@ from ledger_app import (
     work,
 )
 
+from aztask import App
 from aztask.deadletters import DeadLetters, Selection
 from aztask.envelope import Envelope
 from aztask.errors import ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
+from aztask.message import TaskMessage
 from aztask.results.base import State
-from aztask.task import Call, Task
+from aztask.task import Task
 
 POOLS = ["processes", "threads"]
 
@@ -44,6 +47,12 @@ def send(site: Site, task: Task, key: str, *arguments: object, **options: object
 def start(site: Site, pool: str = "processes", *more: str, **environment: str):
     arguments = ("-Q", "default", "--pool", pool, "-c", "2", *more)
     return site.worker(*arguments, **environment)
+
+
+def message_of(app: App, task: str, args: tuple[object, ...], task_id: str) -> TaskMessage:
+    """A message as `app` would send it."""
+    body, content_type, encoding = app.codec.encode_arguments(args, {})
+    return TaskMessage(task_id, task, "default", body, content_type, encoding)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -148,6 +157,31 @@ def test_an_endless_loop_is_killed_at_its_time_limit_and_its_sibling_is_not_fail
     assert states == {State.SUCCEEDED}
 
 
+def test_at_most_once_beside_a_task_that_is_killed_has_failed(site: Site) -> None:
+    """It cannot be given back, so it ends with the cause instead of staying started for ever."""
+    app = site.app()
+    send(site, once, "once", 60)
+    start(site, "threads")
+    wait_until(lambda: site.lines("start", "once"), 20, "it starts")
+    send(site, endless, "endless")
+    with pytest.raises(TaskFailed, match="Interrupted: it ran beside another task: the time limit"):
+        app.result("once").get(timeout=20)
+    assert site.counts("start")["once"] == 1
+
+
+def test_at_most_once_in_a_worker_that_must_stop_now_has_failed(site: Site) -> None:
+    app = site.app()
+    send(site, once, "once", 60)
+    worker = start(site)
+    wait_until(lambda: site.lines("start", "once"), 20, "it starts")
+    worker.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0, worker.log
+    with pytest.raises(TaskFailed, match="Interrupted: the worker stopped"):
+        app.result("once").get(timeout=5)
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_soft_limit_raises_in_the_task(site: Site, pool: str) -> None:
     app = site.app()
@@ -223,7 +257,7 @@ def test_unknown_and_undecodable_messages_do_not_block(site: Site) -> None:
     app.send("nobody.knows", [1], task_id="unknown")
     app.send("os.system", ["touch /tmp/never"], task_id="os.system")
     good = app.codec
-    message = app._message("ledger.echo", "default", Call((1,), {}), "bad body", 0, None, None)
+    message = message_of(app, "ledger.echo", (1,), "bad body")
     broken = good.to_envelope(message)
     broker.send("default", [Envelope(b"\xdf\xff\xff\xff\xff", broken.headers, "bad body:0:0")])
     send(site, work, "after")
@@ -276,7 +310,7 @@ def test_a_known_task_id_is_not_run_again(site: Site) -> None:
 def test_two_copies_of_one_message_record_one_outcome(site: Site) -> None:
     """As after a send whose reply was lost: the same message id is stored twice."""
     app = site.app()
-    message = app._message("ledger.work", "default", Call(("a", 0.5), {}), "a", 0, None, None)
+    message = message_of(app, "ledger.work", ("a", 0.5), "a")
     app.broker.send("default", [app.codec.to_envelope(message)] * 2)
     start(site)
     start(site)
@@ -338,7 +372,7 @@ def test_the_result_store_away_for_a_while_delays_but_loses_nothing(split_site: 
     database = app.results._database
     with database.transaction():
         app.broker.send("default", [app.codec.to_envelope(
-            app._message("ledger.work", "default", Call(("a", 0.0), {}), "a", 0, None, None)
+            message_of(app, "ledger.work", ("a", 0.0), "a")
         )])  # fmt: skip
         time.sleep(2.0)
     assert app.result("a").get(timeout=30) == "a"

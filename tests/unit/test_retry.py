@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aztask.app import App
 from aztask.errors import (
     ConfigurationError,
     DecodeError,
@@ -16,7 +17,7 @@ from aztask.errors import (
     TimeLimitExceeded,
 )
 from aztask.message import TaskMessage
-from aztask.retry import RetryPolicy
+from aztask.retry import RETRY_STRATEGIES, RetryPolicy, check_strategy
 from aztask.settlement import DeadLetter, Resubmit
 
 MESSAGE = TaskMessage(id="t1", task="shop.pay", queue="pay", body=b"")
@@ -100,11 +101,11 @@ def test_bytes_that_cannot_be_read_are_not_tried_again():
 
 
 def test_a_task_that_asks_for_a_retry_gets_its_delay_and_is_counted():
-    assert PLAIN.decide(Retry(delay=30), after(1)) == Resubmit(30.0)
+    assert PLAIN.decide(Retry(delay=30), after(1)) == Resubmit(30.0, asked=True)
     assert PLAIN.decide(Retry(), after(1)) == Resubmit(2.0)
     assert RetryPolicy(retry_on=()).decide(Retry(), MESSAGE).counted is True
     assert PLAIN.decide(Retry(delay=30), after(3)).reason == "retries-exhausted"
-    assert PLAIN.decide(Retry(delay=timedelta(minutes=1)), MESSAGE) == Resubmit(60.0)
+    assert PLAIN.decide(Retry(delay=timedelta(minutes=1)), MESSAGE) == Resubmit(60.0, asked=True)
 
 
 def test_a_task_that_rejects_its_message_gives_the_reason():
@@ -121,7 +122,7 @@ def test_a_strange_reason_is_still_a_reason(reason):
 
 def test_a_snooze_is_not_a_failure_and_has_its_own_limit():
     policy = RetryPolicy(max_retries=0, max_snoozes=2)
-    assert policy.decide(Snooze(5), after(snoozes=1)) == Resubmit(5.0, counted=False)
+    assert policy.decide(Snooze(5), after(snoozes=1)) == Resubmit(5.0, counted=False, asked=True)
     assert policy.decide(Snooze(5), after(snoozes=2)) == DeadLetter(
         "snoozes-exhausted", "the task asked to run again 3 times"
     )
@@ -136,9 +137,9 @@ def test_a_delay_that_cannot_be_is_dead_lettered_not_guessed_at(delay):
 
 def test_a_retry_past_the_expiry_is_dead_lettered_at_once():
     message = dataclasses.replace(MESSAGE, expires=1010.0)
-    assert PLAIN.decide(Retry(delay=10), message, now=1000.0) == Resubmit(10.0)
+    assert PLAIN.decide(Retry(delay=10), message, now=1000.0) == Resubmit(10.0, asked=True)
     assert PLAIN.decide(Retry(delay=11), message, now=1000.0).reason == "expired"
-    assert PLAIN.decide(Retry(delay=11), message) == Resubmit(11.0)
+    assert PLAIN.decide(Retry(delay=11), message) == Resubmit(11.0, asked=True)
 
 
 def test_a_hostile_error_text_stays_one_short_line():
@@ -187,3 +188,29 @@ def test_numbers_and_classes_are_checked(options):
 def test_policies_are_values():
     assert RetryPolicy(delay=timedelta(seconds=2)) == RetryPolicy(delay=2.0)
     assert RetryPolicy(retry_on=OSError) == RetryPolicy(retry_on=[OSError])
+
+
+def test_a_delay_that_the_task_asked_for_is_marked():
+    assert PLAIN.decide(Retry(7.0), MESSAGE).asked
+    assert PLAIN.decide(Snooze(7.0), MESSAGE).asked
+    assert not PLAIN.decide(Retry(), MESSAGE).asked
+    assert not PLAIN.decide(OSError("disk"), MESSAGE).asked
+
+
+def test_an_unknown_strategy_is_refused_with_a_hint():
+    assert [check_strategy(name) for name in RETRY_STRATEGIES] == list(RETRY_STRATEGIES)
+    with pytest.raises(ConfigurationError, match="Did you mean 'lease-timeout'"):
+        check_strategy("lease_timeout")
+    with pytest.raises(ConfigurationError, match="not 'None'"):
+        check_strategy(None)
+
+
+def test_the_apps_strategy_is_that_of_tasks_which_name_none():
+    app = App("shop", retry_strategy="hold")
+    assert app.task(len).retry_strategy == "hold"
+    assert app.task(name="other", retry_strategy="abandon")(len).retry_strategy == "abandon"
+    assert App("plain").task(len).retry_strategy == "resubmit"
+    with pytest.raises(ConfigurationError, match="task 'x': retry_strategy takes"):
+        app.task(name="x", retry_strategy="abandom")(len)
+    with pytest.raises(ConfigurationError, match="Did you mean 'hold'"):
+        App("wrong", retry_strategy="hole")

@@ -101,6 +101,8 @@ class PoolProcess:
     def answers(self) -> list[list[Any]]:
         """What it has answered since the last call, some hundreds at most."""
         packets: list[list[Any]] = []
+        if self.outbox.fileno() < 0:  # its end was noticed earlier in the same turn
+            return packets
         try:
             while len(packets) < ANSWERS_A_TURN and (packet := self.outbox.receive()):
                 packets.append(packet)

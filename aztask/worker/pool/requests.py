@@ -1,36 +1,57 @@
-"""What a running task asks the worker for: a longer lease, a stored checkpoint."""
+"""What a running task asks the worker for: a longer lease, a stored checkpoint, session state."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aztask.app import App
+from aztask.brokers.base import SessionHolder
+from aztask.clock import Clock
 from aztask.delivery import Renewed
-from aztask.errors import AztaskError
+from aztask.errors import AztaskError, LeaseLost
 from aztask.leasekeeper import LeaseKeeper
 from aztask.worker.job import Job
 from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.limits import Limits
+from aztask.worker.pool.answers import LOST
 from aztask.worker.pool.children import PoolProcess
 
 logger = logging.getLogger(__name__)
 
-Save = tuple[PoolProcess, Job, bytes, list[str]]
+
+@dataclass(slots=True)
+class Request:
+    """kind: "save", "state" or "set-state". error: why it could not be done, "" when it was."""
+
+    process: PoolProcess
+    job: Job
+    kind: str
+    value: bytes | None = None
+    error: str = ""
 
 
 class Requests:
-    """Answers them: extensions through the keeper, checkpoints through a lane of their own."""
+    """Answers them: extensions through the keeper, the others through a lane of their own."""
 
     def __init__(
-        self, app: App, keeper: LeaseKeeper, limits: Limits, mailbox: Mailbox, *, threads: int
+        self,
+        app: App,
+        keeper: LeaseKeeper,
+        limits: Limits,
+        mailbox: Mailbox,
+        clock: Clock,
+        *,
+        threads: int,
     ) -> None:
         self._app = app
         self._keeper = keeper
         self._limits = limits
-        self._saves: Lane[Save] = Lane(
-            "save", self._save_all, self._saved_all, mailbox, threads=threads
+        self._clock = clock
+        self._lane: Lane[Request] = Lane(
+            "requests", self._do_all, self._answer_all, mailbox, threads=threads
         )
 
     def answer(self, process: PoolProcess, kind: str, number: int, *details: Any) -> None:
@@ -44,26 +65,52 @@ class Requests:
                 return
             seconds = max(details[0], job.lease.seconds)
             self._keeper.extend(job.lease, seconds, self._limits.limit_at(job))
-        elif kind == "save":
-            self._saves.submit([(process, job, details[0], [])])
-            self._saves.turn()
+        elif kind in ("save", "state", "set-state"):
+            self._lane.submit([Request(process, job, kind, *details)])
+            self._lane.turn()
 
     def stop(self) -> None:
         """Finish what is under way."""
-        self._saves.stop()
+        self._lane.stop()
 
-    def _save_all(self, saves: Any) -> None:
-        for _, job, state, errors in saves:
-            errors.append(self._save(job, state))
+    def _do_all(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.kind == "save":
+                request.error = self._save(request.job, request.value or b"")
+            else:
+                self._exchange(request)
 
-    def _saved_all(self, saves: Any) -> None:
-        for process, job, state, errors in saves:
-            if not errors[0]:
-                job.saved = state
-            process.tell(["saved", job.number, errors[0]])
+    def _answer_all(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            job, value = request.job, None
+            if request.kind == "state":
+                value = request.value
+            elif request.kind == "save" and not request.error:
+                job.saved = request.value
+            request.process.tell(["answer", job.number, request.error, value])
+
+    def _exchange(self, request: Request) -> None:
+        """Read or write the state of the job's session, on the connection that holds it."""
+        job, holder = request.job, request.job.receiver
+        session = job.delivery.session or ""
+        if not isinstance(holder, SessionHolder):
+            request.error = f"queue {job.queue!r} has no sessions, so there is no state to keep"
+        elif not job.settled and not job.lease.alive(self._clock.monotonic()):
+            request.error = LOST
+        else:
+            try:
+                if request.kind == "state":
+                    request.value = holder.session_state(session)
+                else:
+                    holder.set_session_state(session, request.value)
+            except LeaseLost:
+                request.error = LOST
+            except AztaskError as error:
+                logger.warning("the state of session %s: %s", session, error)
+                request.error = str(error)
 
     def _save(self, job: Job, state: bytes) -> str:
-        """Why it could not be stored, "lost" when the lease is; "" when it is stored.
+        """Why it could not be stored, `LOST` when the lease is; "" when it is stored.
 
         One request replaces the content and renews the lease: either both happen or neither.
         """
@@ -77,7 +124,7 @@ class Requests:
         except AztaskError as error:
             logger.warning("could not store the checkpoint of %s: %s", job.message.id, error)
             return str(error)
-        return "" if isinstance(answer, Renewed) else "lost"
+        return "" if isinstance(answer, Renewed) else LOST
 
     def _keep(self, job: Job, state: bytes) -> str:
         """As `_save`, where the service cannot change a message: in the run's row of the result
@@ -91,4 +138,4 @@ class Requests:
         except AztaskError as error:
             logger.warning("could not store the checkpoint of %s: %s", job.key.task_id, error)
             return str(error)
-        return "" if kept else "lost"
+        return "" if kept else LOST

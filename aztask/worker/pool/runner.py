@@ -2,12 +2,13 @@
 
 Packets from the worker
     inbox:   [number, message fields, delivery_count, deadline, saved]
-    control: ["renewed", number, deadline] | ["lost", number, reason] | ["saved", number, error]
-             | ["interrupt", number, kind, text]
+    control: ["renewed", number, deadline] | ["lost", number, reason]
+             | ["answer", number, error, value] | ["interrupt", number, kind, text]
 Packets to the worker
     ["done", number, started, seconds, value] | ["lost", number, started, seconds]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
     | ["save", number, state] | ["extend", number, seconds]
+    | ["state", number] | ["set-state", number, state]
 
 Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt: the
 decision of the task's retry policy travels back, and the slot goes on with the next delivery.
@@ -27,7 +28,6 @@ from aztask.clock import boot_seconds
 from aztask.context import Context, TaskLease, set_current_context
 from aztask.errors import (
     AztaskError,
-    CapabilityError,
     CodecError,
     EncodeError,
     LeaseLost,
@@ -37,44 +37,23 @@ from aztask.errors import (
 from aztask.failpoint import hit_in_pool
 from aztask.frozen import build
 from aztask.message import MESSAGE_FIELDS, TaskMessage
+from aztask.session import Session
 from aztask.settlement import DeadLetter, to_record
 from aztask.task import Task
 from aztask.worker.board import Board
 from aztask.worker.packets import Packets
+from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.interrupt import Slot
 
 logger = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 4_000
 TRACEBACK_CHARACTERS = 16_000
-SAVE_SECONDS = 60.0
 
 INTERRUPTS: dict[str, type[AztaskError]] = {
     "lease": LeaseLost,
     "limit": TimeLimitExceeded,
 }
-
-
-class _Saves:
-    """The answers to checkpoints that tasks wait for."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._answers: dict[int, str] = {}
-
-    def answer(self, number: int, error: str) -> None:
-        """The worker stored it ("") or could not (why)."""
-        with self._condition:
-            self._answers[number] = error
-            self._condition.notify_all()
-
-    def wait(self, number: int, lease: TaskLease) -> str:
-        """The answer; LeaseLost when the lease ends first."""
-        with self._condition:
-            while number not in self._answers:
-                lease.ensure()
-                self._condition.wait(min(1.0, lease.remaining_seconds))
-            return self._answers.pop(number)
 
 
 class Runner:
@@ -85,7 +64,7 @@ class Runner:
         self._board = board
         self._outbox = outbox
         self._leases: dict[int, TaskLease] = {}
-        self._saves = _Saves()
+        self._answers = Answers()
         self._local = threading.local()
 
     def run(self, slot: Slot, packet: list[Any]) -> None:
@@ -101,15 +80,15 @@ class Runner:
         else:
             answer = self._attempt(slot, number, message, delivery_count, lease)
         self._leases.pop(number, None)
-        self._board.note(slot.index, 0, 0.0)
+        self._board.clear(slot.index)
         answer[1:1] = (number, started, boot_seconds() - started)
         self._send(answer)
 
     def told(self, kind: str, number: int, *rest: Any) -> None:
         """A control packet about a delivery that may or may not run here still."""
         lease = self._leases.get(number)
-        if kind == "saved":
-            self._saves.answer(number, rest[0])
+        if kind == "answer":
+            self._answers.answer(number, *rest)
         elif lease is not None and kind == "renewed":
             lease.renewed(rest[0])
         elif lease is not None and kind == "lost":
@@ -143,6 +122,7 @@ class Runner:
                 lease=lease,
                 saved=saved,
                 save=lambda state: self._save(number, state, lease),
+                session=self._session(number, message.session, lease) if message.session else None,
             )
             if task.lease_of is not None:
                 self._send(["extend", number, float(task.lease_of(*args, **kwargs))])
@@ -188,11 +168,24 @@ class Runner:
 
     def _save(self, number: int, state: Any, lease: TaskLease) -> None:
         self._send(["save", number, self._app.codec.encode_value(state)])
-        error = self._saves.wait(number, lease)
-        if error == "lost":
-            raise LeaseLost
-        if error:
-            raise CapabilityError(error)
+        self._answers.wait(number, lease)
+
+    def _session(self, number: int, name: str, lease: TaskLease) -> Session:
+        codec = self._app.codec
+
+        def load() -> Any:
+            lease.ensure()
+            self._send(["state", number])
+            state = self._answers.wait(number, lease)
+            return None if state is None else codec.decode_value(state)
+
+        def store(value: Any) -> None:
+            lease.ensure()
+            state = None if value is None else codec.encode_value(value)
+            self._send(["set-state", number, state])
+            self._answers.wait(number, lease)
+
+        return Session(name, load=load, store=store)
 
     def _send(self, packet: list[Any]) -> None:
         self._outbox.send(packet)

@@ -1,0 +1,214 @@
+"""Deferred messages and the pointers that call for them: the strategy ``defer``.
+
+A deferred message is received by its position alone, so the position travels in a pointer: a
+message of the same task without a body, scheduled for the time of the retry. It is sent *before*
+the original is deferred, and settled *after* the deferred message is.
+
+Rules
+1. A run on behalf of a pointer is a run of the deferred message: its key, its lease, its start row.
+   The pointer is kept under a lease of its own until the other is settled.
+2. A pointer ends only when its message needs it no more: settled for good, deferred anew with the
+   next pointer, or gone. Where the message goes back to the deferred ones, so does its pointer.
+3. A pointer whose message is not among the deferred ones waits: it may be about to be deferred, or
+   be leased on behalf of another copy. After `LAST_LOOK` looks, two leases and more, it is not
+   needed: the message has become an ordinary one again, or runs under another pointer.
+
+Crash windows, all but the last closed by leases that lapse:
+
+* Pointer sent, message not deferred: the message comes again by itself and runs, sooner than it
+  was due. The pointer finds it running, or gone, or deferred anew, and then runs it early.
+* Pointer received, nothing settled: both leases lapse. The message is deferred again, the pointer
+  comes again and calls for it.
+* Message settled, pointer not: the pointer comes again and finds the message gone, or deferred
+  anew, and then runs it early.
+* A pointer that the broker itself dead-letters (it killed one worker after the other) leaves its
+  message deferred. The run is recorded as failed then, and the pointer's replay runs the message as
+  a new generation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from aztask.app import App
+from aztask.delivery import Delivery, Lost, Settled, Unknown
+from aztask.errors import BrokerError, CodecError, LeaseError
+from aztask.failpoint import hit
+from aztask.lease import Lease
+from aztask.leasekeeper import LeaseKeeper
+from aztask.message import TaskMessage
+from aztask.settlement import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Decision,
+    Defer,
+    Hold,
+    Release,
+    Settlement,
+)
+from aztask.worker.job import Job, message_of
+from aztask.worker.pointer import Pointer
+from aztask.worker.redelivery import Redelivery
+
+logger = logging.getLogger(__name__)
+
+UNDECODABLE = "undecodable"
+FOREIGN_POINTER = "foreign-pointer"
+FIRST_LOOK_SECONDS = 1.0
+LOOKS_BEFORE_A_LEASE = 5
+LAST_LOOK = 7
+
+
+class Pointers:
+    """Fetches what pointers point to, and settles them. Any thread may call."""
+
+    def __init__(self, app: App, keeper: LeaseKeeper, redelivery: Redelivery) -> None:
+        self._app = app
+        self._keeper = keeper
+        self._redelivery = redelivery
+        self._counts_in_row = app.results is not None
+
+    # -- receiving ---------------------------------------------------------------------------
+
+    def fetch(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs that can go on: each pointer's job has become the deferred message's.
+
+        The others have a settlement. Raises BrokerError; asking again does no harm.
+        """
+        pointing = [job for job in jobs if _points(job)]
+        if not pointing:
+            return list(jobs)
+        groups: dict[int, list[Job]] = {}
+        for job in pointing:
+            groups.setdefault(id(job.receiver), []).append(job)
+        for group in groups.values():
+            self._fetch_group(group)
+        hit("fetched", sum(job.pointer is not None for job in pointing))
+        return [job for job in jobs if job.settlement is None]
+
+    def _fetch_group(self, jobs: list[Job]) -> None:
+        receiver = jobs[0].receiver
+        wanted = {message_of(job).pointer for job in jobs}
+        found = receiver.receive_deferred([each for each in wanted if each is not None])
+        by_position = {int(each.position): each for each in found}
+        for job in jobs:
+            delivery = by_position.pop(message_of(job).pointer or 0, None)
+            if delivery is None:
+                job.settlement = self._not_there(job)
+            else:
+                self._become(job, delivery)
+
+    def _become(self, job: Job, delivery: Delivery) -> None:
+        """From now on the job is the deferred message's, and holds both leases."""
+        pointing = message_of(job)
+        job.pointer = Pointer(job.delivery, job.lease)
+        job.delivery = delivery
+        job.lease = Lease(
+            delivery, delivery.lease_seconds, delivery.deadline - delivery.lease_seconds
+        )
+        self._keeper.hold(job.receiver, [job.lease])
+        try:
+            message = self._app.codec.from_envelope(delivery.envelope, job.queue)
+        except CodecError as error:
+            job.settlement = DeadLetter(UNDECODABLE, str(error))
+            return
+        if message.id != pointing.id:
+            job.settlement = Abandon()  # it is deferred again, for its own pointer
+            text = f"it points to message {delivery.position}, which belongs to another task id"
+            self._settle_pointer(job, DeadLetter(FOREIGN_POINTER, text))
+            return
+        job.message, job.saved = self._called(message, pointing, delivery), message.saved
+
+    def _called(
+        self, message: TaskMessage, pointing: TaskMessage, delivery: Delivery
+    ) -> TaskMessage:
+        """The deferred message with the counts that hold for this run."""
+        if pointing.generation > message.generation:
+            # the pointer was replayed out of the dead letters: so is its message, which starts over
+            return replace(
+                message,
+                generation=pointing.generation,
+                hop=pointing.hop,
+                resubmit_count=0 if self._counts_in_row else pointing.resubmit_count,
+                snooze_count=0 if self._counts_in_row else pointing.snooze_count,
+                delivery_base=delivery.delivery_count - 1,
+            )
+        if self._counts_in_row:
+            return message
+        return replace(
+            message,
+            resubmit_count=pointing.resubmit_count,
+            snooze_count=pointing.snooze_count,
+            delivery_base=pointing.delivery_base,
+        )
+
+    def _not_there(self, job: Job) -> Decision:
+        """Its message is not among the deferred ones: see rule 3."""
+        position = message_of(job).pointer or 0
+        found = self._app.broker.peek(job.queue, after=position - 1, limit=1)
+        if not found or found[0].position != position:
+            logger.info("message %d of %s is gone, its pointer ends", position, job.queue)
+            return Complete()
+        looks = job.delivery.delivery_count
+        if looks >= LAST_LOOK:
+            logger.warning(
+                "message %d of %s is not deferred: it comes by itself, its pointer ends",
+                position,
+                job.queue,
+            )
+            return Complete()
+        lease = job.delivery.lease_seconds
+        pause = lease if looks >= LOOKS_BEFORE_A_LEASE else FIRST_LOOK_SECONDS * 2 ** (looks - 1)
+        return Hold(min(pause, lease))
+
+    # -- settling ----------------------------------------------------------------------------
+
+    def send(self, jobs: Iterable[Job]) -> None:
+        """Send the pointers of those that are about to be deferred. Raises BrokerError.
+
+        Crash window: a worker that dies after this leaves a pointer to a message that is not
+        deferred; see above.
+        """
+        queues: dict[str, list[Job]] = {}
+        for job in jobs:
+            if isinstance(job.settlement, Defer):
+                queues.setdefault(job.queue, []).append(job)
+        for queue, group in queues.items():
+            self._app.broker.send(queue, [self._redelivery.pointer(job) for job in group])
+            hit("pointed", len(group))
+
+    def follow(self, jobs: Sequence[Job], answers: Sequence[Settled | Lost | Unknown]) -> None:
+        """Settle the pointers of messages that were settled just now (rule 2)."""
+        for job, answer in zip(jobs, answers, strict=True):
+            if job.pointer is not None and isinstance(answer, Settled):
+                hit("parted")
+                how = job.settlement
+                self._settle_pointer(job, how if isinstance(how, Abandon | Release) else Complete())
+
+    def _settle_pointer(self, job: Job, how: Settlement) -> None:
+        """One that cannot be settled comes again, and finds what became of its message."""
+        pointer = job.pointer
+        if pointer is None:
+            return
+        try:
+            self._keeper.begin(pointer.lease)
+            answer = job.receiver.settle([(pointer.delivery, how)])[0]
+        except LeaseError as error:
+            logger.info("the pointer to message %s is not ours: %s", job.delivery.position, error)
+        except BrokerError as error:
+            logger.warning("a pointer on %s was not settled: %s", job.queue, error)
+            self._keeper.settlement_failed(pointer.lease)
+        else:
+            if isinstance(answer, Settled):
+                self._keeper.settled([pointer.lease])
+            elif isinstance(answer, Lost):
+                self._keeper.lapse(pointer.lease, answer.reason)
+            else:
+                self._keeper.settlement_failed(pointer.lease)
+
+
+def _points(job: Job) -> bool:
+    return job.pointer is None and job.message is not None and job.message.pointer is not None

@@ -1,0 +1,248 @@
+"""How a message that shall run again waits meanwhile: the retry strategies.
+
+A retry policy decides *whether* and *when*; here that decision becomes what the strategy makes of
+it, with the clone and the counts that go with it.
+
+    resubmit       a scheduled clone, then the original is completed
+    abandon        back into the queue at once; the policy's delay does not count
+    lease-timeout  nothing is settled: the lease lapses, and the delay is what is left of it
+    hold           the lease is kept and renewed without a slot, then abandoned when it is time
+    defer          a scheduled pointer, then the original is set aside for it (see `pointers`)
+
+Rules
+1. A clone carries its counts. Where the same message comes again they are kept in the run's row of
+   the result store; without one, in the message itself where the service can change it, and else
+   the service's delivery count stands for them: then a crash counts as a failure too, and what is
+   no failure (a snooze) resubmits, so that it is not taken for one.
+2. A delay that the task itself asked for is kept: `abandon` and `lease-timeout`, which cannot wait
+   for it, resubmit for once.
+3. A decision follows from the message, the record and the clock alone, so that it can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from aztask.app import App
+from aztask.clock import Clock
+from aztask.delivery import Delivery
+from aztask.envelope import Envelope
+from aztask.errors import CapabilityError, CodecError, LeaseError
+from aztask.leasekeeper import LeaseKeeper
+from aztask.message import TaskMessage
+from aztask.results.base import Owned
+from aztask.retry import EXPIRED
+from aztask.sessionrules import strategy_in_session
+from aztask.settlement import (
+    Abandon,
+    DeadLetter,
+    Decision,
+    Defer,
+    Hold,
+    Lapse,
+    Resubmit,
+    Settlement,
+    with_envelope,
+)
+from aztask.worker.job import Job, Stage, message_of
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_TASK = "unknown-task"
+UNTIMED = frozenset({"abandon", "lease-timeout"})
+"""Strategies that cannot wait for a given time."""
+
+
+class Redelivery:
+    """Turns decisions into what the strategy makes of them. Any thread may call."""
+
+    def __init__(self, app: App, keeper: LeaseKeeper, clock: Clock) -> None:
+        """Raises CapabilityError where a task's strategy is beyond the broker."""
+        self._app = app
+        self._keeper = keeper
+        self._clock = clock
+        can = app.broker.capabilities
+        self._in_place = can.resubmit_in_place
+        self._counts_in_row = app.results is not None
+        self._counts_in_message = app.results is None and can.update
+        for task in app.tasks.values():
+            if task.retry_strategy not in can.retry_strategies:
+                raise CapabilityError(
+                    f"task {task.name!r}: retry_strategy={task.retry_strategy!r} is not possible "
+                    f"on {can.name}; it can {', '.join(can.retry_strategies)}"
+                )
+
+    # -- counts ------------------------------------------------------------------------------
+
+    def strategy(self, job: Job) -> str:
+        """The retry strategy of the job's task, in a session one that suits it."""
+        default = self._app.settings.retry_strategy
+        if job.session is not None:
+            return strategy_in_session(job.task, default, ordered=job.in_order)
+        return job.task.retry_strategy if job.task else default
+
+    def own(self, job: Job, answer: Owned) -> None:
+        """The run is ours: its message gets the counts of what happened to it so far (rule 1)."""
+        job.own(answer.starts, answer.saved)
+        failures, snoozes = answer.failures, answer.snoozes
+        if self._counted_by_service(job):
+            failures = max(0, answer.starts - 1)
+        if failures or snoozes:
+            message = message_of(job)
+            job.message = replace(
+                message,
+                resubmit_count=message.resubmit_count + failures,
+                snooze_count=message.snooze_count + snoozes,
+            )
+
+    def start_limit(self, job: Job) -> int:
+        """How often it may be started without an outcome that counts by itself."""
+        limit = self._app.settings.max_deliveries
+        if self._counted_by_service(job) and job.task is not None:
+            limit = max(limit, job.task.retry.max_retries + 1)
+        return limit
+
+    def _counted_by_service(self, job: Job) -> bool:
+        return (
+            not self._counts_in_row
+            and not self._counts_in_message
+            and self.strategy(job) not in ("resubmit", "defer")
+        )
+
+    # -- decisions ---------------------------------------------------------------------------
+
+    def decide(self, job: Job, decision: Decision) -> Decision:
+        """What becomes of a run that failed, given what its retry policy said."""
+        if not isinstance(decision, Resubmit) or job.settled:
+            return decision
+        made = self._made(job, decision)
+        due = getattr(made, "due", None) or self._clock.wall()
+        expires = message_of(job).expires
+        if expires is not None and due >= expires:
+            return DeadLetter(EXPIRED, "it would expire before its next run")
+        return made
+
+    def _made(self, job: Job, wanted: Resubmit) -> Decision:
+        strategy = self.strategy(job)
+        if wanted.asked and strategy in UNTIMED:
+            strategy = "hold" if job.in_order else "resubmit"
+        if not wanted.counted and self._counted_by_service(job):
+            strategy = "hold" if job.in_order else "resubmit"
+        match strategy:
+            case "abandon":
+                return Abandon()
+            case "lease-timeout":
+                return Lapse()
+            case "hold":
+                return Hold(wanted.delay, self._clock.wall() + wanted.delay)
+            case "defer":
+                due = self._clock.wall() + wanted.delay
+                return Defer(wanted.delay, due, counted=wanted.counted)
+        return self.resubmit(wanted.delay, counted=wanted.counted)
+
+    def put_off(self, job: Job, delay: float) -> Decision:
+        """Let it wait uncounted, whatever its task says, but keep its place in a session."""
+        if job.in_order:
+            return Hold(delay, self._clock.wall() + delay)
+        return self.resubmit(delay, counted=False)
+
+    def resubmit(self, delay: float, *, counted: bool) -> Resubmit:
+        """A clone for later, with the time that it is due."""
+        return Resubmit(delay=delay, due=self._clock.wall() + delay, counted=counted)
+
+    # -- carrying out ------------------------------------------------------------------------
+
+    def write_counts(self, jobs: list[Job]) -> None:
+        """Without a result store: the counts into the messages that come again themselves.
+
+        Crash window: a worker that dies before has not counted the failure, one that dies after
+        has, and in both cases the message comes again when its lease ends.
+        """
+        if not self._counts_in_message:
+            return
+        for job in jobs:
+            outcome = job.outcome
+            if outcome is None or not outcome.again or job.settled:
+                continue
+            counted = outcome.state.value == "retrying"
+            message = replace(
+                message_of(job),
+                resubmit_count=message_of(job).resubmit_count + counted,
+                snooze_count=message_of(job).snooze_count + (not counted),
+                saved=job.saved,
+                delivery_base=job.delivery.delivery_count,
+            )
+            try:
+                self._keeper.update(job.lease, job.receiver, self._app.codec.to_envelope(message))
+            except (CodecError, LeaseError) as error:
+                logger.warning("a failure of %s is not counted: %s", message.id, error)
+
+    def waits(self, job: Job) -> bool:
+        """Whether nothing is settled now."""
+        return isinstance(job.settlement, Hold | Lapse)
+
+    def keep(self, job: Job) -> None:
+        """Its outcome is durable: wait as was decided."""
+        hold = job.settlement
+        if isinstance(hold, Hold):
+            left = hold.delay if hold.due is None else max(0.0, hold.due - self._clock.wall())
+            job.held_until = self._clock.monotonic() + left
+            for lease in job.leases:
+                self._keeper.limit(lease, job.held_until + 2 * lease.seconds)
+            job.stage = Stage.HELD
+        else:
+            job.stage = Stage.DONE
+
+    def pairs(self, jobs: list[Job]) -> list[tuple[Delivery, Settlement]]:
+        """Deliveries and settlements, as a receiver takes them."""
+        return [(job.delivery, self.ready(job)) for job in jobs]
+
+    def ready(self, job: Job) -> Settlement:
+        """The settlement as the broker takes it: a resubmission with its clone and what is left
+        of its delay. The clone follows from the message and the record alone, so a repeated
+        settlement sends the same clone under the same id.
+        """
+        settlement = job.settlement
+        # every job that is settled has one, and nobody asks for those that wait
+        assert settlement is not None
+        assert not isinstance(settlement, Hold | Lapse)
+        if not isinstance(settlement, Resubmit):
+            return settlement
+        clone = job.clone or self._clone(job, settlement)
+        delay = self._left(settlement)
+        envelope = self._app.codec.to_envelope(clone, delay=delay)
+        return with_envelope(settlement, envelope, delay)
+
+    def pointer(self, job: Job) -> Envelope:
+        """The pointer to a job that is about to be deferred; repeated, it has the same id."""
+        settlement = job.settlement
+        assert isinstance(settlement, Defer)  # asked for no others
+        message = message_of(job).pointing(
+            int(job.delivery.position),
+            counted=settlement.counted,
+            delivery_base=job.delivery.delivery_count,
+        )
+        return self._app.codec.to_envelope(message, delay=self._left(settlement))
+
+    def _left(self, settlement: Resubmit | Defer) -> float:
+        if settlement.due is None:
+            return settlement.delay
+        return max(0.0, settlement.due - self._clock.wall())
+
+    def _clone(self, job: Job, settlement: Resubmit) -> TaskMessage:
+        message = message_of(job)
+        unknown = job.outcome is not None and job.outcome.error_type == UNKNOWN_TASK
+        since = message.unknown_since
+        if unknown and since is None and job.outcome is not None:
+            since = job.outcome.at
+        return message.resubmitted(
+            counted=settlement.counted,
+            saved=job.saved,
+            unknown_since=since if unknown else None,
+            delivery_base=self.delivery_base(job),
+        )
+
+    def delivery_base(self, job: Job) -> int:
+        """What the clone's deliveries count from: its own, where the broker's count goes on."""
+        return job.delivery.delivery_count if self._in_place else 0

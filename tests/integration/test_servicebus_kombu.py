@@ -1,0 +1,181 @@
+"""Plain Kombu producers and consumers, and an unchanged Celery app, on Service Bus."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import kombu
+import pytest
+import test_celery
+from bus import broker_at
+
+import aztask.transport
+from aztask.brokers.base import QueueOptions
+from aztask.brokers.servicebus import ServiceBusBroker
+from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
+from aztask.envelope import Envelope
+from aztask.testing import RunningEmulator, emulator
+
+LEASE = 3.0
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[RunningEmulator]:
+    with emulator() as running:
+        yield running
+
+
+@pytest.fixture
+def broker(bus: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceBusBroker]:
+    monkeypatch.setenv(ADMIN_VARIABLE, bus.admin_connection_string)
+    made = broker_at(bus)
+    for name in ("plain", "celery"):
+        made.declare(name, QueueOptions(lease=LEASE))
+    yield made
+    for name in ("plain", "celery"):
+        made.delete(name)
+    made.close()
+
+
+class Consumer:
+    """A started consumer of the queue ``plain``."""
+
+    def __init__(self, connection: kombu.Connection, **options: object) -> None:
+        self.got: list[kombu.Message] = []
+        self._connection = connection
+        self._consumer = kombu.Consumer(connection.channel(), [kombu.Queue("plain")], **options)
+        self._consumer.register_callback(lambda body, message: self.got.append(message))
+        self._consumer.consume()
+
+    def drain(self, count: int, seconds: float = 15.0) -> kombu.Message:
+        until = time.monotonic() + seconds
+        while len(self.got) < count:
+            self._connection.drain_events(timeout=max(0.0, until - time.monotonic()))
+        return self.got[-1]
+
+    def cancel(self) -> None:
+        self._consumer.cancel()
+
+
+def connected(bus: RunningEmulator, **options: object) -> kombu.Connection:
+    aztask.transport.register()
+    wish = {"broker": bus.connection_string, "lease": LEASE, **options}
+    return kombu.Connection("aztask://", transport_options=wish)
+
+
+def test_a_plain_kombu_producer_and_consumer(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    with connected(bus) as connection:
+        producer = connection.Producer()
+        consumer = Consumer(connection)
+        producer.publish({"n": 1}, routing_key="plain", headers={"h": "x"}, priority=3)
+        first = consumer.drain(1)
+        assert first.payload == {"n": 1}
+        assert first.headers == {"h": "x"}
+        assert first.properties["priority"] == 3
+        assert first.delivery_info["redelivered"] is False
+        first.ack()
+        producer.publish({"n": 2}, routing_key="plain")
+        consumer.drain(2).requeue()
+        again = consumer.drain(3)
+        assert again.delivery_info["redelivered"] is True
+        again.reject()
+        consumer.cancel()
+    (dead,) = broker.peek("plain", dead_letter=True)
+    assert dead.dead_letter_reason == "rejected"
+    assert broker.peek("plain") == []
+
+
+def test_what_is_not_acknowledged_stays_leased_for_many_locks(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    with connected(bus) as connection:
+        for number in range(3):
+            connection.Producer().publish(number, routing_key="plain")
+        consumer = Consumer(connection)
+        message = consumer.drain(1)
+        rival = broker.receiver("plain", lease=LEASE)
+        assert rival.receive(3, 3 * LEASE) == []
+        message.ack()
+        for count in (2, 3):
+            consumer.drain(count).ack()
+        assert [each.delivery_info["delivery_count"] for each in consumer.got] == [1, 1, 1]
+        rival.close()
+    assert broker.peek("plain") == []
+
+
+def test_garbage_is_dead_lettered_and_the_next_message_comes(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    broker.send("plain", [Envelope(b"\xc1", content_type="application/x-python-serialize")])
+    with connected(bus) as connection:
+        connection.Producer().publish("fine", routing_key="plain")
+        assert Consumer(connection).drain(1).payload == "fine"
+    (dead,) = broker.peek("plain", dead_letter=True)
+    assert dead.envelope.body == b"\xc1"
+
+
+def test_a_countdown_lies_in_the_broker(bus: RunningEmulator, broker: ServiceBusBroker) -> None:
+    with connected(bus) as connection:
+        eta = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() + 3))
+        connection.Producer().publish(1, routing_key="plain", headers={"eta": eta, "task": "t"})
+        (peeked,) = broker.peek("plain")
+        assert peeked.due is not None
+        consumer = Consumer(connection)
+        with pytest.raises(socket.timeout):
+            connection.drain_events(timeout=0.5)
+        consumer.drain(1).ack()
+
+
+# -- Celery --------------------------------------------------------------------------------------
+
+
+class Site(test_celery.Site):
+    """The same Celery app, whose broker is a Service Bus."""
+
+    def __init__(self, folder: Path, bus: RunningEmulator, broker: ServiceBusBroker) -> None:
+        super().__init__(folder)
+        text = (folder / "celery_app.py").read_text()
+        assert '"lease": 1.5' in text
+        (folder / "celery_app.py").write_text(text.replace('"lease": 1.5', f'"lease": {LEASE}'))
+        self.environment["BROKER"] = bus.connection_string
+        self.broker = broker  # type: ignore[assignment]
+
+
+@pytest.fixture
+def site(tmp_path: Path, bus: RunningEmulator, broker: ServiceBusBroker) -> Iterator[Site]:
+    site = Site(tmp_path, bus, broker)
+    yield site
+    for process in site.processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def test_a_celery_app_over_service_bus(site: Site) -> None:
+    """Retries, a countdown, a task longer than its lock, garbage, and a kill: nothing is lost."""
+    site.broker.send("celery", [Envelope(b"\xc1garbage")])
+    site.send(
+        "for n in range(5): add.delay(n, 0)\n"
+        "slow.delay(1, 7.0)\n"
+        "slow.delay(2, 7.0)\n"
+        "flaky.delay()\n"
+        "add.apply_async((100, 0), countdown=2)"
+    )
+    assert site.counts()[2] == 1, "the countdown lies in the broker"
+    first = site.worker("prefork")
+    site.until(lambda: any(note.startswith("start") for note in site.notes()))
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(10)
+    site.worker("prefork")
+    wanted = {*(f"add {n}" for n in (*range(5), 100)), "slow 1", "slow 2", "flaky 2"}
+    site.until(lambda: wanted <= set(site.notes()))
+    site.until(lambda: (site.counts()[0], *site.counts()[2:]) == (0, 0, 1))
+    assert site.notes().count("slow 1") + site.notes().count("slow 2") == 2
+    assert site.broker.peek("celery", dead_letter=True)[0].dead_letter_reason == "undecodable"

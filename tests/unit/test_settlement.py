@@ -1,0 +1,49 @@
+"""Settlements and decisions as values: what is recorded comes back equal."""
+
+import pytest
+
+from aztask.settlement import (
+    REASON_LIMIT,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Hold,
+    Lapse,
+    Release,
+    Resubmit,
+    from_record,
+    name_of,
+    to_record,
+)
+
+ALL = [
+    (Complete(), "complete"),
+    (Abandon(), "abandon"),
+    (Release(), "release"),
+    (Defer(), "defer"),
+    (DeadLetter("why", "and how"), "dead-letter"),
+    (Resubmit(2.0, 1002.0), "resubmit"),
+    (Resubmit(2.0, 1002.0, counted=False, asked=True), "resubmit"),
+    (Hold(2.0, 1002.0), "hold"),
+    (Lapse(), "lapse"),
+]
+
+
+@pytest.mark.parametrize(("decision", "name"), ALL)
+def test_a_record_comes_back_equal_under_its_name(decision, name):
+    record = to_record(decision)
+    assert record["settle"] == name == name_of(decision)
+    assert from_record(record) == decision
+
+
+def test_what_is_no_record_is_an_error():
+    with pytest.raises(KeyError):
+        from_record({"settle": "vanish"})
+    with pytest.raises(TypeError):
+        from_record({"settle": "complete", "delay": 1})
+
+
+def test_texts_are_cut_to_what_every_service_allows():
+    dead = DeadLetter("r" * 2000, "d" * 2000)
+    assert (len(dead.reason), len(dead.description)) == (REASON_LIMIT, REASON_LIMIT)
