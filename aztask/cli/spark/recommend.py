@@ -1,0 +1,167 @@
+"""``aztask spark recommend``: leases, prefetch and queues, from what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from aztask.app import App
+from aztask.cli.failures import visible
+from aztask.cli.options import (
+    LONGEST_LEASE,
+    Duration,
+    Names,
+    all_names,
+    app_option,
+    json_option,
+)
+from aztask.cli.output import print_json, print_table
+from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.target import find_app
+from aztask.config import read_environment
+from aztask.errors import ConfigurationError
+from aztask.leaseadvice import MIN_SAMPLES, SHORTEST, Bounds
+from aztask.leasedocument import LeaseDocument, LeaseStore
+
+
+@click.command("recommend")
+@app_option
+@click.option("--events", metavar="PLACE", help="The event log. [default: as the app says]")
+@click.option(
+    "--account-variable",
+    metavar="NAME",
+    help="The environment variable with the connection string, where PLACE is a container's name.",
+)
+@click.option(
+    "-Q",
+    "--queues",
+    type=Names(),
+    multiple=True,
+    help="Only these queues, a,b or several times. [default: all in the log]",
+)
+@click.option(
+    "--least",
+    type=Duration(least=0.1, most=LONGEST_LEASE),
+    default=f"{SHORTEST:g}s",
+    help="The shortest lease to recommend.",
+)
+@click.option(
+    "--most",
+    type=Duration(least=0.1, most=LONGEST_LEASE),
+    help="The longest lease to recommend. [default: the longest that the broker grants]",
+)
+@click.option(
+    "--min-samples",
+    type=click.IntRange(1),
+    default=MIN_SAMPLES,
+    help="Deliveries of a queue from which its lease may be changed.",
+)
+@click.option("--publish", is_flag=True, help="Write the leases where workers and senders look.")
+@session_options
+@json_option
+def command(
+    events: str | None,
+    account_variable: str | None,
+    queues: Sequence[tuple[str, ...]],
+    least: float,
+    most: float | None,
+    min_samples: int,
+    publish: bool,
+    wish: SessionWish,
+    as_json: bool,
+) -> None:
+    """Recommend leases, prefetch and a split of queues from the event log.
+
+    What is published already counts: a lease is changed only where it is far off. Workers and
+    senders with lease_advice follow what --publish writes.
+    """
+    app = find_app()
+    try:
+        place = events or _events_of(app)
+        bounds = _bounds(app, least, most, min_samples)
+        store = app.leases.store if app.leases.enabled else None
+        if publish and store is None:
+            raise ConfigurationError(
+                "--publish needs to know where: set lease_advice of the app, or "
+                "AZTASK_LEASE_ADVICE, to auto, a file's path or blob://ACCOUNT/CONTAINER"
+            )
+        found, told = _work(
+            place, account_variable, all_names(queues), bounds, store, publish, wish
+        )
+    finally:
+        app.close()
+    _show(found, as_json=as_json)
+    if told:
+        click.echo(told, err=True)
+
+
+def _work(
+    place: str,
+    account_variable: str | None,
+    queues: Sequence[str],
+    bounds: Bounds,
+    store: LeaseStore | None,
+    publish: bool,
+    wish: SessionWish,
+) -> tuple[Sequence[Any], str]:
+    """(the recommendations, what was published)."""
+    from aztask.spark.eventframe import read_events  # noqa: PLC0415
+    from aztask.spark.queries import told_plainly  # noqa: PLC0415
+    from aztask.spark.queueevidence import observe  # noqa: PLC0415
+    from aztask.spark.recommending import decided, publish_seen  # noqa: PLC0415
+
+    with open_session(wish, "aztask recommend") as spark, told_plainly():
+        seen = observe(read_events(spark, place, account_variable=account_variable).events)
+    if not publish or store is None:
+        document = store.load().document if store is not None else LeaseDocument()
+        return decided(seen, document, bounds, queues=queues), ""
+    done = publish_seen(seen, store, bounds=bounds, queues=queues)
+    if not done.queues:
+        return done.recommendations, f"nothing to publish: revision {done.revision} stands"
+    names = ", ".join(done.queues)
+    return done.recommendations, f"published revision {done.revision}: {names}"
+
+
+def _events_of(app: App) -> str:
+    place = app.settings.events or read_environment("AZTASK_EVENTS")
+    if place is None:
+        raise ConfigurationError(
+            "there is no event log: say where it is with --events or AZTASK_EVENTS, or name an "
+            "app that writes one with -A"
+        )
+    return str(place)
+
+
+def _bounds(app: App, least: float, most: float | None, min_samples: int) -> Bounds:
+    longest = app.broker.capabilities.max_lease_seconds if most is None else most
+    return Bounds(min(least, longest), longest, min_samples)
+
+
+def _show(found: Sequence[Any], *, as_json: bool) -> None:
+    if as_json:
+        for each in found:
+            print_json(each.as_dict())
+        return
+    print_table(
+        ["queue", "deliveries", "held p99", "lost", "lease", "advised", "renewed", "prefetch"],
+        [
+            [
+                each.queue,
+                each.advice.evidence.samples,
+                each.advice.evidence.p99_seconds,
+                each.advice.evidence.losses,
+                each.current_lease_seconds,
+                "renew" if each.advice.renew else each.advice.lease_seconds,
+                f"{100 * each.renewed_part:.2g} %",
+                each.prefetch,
+            ]
+            for each in found
+        ],
+    )
+    for each in found:
+        click.echo()
+        click.secho(visible(each.queue), bold=True)
+        for name, reason in each.reasons.items():
+            click.echo(f"  {name}: {visible(reason)}")

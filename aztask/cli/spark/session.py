@@ -1,0 +1,80 @@
+"""``--master`` and ``--conf``, which all commands of the pipeline share, and the session they ask
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import click
+
+from aztask.masking import printable
+
+LOG_LEVEL = "OFF"
+"""Of the JVM: what goes wrong is told once, by us, and not with a page of its own stack."""
+
+
+@dataclass(frozen=True)
+class SessionWish:
+    """What --master and --conf said."""
+
+    master: str | None = None
+    conf: dict[str, str] = field(default_factory=dict)
+
+
+class Setting(click.ParamType[tuple[str, str]]):
+    """``spark.key=value``."""
+
+    name = "setting"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """The key and the value."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, setting = value.partition("=")
+        if not equals or not key.startswith("spark."):
+            self.fail(f"{printable(value, 60)} is not like spark.key=value", param, ctx)
+        return key, setting
+
+
+def session_options(function: Callable[..., None]) -> Callable[..., None]:
+    """``--master`` and ``--conf``; the command gets them as ``wish``."""
+
+    @click.option(
+        "--master", help="Where Spark runs. [default: what Spark's settings say, or here]"
+    )
+    @click.option(
+        "--conf",
+        type=Setting(),
+        multiple=True,
+        help="A setting of Spark, spark.key=value; may be given several times.",
+    )
+    @wraps(function)
+    def gathered(*args: Any, master: str | None, conf: Any, **rest: Any) -> None:
+        function(*args, wish=SessionWish(master, dict(conf)), **rest)
+
+    return gathered
+
+
+@contextmanager
+def open_session(wish: SessionWish, name: str) -> Iterator[Any]:
+    """The SparkSession of one command, stopped at the end unless it ran before.
+
+    name: as Spark's own pages show the job. Raises ConfigurationError where pyspark or Java is
+    missing.
+    """
+    from aztask import spark  # noqa: PLC0415  # only a command that runs needs pyspark
+
+    ran_before = spark.active_session() is not None
+    session = spark.get_session(name=name, master=wish.master, conf=wish.conf, log_level=LOG_LEVEL)
+    try:
+        yield session
+    finally:
+        if not ran_before:
+            session.stop()

@@ -1,0 +1,83 @@
+"""``aztask spark stream``: the rows of files as tasks, as the files come in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from aztask.cli.options import Duration, app_option, json_option
+from aztask.cli.output import plural, print_json
+from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.spark.submitoptions import submit_options
+
+LOOK_SECONDS = 1
+
+
+@click.command("stream")
+@app_option
+@submit_options
+@click.option("--submission-id", default="", help="A name for the ids. [default: the query's id]")
+@click.option("--schema", required=True, help="The columns, as in SQL: path STRING, width INT.")
+@click.option("--checkpoint", required=True, help="The folder where Spark notes what was done.")
+@click.option(
+    "--unique",
+    type=click.Choice(("stream", "batch")),
+    default="stream",
+    help="Whether a key never comes again, or may come once in each batch.",
+)
+@click.option("--available-now", is_flag=True, help="End when what is there now was sent.")
+@click.option("--trigger", type=Duration(), help="Time between two batches.")
+@click.option("--max-files", type=click.IntRange(1), help="Files in one batch at most.")
+@session_options
+@json_option
+def command(
+    path: str,
+    kind: str | None,
+    task: str,
+    schema: str,
+    py_files: tuple[str, ...],
+    max_files: int | None,
+    options: dict[str, Any],
+    wish: SessionWish,
+    as_json: bool,
+    **about: Any,
+) -> None:
+    """Send one task for each row of files, as the files come into a folder.
+
+    Started again with the same --checkpoint, it goes on where it was. A batch that is sent again
+    gets the same task ids. It runs until Ctrl-C, unless --available-now is given.
+    """
+    with open_session(wish, f"aztask stream {task}") as session:
+        from aztask.spark import stream  # noqa: PLC0415  # only a command that runs needs pyspark
+        from aztask.spark.failures import ended_well  # noqa: PLC0415
+        from aztask.spark.tables import read_stream  # noqa: PLC0415
+
+        for each in py_files:
+            session.sparkContext.addPyFile(each)
+        rows = read_stream(session, path, schema=schema, kind=kind, most_files=max_files)
+        query = stream(rows, task, **about, **options)
+        try:
+            shown = -1
+            while not ended_well(query, LOOK_SECONDS):
+                shown = _tell(query, shown, as_json)
+            _tell(query, shown, as_json)
+        finally:
+            query.stop()
+
+
+def _tell(query: Any, shown: int, as_json: bool) -> int:
+    """Print the batches that are new since `shown`; the newest one's number."""
+    for progress in query.recentProgress:
+        about = json.loads(progress.json)
+        batch, rows = int(about["batchId"]), int(about["numInputRows"])
+        if batch <= shown or not rows:
+            continue
+        shown = batch
+        seconds = about.get("durationMs", {}).get("triggerExecution", 0) / 1000
+        if as_json:
+            print_json({"batch": batch, "rows": rows, "seconds": seconds, "query": about["id"]})
+        else:
+            click.echo(f"batch {batch}: {plural(rows, 'row')} sent in {seconds:.1f} s")
+    return shown

@@ -1,0 +1,91 @@
+"""``aztask spark submit``: the rows of files as tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from aztask.cli.options import app_option, json_option
+from aztask.cli.output import print_fields, print_json
+from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.spark.submitoptions import submit_options
+from aztask.cli.spark.watch import watched
+from aztask.errors import SubmitFailed
+
+
+@click.command("submit")
+@app_option
+@submit_options
+@click.option("--submission-id", required=True, help="A name that a rerun gives again.")
+@click.option("--schema", help="The columns, as in SQL: path STRING, width INT.")
+@click.option(
+    "--check-keys/--no-check-keys",
+    default=True,
+    help="Look for nulls and duplicates among the keys first.",
+)
+@click.option("--dry-run", is_flag=True, help="Do everything but the sending.")
+@session_options
+@json_option
+def command(
+    path: str,
+    kind: str | None,
+    schema: str | None,
+    task: str,
+    key: str,
+    submission_id: str,
+    check_keys: bool,
+    dry_run: bool,
+    py_files: tuple[str, ...],
+    options: dict[str, Any],
+    wish: SessionWish,
+    as_json: bool,
+) -> None:
+    """Send one task for each row of files.
+
+    Task ids come from --submission-id and the --key column: submitted again under the same name,
+    each row is still run once, by workers that keep results. Without -A, AZTASK_BROKER says where
+    the queues are, here and on the executors, and --columns is needed.
+    """
+    with open_session(wish, f"aztask submit {task}") as session:
+        from aztask.spark import submit  # noqa: PLC0415  # only a command that runs needs pyspark
+        from aztask.spark.tables import read_table  # noqa: PLC0415
+
+        for each in py_files:
+            session.sparkContext.addPyFile(each)
+        table = read_table(session, path, kind=kind, schema=schema)
+        try:
+            with watched(session):
+                report = submit(
+                    table,
+                    task,
+                    key=key,
+                    submission_id=submission_id,
+                    check_keys=check_keys,
+                    dry_run=dry_run,
+                    **options,
+                )
+        except SubmitFailed as error:
+            if error.report is not None:
+                _print(error.report, as_json)
+            raise
+        _print(report, as_json)
+
+
+def _print(report: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print_fields(
+        [
+            ("submission", report.submission_id),
+            ("task", report.task),
+            ("queue", report.queue),
+            ("rows", report.rows),
+            ("would be sent" if report.dry_run else "sent", report.sent),
+            ("sent again", report.retried),
+            ("failed", report.failed),
+            ("partitions", report.partitions),
+            ("seconds", report.seconds),
+        ]
+    )

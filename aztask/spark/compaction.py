@@ -1,0 +1,262 @@
+"""Compacts the lines of closed hours into Parquet files: smaller, and much faster to read.
+
+Rules
+1. A compacted file appears whole and is never replaced. It names its sources (`Origin`), and only
+   when it is there are they removed: whenever a compaction dies, nothing is lost, nothing counts
+   twice, and the next one does what is left.
+2. Its name is made from its sources' names, so doing the same again makes the same file. Two
+   compactions at the same time may cut an hour in two ways: readers then drop the second copy of
+   an event like any duplicate.
+3. An hour is closed some time after its end: a dead worker's last file appears late. A file that
+   appears later still is compacted into a file of its own.
+4. What is odd in the lines (torn, corrupt) is kept, as odd rows.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from aztask.errors import ConfigurationError
+from aztask.failpoint import hit
+from aztask.spark.compactfiles import ORIGIN_KEY, Origin, plan_of
+from aztask.spark.eventcolumns import ARROW
+from aztask.spark.eventfiles import PARQUET, EventFile
+from aztask.spark.eventlines import read_lines
+from aztask.spark.eventplaces import EventPlace
+
+CLOSED_SECONDS: Final = 3600.0
+"""After its end an hour stays open for so long."""
+CHUNK_BYTES: Final = 256 << 20
+"""Lines that go into one compacted file: what one executor holds the ids of."""
+GROUP_ROWS: Final = 1 << 18
+JOB_CHUNKS: Final = 64
+"""Files of one Spark job: progress is told after each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Files of one hour that become one."""
+
+    folder: str
+    names: tuple[str, ...]
+    bytes: int
+
+    @property
+    def target(self) -> str:
+        """The compacted file's name, which follows from the sources'."""
+        digest = hashlib.blake2b("\n".join(self.names).encode(), digest_size=10).hexdigest()
+        return f"{self.folder}/compacted-{digest}{PARQUET}"
+
+
+@dataclass(slots=True)
+class CompactionReport:
+    """What a compaction did: files and bytes of lines, and what became of them.
+
+    duplicates: events that were there more than once; odd: lines that are no sound events, which
+    are kept apart; removed: files that the compacted ones replace.
+    """
+
+    hours: int = 0
+    compacted_files: int = 0
+    source_files: int = 0
+    events: int = 0
+    duplicates: int = 0
+    odd: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    removed: int = 0
+
+    def add(self, other: CompactionReport) -> None:
+        """Count what another part did."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+def compact(
+    spark: SparkSession | None,
+    place: EventPlace,
+    *,
+    closed_seconds: float = CLOSED_SECONDS,
+    keep: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+    now: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> CompactionReport:
+    """Compact every hour that is over since `closed_seconds`; one Spark task for each new file.
+
+    spark: None does it in this process. keep: the sources stay, and readers pass over them. now:
+    seconds since 1970, instead of the clock. progress: called with (files written, files to be
+    written) now and then. Raises ConfigurationError where the place cannot be
+    listed. Doing it again after a crash, or after success, is harmless.
+    """
+    moment = time.time() if now is None else now
+    plan = plan_of(place)
+    report = CompactionReport()
+    if not keep:
+        for file in plan.superseded:  # an earlier compaction died before it removed them
+            place.remove(file.name)
+            report.removed += 1
+    closed = [file for file in plan.lines if _end_of(file.folder) + closed_seconds <= moment]
+    chunks = list(_chunks(closed, chunk_bytes))
+    report.hours = len({chunk.folder for chunk in chunks})
+    done = _on_spark(spark, place, chunks, keep) if spark else _here(place, chunks, keep)
+    for part in done:
+        report.add(part)
+        if progress is not None:
+            progress(report.compacted_files, len(chunks))
+    return report
+
+
+def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionReport:
+    """Make one compacted file, then remove its sources.
+
+    If the process dies before the file is published, a hidden scratch file is left at most; after
+    it, sources that readers pass over, and that the next compaction removes.
+    """
+    report = CompactionReport(
+        compacted_files=1, source_files=len(chunk.names), bytes_before=chunk.bytes
+    )
+    if not _is_there(place, chunk.target):
+        _write(place, chunk, report)
+    if not keep:
+        for name in chunk.names:
+            place.remove(name)
+            report.removed += 1
+            hit("compact-removed")
+    return report
+
+
+def _is_there(place: EventPlace, name: str) -> bool:
+    """Whether an attempt that died (a Spark task that is run again) had published the file."""
+    try:
+        place.open(name).close()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> None:
+    with place.scratch(chunk.target) as path:
+        with pq.ParquetWriter(path, ARROW, compression="zstd") as writer:
+            for table in _groups(_unique(place, chunk, report)):
+                writer.write_table(table)
+            origin = Origin(chunk.names, report.duplicates)
+            writer.add_key_value_metadata({ORIGIN_KEY.decode(): origin.to_json()})
+        if pq.read_metadata(path).num_rows != report.events + report.odd:
+            raise RuntimeError(f"{path} does not hold the rows that were written: try again")
+        report.bytes_after = path.stat().st_size
+        hit("compact-written")
+        place.publish(path, chunk.target)
+    hit("compact-published")
+
+
+def _end_of(folder: str) -> float:
+    """When the hour of ``date=YYYY-MM-DD/hour=HH`` is over; never, if there is no such hour."""
+    try:
+        began = time.strptime(folder, "date=%Y-%m-%d/hour=%H")
+    except ValueError:
+        return float("inf")
+    return calendar.timegm(began) + 3600.0
+
+
+def _chunks(files: Sequence[EventFile], most: int) -> Iterator[Chunk]:
+    """Each hour's files, in pieces of about `most` bytes."""
+    for folder, group in groupby(sorted(files, key=lambda file: file.name), lambda f: f.folder):
+        names: list[str] = []
+        size = 0
+        for file in group:
+            if names and size + file.size > most:
+                yield Chunk(folder, tuple(names), size)
+                names, size = [], 0
+            names.append(file.name)
+            size += file.size
+        yield Chunk(folder, tuple(names), size)
+
+
+def _unique(place: EventPlace, chunk: Chunk, report: CompactionReport) -> Iterator[pa.RecordBatch]:
+    """The rows of the chunk's files without the second copies of events."""
+    seen: set[str] = set()
+    for name in chunk.names:
+        with _opened(place, name) as stream:
+            for batch in read_lines(stream, name):
+                if batch.column("odd").null_count == 0:  # odd rows come in batches of their own
+                    report.odd += batch.num_rows
+                    yield batch
+                    continue
+                ids = batch.column("id").to_pylist()
+                fresh = set(ids)
+                if len(fresh) < len(ids) or not fresh.isdisjoint(seen):
+                    wanted = [not (key in seen or seen.add(key)) for key in ids]  # type: ignore[func-returns-value]
+                    batch = batch.filter(pa.array(wanted))  # noqa: PLW2901  # the same, fewer rows
+                seen |= fresh
+                report.duplicates += len(ids) - batch.num_rows
+                report.events += batch.num_rows
+                yield batch
+
+
+def _opened(place: EventPlace, name: str) -> BinaryIO:
+    try:
+        return place.open(name)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{name} was removed from {place} while it was compacted, by another compaction or an "
+            "upload: let one of them run there, and run this one again"
+        ) from None
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The batches in tables of about `GROUP_ROWS` rows: one row group each."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= GROUP_ROWS:
+            yield pa.Table.from_batches(waiting, ARROW)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, ARROW)
+
+
+def _here(place: EventPlace, chunks: Iterable[Chunk], keep: bool) -> Iterator[CompactionReport]:
+    for chunk in chunks:
+        yield compact_chunk(place, chunk, keep=keep)
+
+
+def _on_spark(
+    spark: SparkSession, place: EventPlace, chunks: Sequence[Chunk], keep: bool
+) -> Iterator[CompactionReport]:
+    rows = [(json.dumps([chunk.folder, chunk.names, chunk.bytes]),) for chunk in chunks]
+    for first in range(0, len(rows), JOB_CHUNKS):
+        some = rows[first : first + JOB_CHUNKS]
+        frame = spark.createDataFrame(some, "chunk STRING").repartition(len(some))
+        for row in frame.mapInArrow(_Work(place, keep), "report STRING").collect():
+            yield CompactionReport(**json.loads(row["report"]))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What an executor does with its chunks."""
+
+    place: EventPlace
+    keep: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                folder, names, size = json.loads(text)
+                chunk = Chunk(folder, tuple(names), size)
+                report = compact_chunk(self.place, chunk, keep=self.keep)
+                record: dict[str, Any] = {f.name: getattr(report, f.name) for f in fields(report)}
+                yield pa.RecordBatch.from_pydict({"report": [json.dumps(record)]})

@@ -1,0 +1,308 @@
+"""Dead letters as a DataFrame, and the replay of those that a query selects.
+
+Rules
+1. Looking never takes: a read is a paged peek, so it can be repeated, by another action or by a
+   task that Spark runs again, and gives the same rows again as long as nobody acts on them.
+2. A read covers the positions that were there when it was planned; what dies later is not in it.
+3. Nothing grows with the number of dead letters but what Spark spills to disk: a partition holds a
+   page at a time, and a replay keeps the positions, at eight bytes each.
+4. A service that does not show all of its dead letters is refused, not read in part, unless a
+   result store has the index of the others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812  # as every text on Spark calls it
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from aztask.app import App
+from aztask.brokers.base import Position
+from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
+from aztask.errors import CapabilityError, ConfigurationError
+from aztask.positions import Positions
+from aztask.results.deadindex import index_for
+from aztask.spark.target import OPTIONS, Target
+
+FORMAT: Final = "aztask_deadletters"
+PAGE: Final = 250
+DEFAULT_SLICES: Final = 8
+"""Ranges of positions that a queue is read in, side by side."""
+GROUP_BY: Final = ("queue", "task", "reason", "signature")
+
+SCHEMA: Final = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("position", pa.string()),
+        ("id", pa.string()),
+        ("message_id", pa.string()),
+        ("task", pa.string()),
+        ("reason", pa.string()),
+        ("description", pa.string()),
+        ("signature", pa.string()),
+        ("enqueued_at", pa.timestamp("us", tz="UTC")),
+        ("delivery_count", pa.int64()),
+        ("resubmit_count", pa.int64()),
+        ("generation", pa.int64()),
+        ("origin", pa.string()),
+        ("args", pa.string()),
+        ("kwargs", pa.string()),
+        ("body_bytes", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
+"""One row for each dead letter. id: the task id, else the message id, else ``@POSITION``.
+signature: see `aztask.errorsignature`. args, kwargs: as their sender printed them, shortened.
+problem: why it cannot be read, "" where it can."""
+
+
+def dead_letters(
+    spark: SparkSession,
+    target: Target,
+    queues: Sequence[str] = (),
+    *,
+    slices: int = DEFAULT_SLICES,
+) -> DataFrame:
+    """The dead letters of these queues, or of all, with the columns of `SCHEMA`.
+
+    slices: ranges of positions in which each queue is read side by side. Nothing is read before an
+    action; write the result to Parquet to keep a snapshot. Raises ConfigurationError.
+    """
+    spark.dataSource.register(DeadLetterSource)
+    options = {**target.options(), "queues": ",".join(queues), "slices": str(slices)}
+    return spark.read.format(FORMAT).options(**options).load()
+
+
+def groups(letters: DataFrame) -> DataFrame:
+    """Counts by queue, task, reason and error signature, the largest group first.
+
+    Columns: those four, count, first_at, last_at, and example, the id of the oldest one.
+    """
+    return (
+        letters.groupBy(*GROUP_BY)
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.min("enqueued_at").alias("first_at"),
+            F.max("enqueued_at").alias("last_at"),
+            F.min_by("id", F.struct("enqueued_at", "position")).alias("example"),
+        )
+        .orderBy(F.desc("count"), *GROUP_BY)
+    )
+
+
+def sample(letters: DataFrame, each: int) -> DataFrame:
+    """Up to `each` of every group, drawn by a hash of their positions: always the same ones."""
+    order = Window.partitionBy(*GROUP_BY).orderBy(F.xxhash64("queue", "position"), "position")
+    ranked = letters.withColumn("_rank", F.row_number().over(order))
+    return ranked.where(F.col("_rank") <= each).drop("_rank")
+
+
+def selections(letters: DataFrame) -> dict[str, Selection]:
+    """Just these, by queue: what a replay takes, however the DataFrame changes meanwhile.
+
+    By position, at eight bytes each; by message id where the service has no numbers.
+    """
+    numbers: dict[str, array[int]] = {}
+    names: dict[str, set[str]] = {}
+    for row in letters.select("queue", "position", "message_id").toLocalIterator():
+        if row.position.isdecimal():
+            numbers.setdefault(row.queue, array("q")).append(int(row.position))
+        else:
+            names.setdefault(row.queue, set()).add(row.message_id or f"@{row.position}")
+    return {
+        queue: Selection(positions=Positions(numbers[queue]))
+        if queue in numbers
+        else Selection(frozenset(names[queue]))
+        for queue in sorted({*numbers, *names})
+    }
+
+
+def size(selection: Selection) -> int:
+    """How many dead letters a selection of `selections` is."""
+    return len(selection.ids if selection.positions is None else selection.positions)
+
+
+def replay(
+    app: App,
+    selected: Mapping[str, Selection],
+    *,
+    rate: float | None = None,
+    progress: Callable[[Report], None] = lambda report: None,
+) -> dict[str, Report]:
+    """Send what is selected again as new generations, queue by queue, and complete it.
+
+    rate: at most so many a second. It runs on the driver: a broker, not a cluster, is what limits
+    it, and only there is a rate one rate. Crash window: see
+    `aztask.deadletters.DeadLetters.replay`; after a crash select and replay again, and each
+    message is replayed once.
+    """
+    return {
+        queue: DeadLetters(app, queue).replay(selection, rate=rate, progress=progress)
+        for queue, selection in selected.items()
+    }
+
+
+class DeadLetterSource(DataSource):
+    """``spark.read.format("aztask_deadletters")``.
+
+    Options: those of `aztask.spark.target.Target`; queues (a,b; without it all), slices.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """`SCHEMA`, in Spark's words."""
+        return from_arrow_schema(SCHEMA)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Checks the options. Raises ConfigurationError."""
+        return DeadLetterReader(dict(self.options))
+
+
+@dataclass
+class Slice(InputPartition):
+    """Dead letters of one queue at positions above `after`, up to `last`; None: without end."""
+
+    queue: str
+    after: int | None = None
+    last: int | None = None
+
+
+class DeadLetterReader(DataSourceReader):
+    """Plans slices on the driver, peeks on the executors."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        known = {*OPTIONS, "queues", "slices"}
+        for name in options:
+            if name not in known:
+                raise ConfigurationError(
+                    f"{FORMAT} has no option {name!r}; it has {', '.join(sorted(known))}"
+                )
+        self._target = Target.of_options(options)
+        self._queues = [name for name in options.get("queues", "").split(",") if name]
+        slices = options.get("slices", str(DEFAULT_SLICES))
+        if not slices.isascii() or not slices.isdecimal() or not 1 <= int(slices) <= 1000:
+            raise ConfigurationError(f"slices takes a whole number from 1 to 1000, not {slices!r}")
+        self._slices = int(slices)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The slices of all queues, ended at what is there now."""
+        with self._target.open() as app:
+            names = self._queues or app.broker.queues()
+            found = [each for name in names for each in plan(app, name, self._slices)]
+        return found or [Slice("", None, -1)]  # Spark wants one
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One slice, a page at a time."""
+        if not isinstance(partition, Slice) or not partition.queue:
+            return
+        with self._target.open() as app:
+            paged = app.broker.capabilities.paged_peek
+            for page in pages(DeadLetters(app, partition.queue), partition, paged=paged):
+                yield pa.RecordBatch.from_pylist([row_of(letter) for letter in page], SCHEMA)
+
+
+def plan(app: App, queue: str, slices: int) -> list[Slice]:
+    """The slices of one queue; none where it has no dead letters.
+
+    Raises CapabilityError where the service does not show them all and no result store has the
+    index of the others.
+    """
+    capabilities = app.broker.capabilities
+    letters = DeadLetters(app, queue)
+    page = letters.list(limit=PAGE)
+    if not page:
+        return []
+    if not capabilities.paged_peek:
+        dead = app.broker.stats(queue).dead or 0
+        if dead > len(page) and index_for(app.broker, app.results) is None:
+            raise CapabilityError(
+                f"queue {queue!r} has about {dead:,} dead letters, and {capabilities.name} shows "
+                f"{len(page)} of them; name a result store too, where workers keep an index of "
+                "them, or use: aztask dlq replay, which takes them one after the other"
+            )
+        return [Slice(queue)]
+    first = page[0].position
+    if not isinstance(first, int):
+        return [Slice(queue)]
+    last = last_position(letters, first)
+    width = -(-(last - first + 1) // slices)
+    starts = range(first, last + 1, width)
+    return [Slice(queue, start - 1, min(start + width - 1, last)) for start in starts]
+
+
+def last_position(letters: DeadLetters, first: int) -> int:
+    """The highest position, where `first` is the lowest, found by about 2 log2(span) looks."""
+    low, step, high = first, 1, None
+    while high is None:
+        found = letters.list(limit=1, after=low + step)
+        if found:
+            low, step = int(found[0].position), 2 * step
+        else:
+            high = low + step
+    while low < high:
+        middle = (low + high) // 2
+        found = letters.list(limit=1, after=middle)
+        if found:
+            low = int(found[0].position)
+        else:
+            high = middle
+    return low
+
+
+def pages(letters: DeadLetters, part: Slice, *, paged: bool) -> Iterator[Sequence[DeadLetterView]]:
+    """The dead letters of a slice, a page at a time. paged: whether there is more than one."""
+    if not paged:
+        found = letters.find(Selection(everything=True))
+        while some := tuple(islice(found, PAGE)):
+            yield some
+        return
+    after: Position | None = part.after
+    while page := letters.list(limit=PAGE, after=after):
+        inside = [each for each in page if part.last is None or int(each.position) <= part.last]
+        if inside:
+            yield inside
+        if len(inside) < len(page):
+            return
+        after = page[-1].position
+
+
+def row_of(letter: DeadLetterView) -> dict[str, Any]:
+    """A dead letter as a row of `SCHEMA`."""
+    message = letter.message
+    return {
+        "queue": letter.queue,
+        "position": str(letter.position),
+        "id": _text(letter.id),
+        "message_id": _text(letter.envelope.message_id),
+        "task": _text(letter.task),
+        "reason": _text(letter.reason),
+        "description": _text(letter.description),
+        "signature": _text(letter.signature),
+        "enqueued_at": int(letter.at * 1e6),
+        "delivery_count": letter.delivery_count,
+        "resubmit_count": letter.resubmit_count,
+        "generation": message.generation if message else None,
+        "origin": _text(message.origin) if message else None,
+        "args": _text(message.argsrepr) if message else None,
+        "kwargs": _text(message.kwargsrepr) if message else None,
+        "body_bytes": len(letter.envelope.body),
+        "problem": _text(letter.problem),
+    }
+
+
+def _text(text: str | None) -> str | None:
+    """`text` with lone surrogates as escapes, which Arrow's UTF-8 does not have."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,140 @@
+"""Event files in a directory.
+
+Rules
+1. Listing follows no links and looks two levels deep, ``date=*/hour=*/``: a loop cannot catch it.
+2. A file is published by a second name for a synced one: whole at once, never over another.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from aztask.errors import ConfigurationError
+from aztask.masking import printable
+from aztask.spark.eventfiles import Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory that every executor sees under the same path."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+    def list(self) -> Listing:
+        """The files there are. Raises ConfigurationError where there is no such directory."""
+        listing = Listing()
+        try:
+            self._list(Path(self.path), "", listing)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the events in {printable(self.path)} cannot be listed: {error.strerror}"
+            ) from None
+        listing.files.sort(key=lambda file: file.name)
+        return listing
+
+    def clock(self) -> float:
+        """This machine's time. A network share's clock may differ by less than a stream waits."""
+        return time.time()
+
+    def _list(self, folder: Path, prefix: str, listing: Listing) -> None:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if entry.is_symlink():
+                    listing.skipped["link"] += 1
+                elif entry.is_dir(follow_symlinks=False):
+                    if name.count("/") < 2 and not entry.name.startswith((".", "_")):
+                        self._list(Path(entry.path), f"{name}/", listing)
+                    else:
+                        listing.skipped["folder"] += 1
+                elif entry.is_file(follow_symlinks=False):
+                    _add_entry(listing, name, entry)
+                else:
+                    listing.skipped["not a file"] += 1
+
+    def open(self, name: str) -> BinaryIO:
+        """The file's bytes."""
+        return self._path(name).open("rb")
+
+    def open_seekable(self, name: str) -> BinaryIO:
+        """The same: a file can be read from anywhere."""
+        return self.open(name)
+
+    @contextmanager
+    def local_copy(self, name: str) -> Iterator[Path]:
+        """The file itself."""
+        yield self._path(name)
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A hidden name in the same folder: what a crash leaves there, nobody reads."""
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        try:
+            yield Path(scratch)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+
+    def publish(self, path: Path, name: str) -> bool:
+        """Sync the file and link it under its name: whole at once, never over another."""
+        target = self._path(name)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fchmod(handle, 0o644)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if not _link(path, target):
+            return False
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove the file."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return Path(self.path, name)
+
+
+def _link(path: Path, target: Path) -> bool:
+    """Give the file its second name; False: it is taken.
+
+    Where the file system has no second names (some network shares) the file is renamed, which is
+    as atomic; two at the same time then publish the same content twice, one over the other.
+    """
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        return False
+    except OSError:
+        if target.exists():
+            return False
+        path.rename(target)
+    return True
+
+
+def _add_entry(listing: Listing, name: str, entry: os.DirEntry[str]) -> None:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return  # removed meanwhile
+    if stat.S_ISREG(status.st_mode):
+        listing.add(name, status.st_size, status.st_ctime)

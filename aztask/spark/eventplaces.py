@@ -1,0 +1,43 @@
+"""Where event files are: a directory, or a blob container. Both offer the same operations:
+
+``list`` the files and count what is passed over; ``clock``, by which files appear; ``open`` a file
+as a stream in bounded memory, ``open_seekable`` for a little from anywhere, ``local_copy`` as a
+file on this machine; ``scratch`` to write what ``publish`` then stores whole and under a new name,
+or not at all (False: it is there already); ``remove``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from aztask.errors import ConfigurationError
+from aztask.masking import printable
+from aztask.spark.eventcontainer import ACCOUNT_VARIABLE, Container
+from aztask.spark.eventdirectory import Directory
+
+EventPlace: TypeAlias = Directory | Container
+
+
+def place_of(text: str | os.PathLike[str], account_variable: str | None = None) -> EventPlace:
+    """The place that `text` names: ``blob://ACCOUNT/CONTAINER[/FOLDER]``, a directory, or, where
+    `account_variable` names an environment variable with a connection string, ``CONTAINER``.
+
+    Raises ConfigurationError.
+    """
+    text = os.fspath(text)
+    if not text:
+        raise ConfigurationError("no directory is named; give a path or blob://ACCOUNT/CONTAINER")
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    if text.startswith("blob://") or account_variable is not None:
+        container = Container(text, account_variable or ACCOUNT_VARIABLE)
+        container.address()
+        return container
+    if "://" in text:
+        raise ConfigurationError(
+            f"{printable(text)} is neither a directory nor blob://ACCOUNT/CONTAINER; mount it, or "
+            "copy the files to where this session can read them"
+        )
+    return Directory(str(Path(text).absolute()))

@@ -1,0 +1,45 @@
+"""The check of the keys: without nulls, and each of them once. One job over the key column."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+
+from aztask.display import short_repr
+from aztask.errors import ConfigurationError
+
+SHOWN = 3
+
+
+def check_keys(frame: DataFrame, key: str) -> int:
+    """The number of rows. Raises ConfigurationError where a key is null or comes twice.
+
+    Reads the key column once, and shuffles its distinct values; where there are duplicates, a
+    second time to name some.
+    """
+    keys = frame.select(column(key).alias("key"))
+    row = keys.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count("key").alias("keys"),
+        F.count_distinct("key").alias("distinct"),
+    ).first()
+    assert row is not None  # an aggregate without groups has one row
+    rows, full, distinct = int(row["rows"]), int(row["keys"]), int(row["distinct"])
+    if full < rows:
+        raise ConfigurationError(
+            f"the key column {key!r} is null in {rows - full:,} of {rows:,} rows: every row needs "
+            "a key; nothing was sent"
+        )
+    if distinct < full:
+        counted = keys.groupBy("key").count().where("count > 1").orderBy("key").limit(SHOWN)
+        shown = ", ".join(short_repr(each["key"]) for each in counted.collect())
+        raise ConfigurationError(
+            f"the key column {key!r} has {distinct:,} different values in {rows:,} rows, and equal "
+            f"keys are one task (among those that repeat: {shown}); nothing was sent"
+        )
+    return rows
+
+
+def column(name: str) -> Column:
+    """A column by its exact name, dots and all."""
+    return F.col(f"`{name.replace('`', '``')}`")

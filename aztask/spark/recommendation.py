@@ -1,0 +1,203 @@
+"""What is recommended for a queue: its lease, renewals, prefetch, and whether to split it.
+
+Pure: evidence in, values out; the same decision on leases as workers make (`aztask.leaseadvice`).
+
+Rules
+1. The lease is `decide`'s: minimum sample, hysteresis against what is published, never shortened
+   by durations that lost leases cut off, raised when too many were lost; beyond what the service
+   grants the word is "renew".
+2. Prefetch keeps a slot busy for `PREFETCH_SECONDS`, and waits for no more than a part of the
+   lease; it is 0 where a run takes longer than that, so that idle workers get the message instead.
+3. Tasks are parted where their typical runs differ by more than `MAGNITUDE`, each task with its
+   queue, if there are enough runs of each to tell and the longest are long enough to matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from aztask.lease import RENEW_AT
+from aztask.leaseadvice import Advice, Bounds, Evidence, decide
+from aztask.spark.queueevidence import QueueSeen, TaskSeen
+
+PREFETCH_SECONDS: Final = 0.25
+"""As the worker's own choice without --prefetch."""
+MOST_PREFETCH: Final = 1000
+WAITING_PART: Final = 0.25
+"""The part of a lease that a prefetched delivery may wait."""
+MAGNITUDE: Final = 10.0
+SPLIT_FROM: Final = 1.0
+"""Seconds: where even the longest tasks take less, nothing waits for them."""
+SPLIT_SAMPLES: Final = 20
+"""Runs of a task from which its duration is known well enough to place it."""
+NAMES: Final = {2: ("fast", "slow"), 3: ("fast", "medium", "slow")}
+
+
+@dataclass(frozen=True, slots=True)
+class DurationClass:
+    """Tasks of one queue that take about as long. queue: a name for a queue of their own."""
+
+    queue: str
+    tasks: tuple[str, ...]
+    runs: int
+    p50_seconds: float
+    p99_seconds: float
+    lease_seconds: float | None
+    renew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """For one queue. Durations in seconds, parts of 1.
+
+    current_lease_seconds: published, or else what its newest run was started under. advice: the
+    lease with its reason and evidence. renewed_part: of the deliveries, how many need a renewal
+    under the advised lease. prefetch: deliveries to hold for each task that runs at once; None:
+    not enough is known. split: classes of duration, empty where one queue is right. reasons: one
+    sentence for each of the four.
+    """
+
+    queue: str
+    current_lease_seconds: float | None
+    advice: Advice
+    renewed_part: float
+    run_p50_seconds: float | None
+    run_p99_seconds: float | None
+    prefetch: int | None
+    split: tuple[DurationClass, ...]
+    reasons: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "reasons": dict(self.reasons)}
+
+
+def recommended(
+    seen: QueueSeen, published: Advice | None, bounds: Bounds, *, at: float
+) -> Recommendation:
+    """What follows from what was seen of a queue.
+
+    published: the advice that is in force, None if there is none. at: UTC epoch seconds.
+    """
+    in_force = published if published is not None and published.at > 0.0 else None
+    lease = in_force.lease_seconds if in_force is not None else seen.lease_seconds
+    evidence = seen.evidence(lease)
+    current: Advice | float | None = in_force if in_force is not None else lease
+    advice = decide(evidence, current, bounds, source="pipeline", at=at)
+    total = seen.all_tasks()
+    runs = total.runs()
+    advised = advice.lease_seconds
+    renewed = total.longer_than(RENEW_AT * advised) if advised is not None else 0.0
+    prefetch, why_prefetch = prefetch_of(runs, advised, bounds.min_samples)
+    split, why_split = split_of(seen, bounds)
+    return Recommendation(
+        seen.queue,
+        lease,
+        advice,
+        renewed,
+        runs.p50_seconds,
+        runs.p99_seconds,
+        prefetch,
+        split,
+        {
+            "lease": advice.latest or advice.reason,
+            "renewal": _renewal(renewed, evidence, advice),
+            "prefetch": why_prefetch,
+            "split": why_split,
+        },
+    )
+
+
+def prefetch_of(
+    runs: Evidence, lease: float | None, min_samples: int = 1
+) -> tuple[int | None, str]:
+    """(deliveries for each task that runs at once, why); see rule 2."""
+    if runs.samples < min_samples or not runs.p50_seconds or not runs.p99_seconds or lease is None:
+        return None, f"leave it to the worker: {runs.samples} runs are too few to tell"
+    waiting = WAITING_PART * lease
+    if runs.p99_seconds > waiting:
+        return 0, (
+            f"none: a run of up to {runs.p99_seconds:.1f} s (p99) would keep a prefetched message "
+            f"waiting for more than a quarter of its lease of {lease:g} s"
+        )
+    wanted = math.ceil(PREFETCH_SECONDS / runs.p50_seconds)
+    most = int(waiting / runs.p99_seconds)
+    count = max(1, min(wanted, most, MOST_PREFETCH))
+    return count, (
+        f"{count} for each task that runs at once: {PREFETCH_SECONDS:g} s of work at "
+        f"{runs.p50_seconds:.3g} s a run (p50), waiting for less than a quarter of the lease"
+    )
+
+
+def split_of(seen: QueueSeen, bounds: Bounds) -> tuple[tuple[DurationClass, ...], str]:
+    """(classes of duration, why); see rule 3."""
+    known = [
+        (runs.p50_seconds, task)
+        for task, its in seen.tasks.items()
+        if (runs := its.runs()).samples >= SPLIT_SAMPLES and runs.p50_seconds is not None
+    ]
+    if len(known) < 2:
+        return (), "no: fewer than two tasks have enough runs to compare"
+    classes: list[list[str]] = []
+    shortest = 0.0
+    for p50, task in sorted(known):
+        if not classes or p50 > MAGNITUDE * shortest:
+            classes.append([])
+            shortest = p50
+        classes[-1].append(task)
+    longest = max(known)[0]
+    ratio = longest / min(known)[0]
+    if len(classes) < 2:
+        return (), f"no: typical runs differ by a factor of {ratio:.1f} only"
+    if longest < SPLIT_FROM:
+        return (), f"no: even the longest tasks take {longest:.2g} s (p50), nothing waits for them"
+    made = tuple(
+        _class(seen, name, tasks, bounds)
+        for name, tasks in zip(_names(seen.queue, len(classes)), classes, strict=True)
+    )
+    where = "; ".join(f"{', '.join(each.tasks)} to {each.queue}" for each in made)
+    return made, (
+        f"yes: typical runs differ by a factor of {ratio:.0f}, so short ones wait for long ones "
+        f"and share their lease: {where}"
+    )
+
+
+def _class(seen: QueueSeen, name: str, tasks: Sequence[str], bounds: Bounds) -> DurationClass:
+    total = TaskSeen()
+    for task in tasks:
+        total.add(seen.tasks[task])
+    runs = total.runs()
+    part = QueueSeen(name, None, {"": total})
+    advice = decide(
+        part.evidence(None), None, Bounds(bounds.least, bounds.most, 1), source="pipeline"
+    )
+    return DurationClass(
+        name,
+        tuple(tasks),
+        runs.samples,
+        runs.p50_seconds or 0.0,
+        runs.p99_seconds or 0.0,
+        advice.lease_seconds if not advice.renew else bounds.most,
+        advice.renew,
+    )
+
+
+def _names(queue: str, count: int) -> list[str]:
+    ends = NAMES.get(count) or tuple(f"class-{number}" for number in range(1, count + 1))
+    return [f"{queue[: 55 - len(end)].rstrip('-')}-{end}" for end in ends]
+
+
+def _renewal(renewed: float, evidence: Evidence, advice: Advice) -> str:
+    if advice.renew:
+        return "needed: nearly all deliveries are held for longer than the longest lease allowed"
+    if advice.lease_seconds is None or not evidence.samples:
+        return "keep it on: nothing is known yet"
+    if renewed == 0.0:
+        return f"none of {evidence.samples} deliveries needs one under {advice.lease_seconds:g} s"
+    return (
+        f"{100 * renewed:.2g} % of {evidence.samples} deliveries need one under "
+        f"{advice.lease_seconds:g} s: keep it on"
+    )

@@ -1,0 +1,75 @@
+"""The report of a submission: rows in against messages sent. What does not add up raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from aztask.display import one_line
+from aztask.errors import SubmitFailed
+from aztask.spark.sending import MOST_ERRORS, PartitionReport
+
+
+@dataclass(frozen=True)
+class SubmitReport:
+    """What became of a table's rows.
+
+    rows: as Spark itself counted them. sent: messages that the broker accepted, one for each row.
+    retried: sends that were repeated, which made no further messages of their own, or duplicates
+    that workers drop. failed: rows that could not be sent. seconds: from the first job to the last
+    answer. checked: whether the keys were. dry_run: everything but the sending was done, and
+    `sent` says what would have been.
+    """
+
+    submission_id: str
+    task: str
+    queue: str
+    rows: int
+    sent: int
+    retried: int
+    failed: int
+    partitions: int
+    seconds: float
+    checked: bool = False
+    dry_run: bool = False
+    errors: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, reports: Iterable[PartitionReport], *, rows: int | None = None, **about: Any
+    ) -> Self:
+        """The sum of the partitions. rows: as counted by somebody else; None: by the partitions."""
+        parts = list(reports)
+        errors = [line for part in parts for line in part.errors.splitlines()]
+        return cls(
+            rows=sum(part.rows for part in parts) if rows is None else rows,
+            sent=sum(part.sent for part in parts),
+            retried=sum(part.retried for part in parts),
+            failed=sum(part.failed for part in parts),
+            partitions=len(parts),
+            errors=tuple(errors[:MOST_ERRORS]),
+            **about,
+        )
+
+    def check(self) -> None:
+        """Raise SubmitFailed, which carries this report, unless every row was sent."""
+        if self.rows != self.sent + self.failed:
+            raise SubmitFailed(
+                f"the numbers do not add up: {self.rows:,} rows, {self.sent:,} sent and "
+                f"{self.failed:,} failed; submit again under the submission id "
+                f"{one_line(self.submission_id)!r}, which sends no task twice",
+                self,
+            )
+        if self.failed:
+            first = one_line(self.errors[0]) if self.errors else "no reason was given"
+            raise SubmitFailed(
+                f"{self.failed:,} of {self.rows:,} rows could not be sent, the others were "
+                f"({first}); correct those and submit again under the submission id "
+                f"{one_line(self.submission_id)!r}",
+                self,
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**asdict(self), "seconds": round(self.seconds, 3), "errors": list(self.errors)}

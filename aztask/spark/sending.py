@@ -1,0 +1,287 @@
+"""One partition is sent: rows into envelopes, envelopes to the broker, every row accounted for.
+
+Rules
+1. Each row is sent, or counted as failed with its reason; nothing is dropped in silence.
+2. What the service did not confirm, or refused because it is busy or full, is sent again under the
+   same ids until patience ends; then the partition fails, and with it the job.
+3. A row that cannot travel (a value too long, a NaN where json is written) fails alone: the others
+   are sent, and the submission as a whole is reported as failed.
+
+Crash window: a Python worker or an executor that dies here has sent some of the partition's rows.
+Spark runs the partition again, or the caller does: the same rows get the same ids, and workers with
+a result store run each id once. Without a result store, what was sent twice runs twice.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from aztask.app import App
+from aztask.display import safe_str, short_repr
+from aztask.envelope import Envelope
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    CodecError,
+    ConfigurationError,
+    MessageTooLarge,
+    QueueFull,
+    SendUnconfirmed,
+)
+from aztask.events import Event
+from aztask.spark.ids import id_maker
+from aztask.spark.pace import Pace, Patience
+from aztask.spark.submission import Submission
+from aztask.spark.values import plain
+from aztask.template import Template
+
+BATCH: Final = 500
+"""Messages in one send: as `App.map`."""
+MOST_ERRORS: Final = 5
+
+REPORT_SCHEMA: Final = (
+    "partition int, rows long, sent long, retried long, failed long, errors string"
+)
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """What became of one partition's rows: rows = sent + failed; retried: sends that were repeated.
+
+    errors: the first few reasons, one a line.
+    """
+
+    partition: int
+    rows: int
+    sent: int
+    retried: int
+    failed: int
+    errors: str = ""
+
+
+def send_batches(
+    submission: Submission, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """For ``DataFrame.mapInArrow``: send this task's rows, give one row of `REPORT_SCHEMA`."""
+    report = send_partition(submission, batches, partition=partition_number())
+    names = [each.name for each in fields(report)]
+    yield pa.RecordBatch.from_pydict(
+        {name: [value] for name, value in zip(names, astuple(report), strict=True)},
+        schema=pa.schema(
+            [
+                ("partition", pa.int32()),
+                *((name, pa.int64()) for name in names[1:5]),
+                ("errors", pa.string()),
+            ]
+        ),
+    )
+
+
+def partition_number() -> int:
+    """Which partition this task is; 0 outside of Spark."""
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def send_partition(
+    submission: Submission, batches: Iterable[pa.RecordBatch], *, partition: int
+) -> PartitionReport:
+    """Send the rows of one partition.
+
+    The columns are found by name. Raises ConfigurationError, BrokerUnavailable (after the
+    submission's patience), QueueNotFound and the other refusals of a broker.
+    """
+    rate = None
+    if submission.rate is not None:
+        writers = submission.writers or 1
+        if partition >= writers:
+            raise ConfigurationError(
+                f"the rate is shared by writers={writers} partitions, and there are more: write "
+                f"df.coalesce({writers}), or give the number that there are"
+            )
+        rate = submission.rate / writers
+    app = submission.open_app()
+    gc.freeze()  # the modules that are loaded need not be searched for garbage while rows pass
+    try:
+        return _Partition(submission, app, partition, Pace(rate)).send(batches)
+    finally:
+        gc.unfreeze()
+        app.close()
+
+
+class _Partition:
+    """The counts of one partition while it is sent."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        app: App,
+        partition: int,
+        pace: Pace,
+        patience: Patience | None = None,
+    ) -> None:
+        self._submission = submission
+        self._app = app
+        self._partition = partition
+        self._pace = pace
+        self._patience = patience or Patience(submission.patience)
+        self._queue = submission.queue or app.settings.default_queue
+        expires = submission.expires
+        self._template = Template(
+            app.codec,
+            submission.task,
+            self._queue,
+            delay=submission.delay,
+            expires_at=None if expires is None else time.time() + expires,
+        )
+        self._id = id_maker(submission.submission_id)
+        self._columns = submission.columns or ()
+        self._names = [parameter for parameter, _ in self._columns]
+        writer = f"sender-{socket.gethostname()}-{os.getpid()}"
+        self._events = app.open_events(writer) if app.settings.events is not None else None
+        self._rows = self._sent = self._retried = self._failed = 0
+        self._errors: list[str] = []
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> PartitionReport:
+        """All of it."""
+        try:
+            for batch in batches:
+                self._send_batch(batch)
+        finally:
+            if self._events is not None:
+                self._events.close()
+        return PartitionReport(
+            self._partition,
+            self._rows,
+            self._sent,
+            self._retried,
+            self._failed,
+            "\n".join(self._errors),
+        )
+
+    def _send_batch(self, batch: pa.RecordBatch) -> None:
+        names = dict.fromkeys([self._submission.key, *(name for _, name in self._columns)])
+        found = {name: plain(_column(batch, name)) for name in names}
+        keys = found[self._submission.key]
+        columns = [found[name] for _, name in self._columns]
+        rows = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
+        size = self._pace.batch(BATCH)
+        for first in range(0, len(keys), size):
+            part = keys[first : first + size]
+            self._rows += len(part)
+            envelopes = self._encoded(part, rows[first : first + size])
+            if not self._submission.dry_run:
+                self._deliver(envelopes)
+            else:
+                self._sent += len(envelopes)
+
+    def _encoded(self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[Envelope]:
+        """Rows as envelopes, without those that cannot travel."""
+        if None in keys:
+            raise ConfigurationError(
+                f"the key column {self._submission.key!r} holds a null: every row needs a key"
+            )
+        try:
+            return self._template.envelopes(map(self._id, keys), self._names, rows)
+        except (CodecError, TypeError, ValueError, OverflowError, RecursionError):
+            return self._one_by_one_encoded(keys, rows)
+
+    def _one_by_one_encoded(
+        self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]
+    ) -> list[Envelope]:
+        """As `_encoded`, where one at least cannot travel."""
+        made = []
+        for key, values in zip(keys, rows, strict=True):
+            kwargs = dict(zip(self._names, values, strict=True))
+            try:
+                made.append(self._template.envelope(self._id(key), kwargs))
+            except CodecError as error:
+                self._fail(f"key {short_repr(key)}: {error}")
+        return made
+
+    def _deliver(self, envelopes: Sequence[Envelope]) -> None:
+        """Send these, some of them several times if need be."""
+        left = envelopes
+        while left:
+            failure: BrokerError
+            self._pace.pay(len(left))
+            try:
+                self._app.broker.send(self._queue, left)
+            except SendUnconfirmed as error:
+                self._accept(len(left) - len(error.unconfirmed))
+                left, failure = error.unconfirmed, error
+            except MessageTooLarge as error:
+                self._one_by_one(left, error)
+                break
+            except (BrokerUnavailable, QueueFull) as error:
+                failure = error
+            else:
+                self._accept(len(left))
+                break
+            self._retried += len(left)
+            if not self._patience.wait(_asked(failure)):
+                raise self._gave_up(failure) from failure
+        self._tell(envelopes)
+
+    def _one_by_one(self, envelopes: Sequence[Envelope], error: MessageTooLarge) -> None:
+        """One of these is too large; the others shall be sent."""
+        if len(envelopes) == 1:
+            shown = envelopes[0].headers.get("kwargsrepr")
+            self._fail(f"task {envelopes[0].correlation_id} {shown}: {error}")
+            return
+        events, self._events = self._events, None  # the whole batch is told of by whoever called
+        for envelope in envelopes:
+            self._deliver([envelope])
+        self._events = events
+
+    def _gave_up(self, error: BrokerError) -> BrokerError:
+        """The error to end with, of the same kind."""
+        return type(error)(
+            f"{safe_str(error)}; no success for {self._submission.patience:g} s, with "
+            f"{self._sent:,} rows of partition {self._partition} sent: submit again under the same "
+            "submission id when the service is well"
+        )
+
+    def _accept(self, count: int) -> None:
+        if count:
+            self._sent += count
+            self._patience.succeeded()
+
+    def _fail(self, reason: str) -> None:
+        self._failed += 1
+        if len(self._errors) < MOST_ERRORS:
+            self._errors.append(reason)
+
+    def _tell(self, envelopes: Sequence[Envelope]) -> None:
+        if self._events is None:
+            return
+        now, task = time.time(), self._submission.task
+        for each in envelopes:
+            self._events.emit(
+                Event("enqueued", each.correlation_id or "", task, self._queue, ts=now)
+            )
+        self._events.flush()
+
+
+def _asked(failure: BaseException) -> float | None:
+    """Seconds that the service asked for: told by the refusal, or by the cause of a doubt."""
+    told: float | None = getattr(failure, "retry_after", None)
+    return told or getattr(failure.__cause__, "retry_after", None)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    at = batch.schema.get_field_index(name)
+    if at < 0:
+        raise ConfigurationError(
+            f"there is no column {name!r} among {', '.join(map(repr, batch.schema.names))}"
+        )
+    return batch.column(at)

@@ -1,0 +1,85 @@
+"""The Spark session: the one that runs, or a new one.
+
+Rules
+1. A platform's session (a notebook's, spark-submit's) is used as it is, and never stopped by us.
+2. A session of our own runs where ``master`` says, else where spark-submit or SPARK settings say,
+   else on this machine, and then its Python workers run this very interpreter, not the first
+   ``python3`` of the PATH, which may lack aztask.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark import SparkConf
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from aztask.errors import ConfigurationError
+from aztask.spark.needs import check_java
+
+LOCAL = "local[*]"
+DEFAULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+PYTHON_VARIABLE = "PYSPARK_PYTHON"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+def get_session(
+    *,
+    name: str = "aztask",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    ui: bool = False,
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """The active session, or a new one.
+
+    master, conf: as of spark-submit; they count for a new session only, and conf is stronger than
+    our own defaults (time zone UTC, Arrow on). ui: whether its web page is served. log_level: of
+    the JVM. Raises ConfigurationError where Java is missing or Spark does not start.
+    """
+    active = active_session()
+    if active is not None:
+        return active
+    check_java()
+    known = SparkConf()
+    settings = {"spark.ui.enabled": str(ui).lower(), **DEFAULTS, **(conf or {})}
+    where = master or settings.get("spark.master") or known.get("spark.master") or LOCAL
+    if where.startswith("local"):
+        os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
+        if not os.environ.get("SPARK_CONF_DIR"):
+            settings.setdefault(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={LOGGING.as_uri()}")
+    builder = SparkSession.builder.appName(name).master(where)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except PySparkException as error:
+        raise ConfigurationError(
+            f"Spark did not start with master {where}: {first_line(error)} (it needs Java 17 or "
+            "newer; what Java itself said is above)"
+        ) from error
+    session.sparkContext.setLogLevel(log_level)
+    bridge = logging.getLogger("py4j")
+    if bridge.level == logging.NOTSET:
+        bridge.setLevel(logging.WARNING)  # it tells of every connection and every call
+    return session
+
+
+def active_session() -> SparkSession | None:
+    """The session that runs already, if one does."""
+    return SparkSession.getActiveSession()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: Spark's errors go on with a plan and a stack."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -1,0 +1,57 @@
+"""``stream(df, task, ...)``: every row of a streaming DataFrame becomes one task, once.
+
+A query that is stopped, or dies, goes on from its checkpoint: Spark may give it the last batch
+again, and its rows get the same task ids. Workers with a result store run each id once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from aztask.errors import ConfigurationError
+from aztask.spark.datasource import AztaskDataSource, register
+from aztask.spark.submitting import SubmitOptions, planned
+from aztask.task import Task
+
+
+def stream(
+    df: DataFrame,
+    task: Task[..., Any] | str,
+    *,
+    key: str,
+    checkpoint: str,
+    submission_id: str = "",
+    unique: str = "stream",
+    available_now: bool = False,
+    trigger: float | None = None,
+    name: str | None = None,
+    **options: Unpack[SubmitOptions],
+) -> StreamingQuery:
+    """Start a query that sends one invocation of `task` for each row; the query that runs.
+
+    checkpoint: the folder where Spark notes what was done. key, submission_id: make the task ids as
+    in `aztask.spark.submit`; without a submission id the query's own id stands in its place, which
+    a new checkpoint folder changes. unique: "stream" where a key never comes again, "batch" where
+    it may come once in each batch. available_now: end when what is there now was sent. trigger:
+    seconds between two batches; as soon as possible by default. name: the query's. options: see
+    `aztask.spark.submitting.SubmitOptions`; a rate is shared by at most `writers` partitions.
+
+    Raises ConfigurationError. What goes wrong later ends the query: see its ``exception()``.
+    """
+    if not df.isStreaming:
+        raise ConfigurationError("this table is no stream: use submit for it")
+    plan = planned(df, task, key=key, submission_id=submission_id, unique=unique, options=options)
+    register(df.sparkSession)
+    frame = df if plan.rate is None else df.coalesce(plan.writers or 1)
+    writer = frame.writeStream.format(AztaskDataSource.name()).outputMode("append")
+    writer = writer.options(**plan.as_options()).option("checkpointLocation", checkpoint)
+    if name is not None:
+        writer = writer.queryName(name)
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    elif trigger is not None:
+        writer = writer.trigger(processingTime=f"{trigger * 1000:.0f} milliseconds")
+    return writer.start()

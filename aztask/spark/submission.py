@@ -1,0 +1,239 @@
+"""A submission: which task, which columns, which ids, where to. What travels to the executors.
+
+Rules
+1. It holds no secret, for options show in plans, logs and web pages: it names an app that the
+   executors import, a broker without a key, or the environment variable that holds the address.
+   A secret among the options is refused, and not repeated in the error.
+2. It was checked when it was made; what needs the schema or the task is checked by
+   `aztask.spark.matching` before anything is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
+
+from aztask.addresses import LocalAddress
+from aztask.app import App
+from aztask.durations import parse_duration
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.loading import load_app
+from aztask.masking import mask
+from aztask.urls import parse_broker
+
+SCOPES: Final = ("stream", "batch")
+PATIENCE_SECONDS: Final = 300.0
+NAME: Final = "aztask-spark"
+_SPARKS_OWN: Final = ("checkpointlocation",)
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST_WRITERS: Final = 100_000
+_FASTEST: Final = 1e9
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What `aztask.spark.submit` and ``format("aztask")`` were asked for.
+
+    task: its registered name. key: the column that makes the task ids, see `aztask.spark.ids`.
+    submission_id: the same in every rerun; "" for a stream, which then takes its query's id. queue,
+    columns (pairs of parameter and column): None until `matching` knows them. app: ``module:app``,
+    imported by the executors. broker: its address, without a secret. broker_env: the environment
+    variable of the executors that holds the address. rate: messages a second, over all writers.
+    writers: the most partitions that send. delay, expires, patience: seconds. unique: whether a key
+    is unique in the whole stream or in each batch.
+    """
+
+    task: str
+    key: str
+    submission_id: str = ""
+    queue: str | None = None
+    columns: tuple[tuple[str, str], ...] | None = None
+    app: str | None = None
+    broker: str | None = None
+    broker_env: str | None = None
+    rate: float | None = None
+    writers: int | None = None
+    delay: float = 0.0
+    expires: float | None = None
+    patience: float = PATIENCE_SECONDS
+    unique: str = "stream"
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _refuse_secret(each.name, getattr(self, each.name))
+        for name in ("task", "key"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigurationError(f"{name} takes a text, not {getattr(self, name)!r}")
+        if not isinstance(self.submission_id, str):
+            raise ConfigurationError(f"submission_id takes a text, not {self.submission_id!r}")
+        _check_number("rate", self.rate, above=0.0)
+        _check_number("writers", self.writers, above=0.0, whole=True, most=_MOST_WRITERS)
+        _check_number("expires", self.expires, above=0.0)
+        _check_number("delay", self.delay)
+        _check_number("patience", self.patience)
+        if self.unique not in SCOPES:
+            raise ConfigurationError(f"unique takes {' or '.join(SCOPES)}, not {self.unique!r}")
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """Exactly one word of where the queues are."""
+        given = [name for name in ("app", "broker", "broker_env") if getattr(self, name)]
+        if len(given) != 1:
+            raise ConfigurationError(
+                "say where the queues are, in one way: app='module:app', which executors import, "
+                "broker='servicebus://NAMESPACE' (an address without a key), or broker_env='NAME', "
+                "the executors' environment variable that holds the address"
+                + (f"; given: {', '.join(given)}" if given else "")
+            )
+        if self.broker:
+            address = parse_broker(self.broker)
+            if not isinstance(address, LocalAddress) and not address.uses_entra:
+                raise _secret("broker")
+        if self.broker_env and not _VARIABLE.fullmatch(self.broker_env):
+            raise ConfigurationError("broker_env takes the name of an environment variable")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Out of the options of ``df.write`` or ``writeStream``, which are texts.
+
+        Raises ConfigurationError, for an option that does not exist too.
+        """
+        names = [each.name for each in fields(cls) if each.name != "dry_run"]
+        values: dict[str, Any] = {}
+        for given, text in options.items():
+            name = given.lower()
+            if name in _SPARKS_OWN:
+                continue
+            if name not in names:
+                raise ConfigurationError(
+                    f"format('aztask') has no option {name!r}.{did_you_mean(name, names)} "
+                    f"It has: {', '.join(names)}."
+                )
+            _refuse_secret(name, text)
+            values[name] = _READERS[name](name, text) if name in _READERS else text
+        for name in ("task", "key"):
+            if name not in values:
+                raise ConfigurationError(f"the option {name!r} is missing; see docs/how-to/spark")
+        return cls(**values)
+
+    def as_options(self) -> dict[str, str]:
+        """What `from_options` takes."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        del given["dry_run"]
+        if self.columns is not None:
+            given["columns"] = json.dumps(dict(self.columns))
+        return {name: str(value) for name, value in given.items() if value not in (None, "")}
+
+    def open_app(self) -> App:
+        """The app that sends, in this process; whoever asked closes it."""
+        if self.app:
+            return load_app(self.app)
+        if self.broker:
+            return App(NAME, broker=self.broker)
+        address = os.environ.get(self.broker_env or "")
+        if not address:
+            raise ConfigurationError(
+                f"the environment variable {self.broker_env} is not set where this runs (executors "
+                "and the driver need it before Spark starts): set it in the cluster's settings"
+            )
+        return App(NAME, broker=address)
+
+    def in_batch(self, query_id: str, batch_id: str) -> Self:
+        """The submission that one batch of a stream is."""
+        name = self.submission_id or query_id
+        return replace(self, submission_id=f"{name}/{batch_id}" if self.unique == "batch" else name)
+
+
+def pairs_of(
+    columns: Mapping[str, str] | Sequence[str] | None,
+) -> tuple[tuple[str, str], ...] | None:
+    """Pairs of parameter and column out of what a caller gave."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise ConfigurationError(f"columns takes a list of names or a mapping, not {columns!r}")
+    if isinstance(columns, Mapping):
+        return tuple((str(parameter), str(column)) for parameter, column in columns.items())
+    return tuple((str(name), str(name)) for name in columns)
+
+
+def _columns(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    """``path,width``, ``path=file,width``, or a JSON object for names with such characters."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise ConfigurationError(f"option {name!r} is not JSON: {error}") from None
+        return tuple((str(parameter), str(column)) for parameter, column in found.items())
+    pairs = []
+    for part in text.split(","):
+        parameter, equals, column = part.strip().partition("=")
+        pairs.append((parameter.strip(), column.strip() if equals else parameter.strip()))
+    if not all(parameter and column for parameter, column in pairs):
+        raise ConfigurationError(f"option {name!r} holds an empty name; write a,b or a=column,b")
+    return tuple(pairs)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"option {name!r} takes a number, not {text!r}") from None
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"option {name!r} takes a whole number, not {text!r}") from None
+
+
+def _seconds(name: str, text: str) -> float:
+    return parse_duration(text)
+
+
+_READERS: Final = {
+    "columns": _columns,
+    "rate": _number,
+    "writers": _whole,
+    "delay": _seconds,
+    "expires": _seconds,
+    "patience": _seconds,
+}
+
+
+def _check_number(
+    name: str, value: object, *, above: float = -1.0, whole: bool = False, most: float = _FASTEST
+) -> None:
+    if value is None:
+        return
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kinds)
+        or not isinstance(value, int | float)
+        or math.isnan(value)
+        or not max(above, 0.0) <= value <= most
+        or value == above
+    ):
+        least = "more than 0" if above == 0 else "0 or more"
+        raise ConfigurationError(f"{name} takes a {'whole ' * whole}number, {least}, not {value!r}")
+
+
+def _refuse_secret(name: str, value: object) -> None:
+    if isinstance(value, str) and mask(value) != value:
+        raise _secret(name)
+
+
+def _secret(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the option {name!r} holds a key or a password, and options show in plans, logs and web "
+        "pages: put it into an environment variable of the executors and give the variable's name "
+        "as broker_env, or name an app that reads it"
+    )

@@ -1,0 +1,83 @@
+"""The statistics of a place as one plain value: what the terminal, ``--json`` and the report show.
+
+Layout (documented in docs/how-to/spark/events.md): place, accuracy, counts, total, tasks, queues,
+queue_hours, errors, timeline. The rows are those of `aztask.spark.eventstatistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aztask.spark.eventframe import Events
+from aztask.spark.eventstatistics import ACCURACY, Statistics, plain, statistics
+
+STEPS: Final = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400),
+    *(604800, 2592000),
+)
+"""Seconds of one step of a time line."""
+MOST_STEPS: Final = 96
+MOST_ERRORS: Final = 200
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Rows of figures as plain values. timeline: in steps of `step_seconds`. total: None where
+    there are no events. counts: as `aztask.spark.EventCounts` tells them.
+    """
+
+    place: str
+    counts: Row
+    total: Row | None
+    tasks: list[Row]
+    queues: list[Row]
+    queue_hours: list[Row]
+    errors: list[Row]
+    timeline: list[Row]
+    step_seconds: int
+    accuracy: int = ACCURACY
+
+    def as_dict(self) -> Row:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def summarize(events: Events, *, progress: Callable[[str], None] = lambda text: None) -> Summary:
+    """Run the statistics over the events of a place. Runs a handful of Spark jobs.
+
+    progress: told what begins.
+    """
+    progress(f"looking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
+    counts = events.counts.as_dict()
+    progress(f"statistics of {counts['events']:,} events")
+    figures = statistics(events.events)
+    try:
+        return _summary(str(events.place), counts, figures)
+    finally:
+        figures.close()
+
+
+def _summary(place: str, counts: Row, figures: Statistics) -> Summary:
+    levels = figures.collect()
+    total = next((row for row in levels["total"] if row["events"]), None)
+    step = step_of(total["last_ts"] - total["first_ts"]) if total else STEPS[0]
+    return Summary(
+        place,
+        counts,
+        total,
+        levels["task"],
+        levels["queue"],
+        levels["queue_hour"],
+        plain(figures.errors.limit(MOST_ERRORS)) if total else [],
+        plain(figures.over_time(step)) if total else [],
+        step,
+    )
+
+
+def step_of(span: float) -> int:
+    """The shortest step that cuts so many seconds into at most `MOST_STEPS`."""
+    return next((step for step in STEPS if span / step <= MOST_STEPS), STEPS[-1])

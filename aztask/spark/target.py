@@ -1,0 +1,107 @@
+"""Where a job's queues are, as it travels to the executors.
+
+Rules
+1. No secret travels: options show up in plans, logs and Spark's own pages. What travels is the name
+   of an app, an address without a key in it, or the *name* of an environment variable, which each
+   executor reads for itself.
+2. A local queue file is named by its absolute path: an executor may run in another directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self
+
+from aztask.addresses import LocalAddress
+from aztask.app import App
+from aztask.config import read_environment
+from aztask.errors import ConfigurationError
+from aztask.loading import load_app
+from aztask.masking import mask
+from aztask.urls import parse_broker, parse_results
+
+BROKER_VARIABLE: Final = "AZTASK_BROKER"
+RESULTS_VARIABLE: Final = "AZTASK_RESULTS"
+OPTIONS: Final = ("app", "broker", "broker_env", "results", "results_env")
+"""The names of a data source's options that `Target.of_options` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An app by name, or addresses.
+
+    app: ``module:app``, which the executors import. broker, results: addresses without secrets.
+    broker_env, results_env: environment variables that hold addresses. Without an app and a broker,
+    `broker_env` must be set where the target is opened; without results there are none.
+    """
+
+    app: str = ""
+    broker: str = ""
+    broker_env: str = BROKER_VARIABLE
+    results: str = ""
+    results_env: str = RESULTS_VARIABLE
+
+    def __post_init__(self) -> None:
+        for name, address in (("broker", self.broker), ("results", self.results)):
+            if mask(address) != address:
+                raise ConfigurationError(
+                    f"the option {name} holds a secret, which would show in plans and logs; put it "
+                    f"into an environment variable of the executors, and that one's name into the "
+                    f"option {name}_env"
+                )
+        if self.app and self.broker:
+            raise ConfigurationError(
+                "the options app and broker exclude each other: the app says where its queues are"
+            )
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, str]) -> Self:
+        """The target that a data source's options name; others among them are not looked at."""
+        return cls(**{name: options[name] for name in OPTIONS if options.get(name)})
+
+    @classmethod
+    def of_environment(cls, app: str | None = None) -> Self:
+        """What ``-A`` and this process's environment name.
+
+        Addresses of local files are resolved here; others stay in the environment, and are read
+        where the target is opened.
+        """
+        if app:
+            return cls(app=app)
+        broker, results = read_environment(BROKER_VARIABLE), read_environment(RESULTS_VARIABLE)
+        here = parse_broker(broker or "local://")
+        store = parse_results(results) if results else None
+        return cls(
+            broker=str(here) if isinstance(here, LocalAddress) else "",
+            results=str(store) if isinstance(store, LocalAddress) else "",
+        )
+
+    def options(self) -> dict[str, str]:
+        """As a data source takes them."""
+        return {name: getattr(self, name) for name in OPTIONS if getattr(self, name)}
+
+    @contextmanager
+    def open(self) -> Iterator[App]:
+        """The app, on whichever machine this runs; its connections are closed at the end.
+
+        Raises ConfigurationError where the module or the variable is missing here.
+        """
+        app = load_app(self.app) if self.app else self._nameless()
+        try:
+            yield app
+        finally:
+            app.close()
+
+    def _nameless(self) -> App:
+        broker = self.broker or os.environ.get(self.broker_env, "")
+        if not broker:
+            raise ConfigurationError(
+                f"the environment variable {self.broker_env} is not set where Spark runs this; set "
+                "it there, from the platform's secret store (Spark's own settings show in its "
+                "pages), or name a variable that is set in the option broker_env"
+            )
+        results = self.results or os.environ.get(self.results_env, "")
+        return App("aztask", broker=broker, results=results or None)

@@ -1,0 +1,44 @@
+"""The app of the tests, which executors and workers import: see `conftest.shop`."""
+
+import os
+import time
+from pathlib import Path
+
+from aztask import App, Context
+
+FOLDER = Path(os.environ["SPARK_SHOP_FOLDER"])
+
+app = App("shop", broker=os.environ["SPARK_SHOP_BROKER"], results=f"local://{FOLDER}/queues.db")
+
+(FOLDER / f"pid-{os.getpid()}").touch()
+
+
+def note(text: str) -> None:
+    """One line of the ledger, which survives the process."""
+    fd = os.open(FOLDER / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, f"{text}\n".encode())
+    finally:
+        os.close(fd)
+
+
+@app.task
+def resize(path: str, width: int, quality: int = 90) -> str:
+    note(path)
+    return f"{path}:{width}:{quality}"
+
+
+@app.task(queue="own", expires=3600.0)
+def anything(**values: object) -> str:
+    return repr(values)
+
+
+@app.task_with_context
+def crawl(context: Context, url: str) -> str:
+    return url
+
+
+@app.task
+def slow(path: str) -> None:
+    note(path)
+    time.sleep(0.001)

@@ -1,0 +1,398 @@
+"""Dead letters as DataFrames, on the local broker, on Service Bus and on a Storage queue."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from aztask import App, CapabilityError, ConfigurationError, QueueNotFound
+from aztask.brokers.base import MessageState
+from aztask.cli import main
+from aztask.deadletters import DeadLetters, Selection
+from aztask.envelope import Envelope
+from aztask.positions import Positions
+from aztask.results.deadindex import NotedDead, index_for
+from aztask.settlement import DeadLetter
+from aztask.spark import Target
+from aztask.spark.deadletters import (
+    DeadLetterSource,
+    dead_letters,
+    groups,
+    last_position,
+    replay,
+    sample,
+    selections,
+    size,
+)
+from aztask.spark.queries import told_plainly
+from aztask.testing import emulator
+
+TASK = "post.deliver"
+MODULE = """
+import os
+from aztask import App, RetryPolicy
+app = App("post", retry=RetryPolicy(max_retries=0))
+
+@app.task
+def deliver(name):
+    if name.startswith("bad"):
+        raise ValueError(f"no address for {name!r}")
+    fd = os.open("ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(fd, f"{name}\\n".encode())
+    os.close(fd)
+"""
+
+
+REPLAY = """
+import sys
+from aztask import App
+from aztask.deadletters import Selection
+from aztask.positions import Positions
+from aztask.spark.deadletters import replay
+
+selected = Selection(positions=Positions(map(int, sys.argv[1:])))
+replay(App("post"), {"default": selected}, rate=10)
+"""
+
+
+def bury(app, queue, letters):
+    """A dead letter of each (task id, argument, reason, description); (delivery, why) of each."""
+    broker, buried = app.broker, []
+    for start in range(0, len(letters), 100):
+        batch = letters[start : start + 100]
+        for task_id, argument, *_ in batch:
+            app.send(TASK, [argument], queue=queue, task_id=task_id)
+        texts = {task_id: DeadLetter(*why) for task_id, _, *why in batch}
+        receiver = broker.receiver(queue, lease=app.lease_seconds(queue))
+        left = len(batch)
+        while left:
+            pairs = [(d, texts[d.envelope.headers["id"]]) for d in receiver.receive(left, 5.0)]
+            receiver.settle(pairs)
+            buried += pairs
+            left -= len(pairs)
+        receiver.close()
+    return buried
+
+
+def errors(count):
+    """Letters of two groups, and one that stands alone."""
+    for number in range(count):
+        text = (
+            f"ConnectionError: no answer from 10.0.0.{number % 250}:5432 after {number} s"
+            if number % 3
+            else f"KeyError: 'user-{number}'"
+        )
+        yield f"t{number}", f"n{number}", "retries-exhausted", text
+    yield "lonely", "x", "rejected", "nobody is there"
+
+
+@pytest.fixture(scope="module")
+def dead_shop(tmp_path_factory):
+    """601 dead letters in "default", one in "slow" that nobody can decode."""
+    folder = tmp_path_factory.mktemp("shop")
+    address = f"local://{folder}/q.db"
+    app = App("shop", broker=address, results=address)
+    bury(app, "default", list(errors(600)))
+    app.broker.send("slow", [Envelope(b"\xff", {"x": 1}, message_id="odd")])
+    receiver = app.broker.receiver("slow", lease=30.0)
+    receiver.settle([(each, DeadLetter("undecodable", "")) for each in receiver.receive(1, 1.0)])
+    yield app, Target(broker=address)
+    app.close()
+
+
+def test_every_dead_letter_is_a_row(spark, dead_shop):
+    _, target = dead_shop
+    rows = dead_letters(spark, target).collect()
+    assert len(rows) == len({row.position for row in rows}) == 602
+    (row,) = [row for row in rows if row.id == "t3"]
+    assert (row.queue, row.task, row.reason, row.args) == (
+        "default",
+        TASK,
+        "retries-exhausted",
+        "('n3',)",
+    )
+    assert (row.description, row.signature) == ("KeyError: 'user-3'", "KeyError: <text>")
+    assert (row.resubmit_count, row.generation, row.delivery_count) == (0, 0, 1)
+    (odd,) = [row for row in rows if row.queue == "slow"]
+    assert (odd.id, odd.task, odd.signature[:20]) == ("odd", None, odd.problem[:20])
+    assert "no task header" in odd.problem
+
+
+def test_a_read_takes_nothing_and_repeats(spark, dead_shop):
+    app, target = dead_shop
+    letters = dead_letters(spark, target, ["default"], slices=3)
+    assert letters.rdd.getNumPartitions() == 3
+    first = sorted(row.position for row in letters.collect())
+    assert sorted(row.position for row in letters.collect()) == first
+    assert all(each.delivery_count == 1 for each in DeadLetters(app, "default").list())
+
+
+def test_groups(spark, dead_shop):
+    app, target = dead_shop
+    rows = groups(dead_letters(spark, target, ["default"])).collect()
+    core = {(g.task, g.reason, g.signature, g.count) for g in DeadLetters(app, "default").groups()}
+    assert {(r.task, r.reason, r.signature, r["count"]) for r in rows} == core
+    assert [(row.reason, row.signature, row["count"]) for row in rows] == [
+        ("retries-exhausted", "ConnectionError: no answer from <address> after <n> s", 400),
+        ("retries-exhausted", "KeyError: <text>", 200),
+        ("rejected", "nobody is there", 1),
+    ]
+    assert [row.example for row in rows] == ["t1", "t0", "lonely"]
+    assert rows[0].first_at <= rows[0].last_at
+
+
+def test_a_sample_of_every_group(spark, dead_shop):
+    _, target = dead_shop
+    letters = dead_letters(spark, target, ["default"])
+    drawn = [row.id for row in sample(letters, 2).collect()]
+    assert len(drawn) == 5
+    assert "lonely" in drawn
+    assert sorted(row.id for row in sample(letters, 2).collect()) == sorted(drawn)
+
+
+def test_the_last_position_is_found_across_wide_gaps(dead_shop):
+    app, _ = dead_shop
+
+    class Sparse:
+        def __init__(self, positions):
+            self.positions = positions
+            self.looks = 0
+
+        def list(self, limit, after):
+            self.looks += 1
+            return [Found(each) for each in self.positions if each > after][:limit]
+
+    class Found:
+        def __init__(self, position):
+            self.position = position
+
+    wide = [1, 2, 5, 2**48 + 1, 2**48 + 7, 2**60 + 3]
+    for end in range(1, len(wide) + 1):
+        letters = Sparse(wide[:end])
+        assert last_position(letters, 1) == wide[end - 1]
+        assert letters.looks < 130
+    real = DeadLetters(app, "default")
+    assert last_position(real, real.list(limit=1)[0].position) == max(
+        each.position for each in real.list(limit=1000)
+    )
+
+
+def test_a_selection_is_replayed_from_a_snapshot(spark, tmp_path):
+    address = f"local://{tmp_path}/q.db"
+    app = App("shop", broker=address, results=address)
+    bury(app, "default", list(errors(60)))
+    path = str(tmp_path / "snapshot")
+    dead_letters(spark, Target(broker=address)).write.parquet(path)
+    chosen = spark.read.parquet(path).where("signature = 'KeyError: <text>' and id != 't0'")
+    selected = selections(chosen)
+    assert {queue: size(found) for queue, found in selected.items()} == {"default": 19}
+    reports = replay(app, selected)
+    assert (reports["default"].done, reports["default"].lost) == (19, 0)
+    assert len(DeadLetters(app, "default").list(limit=100)) == 42
+    again = replay(app, selected)  # the snapshot is old now: nothing is replayed twice
+    assert (again["default"].done, again["default"].lost) == (0, 19)
+    assert app.broker.stats("default").active == 19
+    app.close()
+
+
+def test_no_dead_letters_are_no_rows(spark, tmp_path):
+    app = App("shop", broker=f"local://{tmp_path}/q.db")
+    app.broker.declare("default")
+    letters = dead_letters(spark, Target(broker=f"local://{tmp_path}/q.db"))
+    assert letters.count() == 0
+    assert groups(letters).collect() == []
+    assert selections(letters) == {}
+    app.close()
+
+
+class TestRefusals:
+    def test_a_missing_queue(self, spark, dead_shop):
+        with pytest.raises(QueueNotFound, match="queue 'nosuch' does not exist"), told_plainly():
+            dead_letters(spark, dead_shop[1], ["nosuch"]).count()
+
+    def test_a_wrong_column(self, spark, dead_shop):
+        with pytest.raises(ConfigurationError, match="Spark refuses the query"), told_plainly():
+            dead_letters(spark, dead_shop[1]).where("nosuch = 1")
+
+    def test_an_unknown_option(self, spark, dead_shop):
+        spark.dataSource.register(DeadLetterSource)
+        with pytest.raises(ConfigurationError, match="has no option 'colour'"), told_plainly():
+            spark.read.format("aztask_deadletters").options(colour="red").load().count()
+
+    @pytest.mark.parametrize("slices", [0, 1001, "x"])
+    def test_impossible_slices(self, spark, dead_shop, slices):
+        with pytest.raises(ConfigurationError, match="slices takes a whole number"), told_plainly():
+            dead_letters(spark, dead_shop[1], slices=slices).count()
+
+    def test_a_variable_that_is_not_set(self, spark):
+        with pytest.raises(ConfigurationError, match="AZTASK_NOSUCH is not set"), told_plainly():
+            dead_letters(spark, Target(broker_env="AZTASK_NOSUCH")).count()
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "Endpoint=sb://x.example.net/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0LWtleQ==",
+            "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=c2VjcmV0LWtleQ==",
+        ],
+    )
+    def test_an_address_with_a_secret(self, address):
+        with pytest.raises(ConfigurationError, match="option broker holds a secret") as raised:
+            Target(broker=address)
+        assert "c2VjcmV0" not in str(raised.value)
+
+    def test_an_app_and_a_broker(self):
+        with pytest.raises(ConfigurationError, match="exclude each other"):
+            Target(app="shop:app", broker="local:///x.db")
+
+
+def test_a_storage_queue_that_hides_some_needs_the_index(spark, azurite, tmp_path):
+    results = f"local://{tmp_path}/r.db"
+    forgetful = App("shop", broker=azurite.connection_string, lease=30.0)
+    for queue, count in (("few", 5), ("many", 40)):
+        forgetful.broker.declare(queue)
+        buried = bury(forgetful, queue, list(errors(count - 1)))
+    forgetful.close()
+    app = App("shop", broker=azurite.connection_string, results=results)
+    plain = Target(broker_env="SPARK_SHOP_AZURITE")
+    assert dead_letters(spark, plain, ["few"]).count() == 5
+    with pytest.raises(CapabilityError, match="has about 40 dead letters"), told_plainly():
+        dead_letters(spark, plain, ["many"]).count()
+    index_for(app.broker, app.results).note(  # as workers do
+        [
+            NotedDead("many", each.envelope, why.reason, why.description, 1.0, 1)
+            for each, why in buried
+        ]
+    )
+    letters = dead_letters(spark, replace(plain, results=results), ["many"])
+    assert letters.count() == 40
+    selected = selections(letters.where("signature = 'KeyError: <text>'"))
+    assert size(selected["many"]) == 13
+    assert replay(app, selected)["many"].done == 13
+    assert app.broker.stats("many").dead == 27
+    app.close()
+
+
+EXPLAIN = """
+from aztask import App
+from aztask.spark import Target, dead_letters, get_session
+from aztask.spark.deadletters import selections
+
+spark = get_session(master="local[1]")
+spark.sparkContext.setLogLevel("DEBUG")
+letters = dead_letters(spark, Target(broker_env="SHOP_BUS"), ["default"], slices=2)
+letters.explain(True)
+print(letters._jdf.queryExecution().toString())
+print(spark.sparkContext.getConf().getAll())
+found = selections(letters.where("signature like 'KeyError%'"))
+print("SELECTED", *found["default"].positions)
+spark.stop()
+"""
+
+
+def test_no_credential_shows_on_service_bus():
+    """In plans, in settings and in all that is logged; by a session of its own."""
+    key = "c3VwZXItc2VjcmV0LWtleS1vZi10aGUtdGVzdA=="
+    with emulator(queues=["default"], shared_access_key=key) as bus:
+        assert key in bus.connection_string
+        app = App("shop", broker=bus.connection_string)
+        bury(app, "default", list(errors(30)))
+        ended = subprocess.run(
+            [sys.executable, "-c", EXPLAIN],
+            env={
+                **os.environ,
+                "SHOP_BUS": bus.connection_string,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        chosen = ended.stdout.partition("SELECTED")[2].split()
+        selected = {"default": Selection(positions=Positions(map(int, chosen)))}
+        assert replay(app, selected)["default"].done == 10
+        assert len(DeadLetters(app, "default").list()) == 21
+        app.close()
+    assert "BatchScan aztask_deadletters" in ended.stdout
+    assert " INFO " in ended.stderr
+    for text in (ended.stdout, ended.stderr):
+        assert "c3VwZXIt" not in text
+        assert "SharedAccessKey" not in text
+
+
+def run(capsys, *arguments):
+    """One command in this process; what it printed."""
+    capsys.readouterr()
+    code = main.run([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def test_killed_in_the_middle_of_a_replay(spark, tmp_path, monkeypatch, capsys):
+    """Between send and completion, where broker and results are two files."""
+    names = [f"n{number}" for number in range(45)]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AZTASK_BROKER", f"local://{tmp_path}/q.db")
+    monkeypatch.setenv("AZTASK_RESULTS", f"local://{tmp_path}/r.db")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (tmp_path / "post.py").write_text(MODULE)
+    app = App("post")
+    texts = ("retries-exhausted", "ValueError: no address for 'x'")
+    bury(app, "default", [(name, name, *texts) for name in names])
+    bury(app, "default", [("bad", "bad", "rejected", "no")])
+    signature = "ValueError: no address for <text>"
+    wish = ["spark", "dlq", "replay", "--signature", signature]
+    assert "would replay 45 dead letters (45 of default)" in run(capsys, *wish, "--dry-run")
+    assert app.broker.stats("default").dead == 46
+
+    letters = dead_letters(spark, Target.of_environment())
+    selected = selections(letters.where(letters["signature"] == signature))
+    killed = subprocess.run(
+        [sys.executable, "-c", REPLAY, *map(str, selected["default"].positions)],
+        env={**os.environ, "AZTASK_FAILPOINT": "replayed:KILL:20"},
+        timeout=120,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert app.broker.stats("default").active == 20  # sent; the second ten are dead letters still
+    assert app.broker.stats("default").dead == 36
+
+    while app.broker.peek("default", dead_letter=True)[0].state is MessageState.LEASED:
+        time.sleep(0.1)  # the leases of the dead one end
+    assert "replayed 35 dead letters" in run(capsys, *wish, "--yes")
+    assert app.broker.stats("default").dead == 1
+    worker = [sys.executable, "-m", "aztask", "-A", "post:app", "worker", "--burst", "-c", "2"]
+    subprocess.run(worker, check=True, timeout=60, capture_output=True)
+    assert sorted((tmp_path / "ledger").read_text().split()) == sorted(names)  # each once
+    left = run(capsys, "spark", "dlq", "list", "--json").splitlines()
+    assert [json.loads(line)["id"] for line in left] == ["bad"]
+    app.close()
+
+
+def test_the_commands(spark, dead_shop, tmp_path, monkeypatch, capsys):
+    _, target = dead_shop
+    monkeypatch.setenv("AZTASK_BROKER", target.broker)
+    rows = [
+        json.loads(line) for line in run(capsys, "spark", "dlq", "groups", "--json").splitlines()
+    ]
+    assert [row["count"] for row in rows] == [400, 200, 1, 1]
+    table = run(capsys, "spark", "dlq", "groups", "-Q", "default", "--where", "reason = 'rejected'")
+    assert table.splitlines()[1].split()[:4] == ["1", "default", "post.deliver", "rejected"]
+    snapshot = tmp_path / "snapshot"
+    run(capsys, "spark", "dlq", "list", "--sample", 1, "--to", snapshot)
+    drawn = run(capsys, "spark", "dlq", "list", "--snapshot", snapshot, "-Q", "default", "--json")
+    assert len(drawn.splitlines()) == 3
+    table = run(capsys, "spark", "dlq", "list", "--limit", 5).splitlines()
+    assert len(table) == 6
+    assert table[0].split()[:2] == ["ID", "QUEUE"]
+    assert main.run(["spark", "dlq", "replay", "--yes"]) == 2
+    assert "say which: --where, --signature or --all" in capsys.readouterr().err
+    assert main.run(["spark", "dlq", "list", "--where", "nosuch = 1"]) == 4
+    assert "Spark refuses the query" in capsys.readouterr().err

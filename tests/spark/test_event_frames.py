@@ -1,0 +1,158 @@
+"""Events as DataFrames: each once, nothing left out in silence, from files as they come."""
+
+import random
+import shutil
+
+import pytest
+from events_reference import compare, groups
+from events_site import BEGIN, line, make_hostile, random_event, write_log
+
+from aztask.errors import ConfigurationError
+from aztask.events import read_events as read_plainly
+from aztask.spark import compact, place_of, read_events, statistics
+from aztask.spark.eventframe import without_duplicates
+from aztask.spark.eventstatistics import columns, plain
+
+NOW = 2_000_000_000.0
+SIZE = 3000
+
+
+@pytest.fixture
+def log(tmp_path):
+    """(directory, its events), with `SIZE` events."""
+    draw = random.Random(1)
+    events = [random_event(draw, number) for number in range(SIZE)]
+    write_log(tmp_path / "a log [1]", events)
+    return tmp_path / "a log [1]", events
+
+
+def ids(frame):
+    return sorted(row["id"] for row in frame.select("id").collect())
+
+
+def test_a_hostile_directory_is_read_and_every_oddity_counted(spark, log):
+    directory, events = log
+    expected = make_hostile(directory)
+    read = read_events(spark, directory)
+    assert read.counts.odd == expected
+    assert read.counts.skipped == {
+        "folder": 1,
+        "hidden name": 3,
+        "link": 1,
+        "not an event file": 1,
+    }
+    copied = len(
+        (directory / "date=2026-09-21").glob("hour=*/copy*").__next__().read_bytes().splitlines()
+    )
+    assert read.counts.duplicates == copied
+    assert ids(read.events) == sorted(
+        [event.id for event in events] + [f"back-{n}" for n in range(3)]
+    )
+    assert read.counts.events == SIZE + 3
+    assert read.corrupt.count() == sum(expected.values()) - expected["clock went back"]
+    check_statistics(read.events, read_plainly(directory, published_only=True))
+
+
+def check_statistics(events, plain_events):
+    """Every figure of every level, against plain Python."""
+    figures = statistics(events)
+    expected = groups(plain_events)
+    compared = 0
+    for level, frame in (
+        ("task", figures.by_task),
+        ("queue", figures.by_queue),
+        ("queue_hour", figures.by_queue_hour),
+        ("total", figures.total),
+    ):
+        keys = [name for name in ("task", "queue", "hour") if name in frame.columns]
+        rows = {tuple(row[key] for key in keys): row for row in plain(frame)}
+        assert rows.keys() == expected[level].keys()
+        assert frame.columns == [*keys, *columns()]
+        for key, row in rows.items():
+            compared += compare(row, expected[level][key])
+    figures.close()
+    return compared
+
+
+def test_compacted_and_not_the_same_numbers(spark, log):
+    """Some hours compacted, some not, and a file that came late."""
+    directory, _ = log
+    expected = make_hostile(directory)
+    before = read_events(spark, directory)
+    late = line(random_event(random.Random(2), SIZE))
+    told = before.counts
+    everything = sorted([*ids(before.events), f"e-{SIZE}"])
+    report = compact(spark, place_of(directory), now=BEGIN + 2.5 * 3600)
+    assert report.events < told.events
+    (directory / "date=2026-09-21" / "hour=00").mkdir(parents=True, exist_ok=True)
+    hours = sorted(directory.glob("date=*/hour=*"))
+    (hours[0] / "late-1.jsonl").write_bytes(late)
+    for _ in range(2):  # half, and then all of it
+        after = read_events(spark, directory)
+        assert after.counts.events == told.events + 1
+        assert after.counts.duplicates == told.duplicates
+        assert after.counts.odd == expected
+        assert ids(after.events) == everything
+        compact(spark, place_of(directory), now=NOW)
+    assert after.counts.compacted_files > 0
+    assert not list(directory.glob("date=*/hour=*/[!._]*.jsonl"))
+
+
+def test_sources_that_are_kept_do_not_count_twice(spark, log):
+    directory, _ = log
+    report = compact(None, place_of(directory), now=NOW, keep=True)
+    read = read_events(spark, directory)
+    assert report.removed == 0
+    assert read.counts.events == SIZE
+    assert read.counts.duplicates == 0
+    assert read.counts.skipped == {"compacted already": report.source_files}
+    again = compact(None, place_of(directory), now=NOW, keep=True)
+    assert again.compacted_files == 0
+
+
+def test_a_damaged_parquet_file_is_told_and_its_sources_are_read(spark, log, caplog):
+    directory, _ = log
+    compact(None, place_of(directory), now=NOW, keep=True)
+    victim = sorted(directory.glob("date=*/hour=*/*.parquet"))[0]
+    victim.write_bytes(victim.read_bytes()[:-100])
+    read = read_events(spark, directory)
+    assert read.counts.events == SIZE
+    assert read.counts.skipped["damaged Parquet file"] == 1
+    assert victim.name in caplog.text
+
+
+@pytest.mark.parametrize("copies", [5, 200_000])
+def test_duplicates_by_id_alone(spark, copies):
+    """A few repeated ids are looked at alone; many take the plain way."""
+    rows = spark.range(0, 10, 1, 2).unionByName(spark.range(0, copies, 1, 2))
+    frame = rows.selectExpr("concat('e-', id) AS id", "id AS ts")
+    once, dropped = without_duplicates(frame)
+    assert dropped == min(copies, 10)
+    assert once.count() == max(copies, 10)
+    assert ids(once) == sorted(f"e-{number}" for number in range(max(copies, 10)))
+
+
+def test_an_empty_directory_and_none_at_all(spark, tmp_path):
+    read = read_events(spark, tmp_path)
+    assert (read.counts.events, read.events.count()) == (0, 0)
+    (total,) = plain(statistics(read.events).total) or [None]
+    assert total is None or total["events"] == 0
+    with pytest.raises(ConfigurationError, match="cannot be listed"):
+        read_events(spark, tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="neither a directory nor blob://"):
+        read_events(spark, "abfss://x@y/z")
+
+
+def test_a_file_that_vanishes_while_it_is_read_fails_loudly(spark, log):
+    directory, _ = log
+    read = read_events(spark, directory, check_duplicates=False)
+    shutil.rmtree(directory / "date=2026-09-21")
+    with pytest.raises(Exception, match="read again"):
+        read.events.count()
+
+
+def test_no_other_user_is_kept_from_reading_compacted_files(log):
+    directory, _ = log
+    compact(None, place_of(directory), now=NOW)
+    made = list(directory.glob("date=*/hour=*/*.parquet"))
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o644] * 3

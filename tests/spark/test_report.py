@@ -1,0 +1,78 @@
+"""The report adds up, or raises; and what Spark raises becomes an error of ours."""
+
+import pytest
+
+from aztask.errors import BrokerUnavailable, QueueNotFound, SubmitFailed
+from aztask.spark.failures import as_ours
+from aztask.spark.report import SubmitReport
+from aztask.spark.sending import PartitionReport
+
+ABOUT = {"submission_id": "one", "task": "shop.resize", "queue": "default", "seconds": 1.23456}
+
+
+def report(*parts, rows=None):
+    return SubmitReport.of([PartitionReport(*part) for part in parts], rows=rows, **ABOUT)
+
+
+def test_the_sum_of_the_partitions():
+    made = report((0, 10, 10, 3, 0), (1, 5, 5, 0, 0), rows=15)
+    made.check()
+    assert (made.rows, made.sent, made.retried, made.partitions) == (15, 15, 3, 2)
+    assert made.as_dict()["seconds"] == 1.235
+
+
+@pytest.mark.parametrize(
+    ("parts", "rows", "words"),
+    [
+        ([(0, 10, 9, 0, 0)], None, "do not add up: 10 rows, 9 sent and 0 failed"),
+        ([(0, 10, 10, 0, 0)], 12, "do not add up: 12 rows, 10 sent"),
+        ([(0, 10, 11, 0, 0)], 10, "do not add up"),
+        ([(0, 10, 9, 0, 1, "key 'a': too long")], 10, "1 of 10 rows could not be sent.*too long"),
+    ],
+)
+def test_what_does_not_add_up_raises(parts, rows, words):
+    made = report(*parts, rows=rows)
+    with pytest.raises(SubmitFailed, match=words) as caught:
+        made.check()
+    assert caught.value.report is made
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (
+            "Traceback\naztask.errors.QueueNotFound: there is no queue 'x'\n",
+            QueueNotFound,
+            "no que",
+        ),
+        (
+            "x.Y: aztask.errors.BrokerUnavailable: not there; AccountKey=c2VjcmV0c2VjcmV0\nat",
+            BrokerUnavailable,
+            r"AccountKey=\*\*\*\*",
+        ),
+        (
+            "Job aborted: Python worker exited unexpectedly (crashed).",
+            SubmitFailed,
+            "worker .* died",
+        ),
+        ("ModuleNotFoundError: No module named 'shop'", SubmitFailed, "--py-files"),
+        (
+            "x\nTypeError: no such thing\n at y",
+            SubmitFailed,
+            "^TypeError: no such thing; some rows",
+        ),
+        (
+            "An error occurred while calling o1.\n: a.B: Job aborted\n\tat x\nCaused by: c.D$E: "
+            "The header is\n wrong.\nFile: x\n\tat y\n\t... 20 more\n",
+            SubmitFailed,
+            r"^The header is wrong\. File: x; some rows",
+        ),
+        ("something else\nat z", SubmitFailed, "^something else; some rows"),
+    ],
+)
+def test_an_error_of_spark_is_told_in_one_line(text, kind, words):
+    made = as_ours(RuntimeError(text))
+    assert type(made) is kind
+    assert len(str(made).splitlines()) == 1
+    with pytest.raises(kind, match=words):
+        raise made

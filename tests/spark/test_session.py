@@ -1,0 +1,57 @@
+"""The session, and what is said where Spark cannot be had."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+import aztask.spark
+from aztask.errors import ConfigurationError
+from aztask.spark import get_session, needs
+
+
+def test_python_workers_run_this_interpreter(spark):
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+    assert found == [sys.executable]
+
+
+def test_the_active_session_is_used_as_it_is(spark):
+    assert get_session(master="local[1]") is spark
+    assert spark.sparkContext.master == "local[2]"
+
+
+def test_times_are_utc(spark):
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_without_java_one_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"Spark needs Java 17 .* apt-get install openjdk"):
+        needs.check_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="where there is no bin/java"):
+        needs.check_java()
+
+
+def test_without_pyspark_one_line_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == "pyspark" else find(name))
+    monkeypatch.delitem(vars(aztask.spark), "get_session", raising=False)
+    with pytest.raises(ConfigurationError, match=r"pyspark is not installed: pip install"):
+        _ = aztask.spark.get_session
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'sumbit'"):
+        _ = aztask.spark.sumbit
+
+
+def test_spark_is_not_imported_with_the_package():
+    code = (
+        "import sys, aztask.app, aztask.spark, aztask.cli.spark\n"
+        "print([name for name in ('pyspark', 'pyarrow', 'pandas') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
