@@ -117,5 +117,37 @@ class TablesAddress:
         return f"tables://{self.account}"
 
 
+@dataclass(frozen=True, slots=True)
+class BlobAddress:
+    """A container of a storage account, or a folder in it. endpoint: the account's blob URL.
+
+    prefix: what every blob's name begins with, without a slash at its end; empty for none. Without
+    a key and a signature, Entra ID is used.
+    """
+
+    account: str
+    endpoint: str
+    container: str
+    prefix: str = ""
+    key: Secret | None = None
+    signature: Secret | None = None
+
+    @property
+    def uses_entra(self) -> bool:
+        """True when the credential comes from azure-identity."""
+        return self.key is None and self.signature is None
+
+    def name_of(self, name: str) -> str:
+        """The full name of the blob called `name` here."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def __str__(self) -> str:
+        return f"blob://{self.account}/{self.name_of_container()}"
+
+    def name_of_container(self) -> str:
+        """CONTAINER or CONTAINER/PREFIX."""
+        return f"{self.container}/{self.prefix}" if self.prefix else self.container
+
+
 BrokerAddress: TypeAlias = LocalAddress | ServiceBusAddress | StorageQueueAddress
 ResultsAddress: TypeAlias = LocalAddress | TablesAddress

@@ -80,6 +80,11 @@ class Codec:
         self._signer = Signer(signing_keys)
         register_msgpack()
 
+    @property
+    def signs(self) -> bool:
+        """Whether messages are signed."""
+        return bool(self._signer)
+
     # -- arguments ---------------------------------------------------------------------------
 
     def encode_arguments(
@@ -228,7 +233,7 @@ class Codec:
             body = body.encode("ascii")  # json.dumps escapes everything else
         if content_type == formats.JSON:
             _check_json_values(body, EncodeError, what)
-        self._check_written(body, content_type)
+        self.check_written(body, content_type)
         return content_type, encoding, body
 
     def _packed(self, value: Any, what: str) -> bytes:
@@ -236,15 +241,15 @@ class Codec:
             data = formats.pack(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             _not_encodable(what, "msgpack", error)
-        self._check_written(data, formats.MSGPACK)
+        self.check_written(data, formats.MSGPACK)
         return data
 
-    def _check_written(self, body: bytes, content_type: str) -> None:
+    def check_written(self, body: bytes, content_type: str) -> None:
         """Refuse now what a reader with the same limits would refuse later (rule 3)."""
         size, limits = len(body), self.limits
         # A body of n bytes holds at most n values, and a list or map starts with a byte >= 0x80.
         if (
-            size <= limits.items
+            size <= min(limits.items, limits.body_bytes)
             and content_type == formats.MSGPACK
             and (size < limits.depth or len(body.translate(None, _NOT_ASCII)) < limits.depth)
         ):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from aztask.addresses import (
+    BlobAddress,
     BrokerAddress,
     LocalAddress,
     ResultsAddress,
@@ -28,13 +29,17 @@ from aztask.addresses import (
 )
 from aztask.durations import parse_duration, to_seconds
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.lease import NO_RENEWAL
+from aztask.leaseadvice import read_bounds
 from aztask.masking import Secret, SecretFilter, mask, printable
-from aztask.urls import parse_broker, parse_results
+from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
+from aztask.urls import parse_broker, parse_container, parse_results
 
 __all__ = [
     "Settings",
     "QueueSettings",
     "read_environment",
+    "environment_options",
     # Addresses
     "parse_broker",
     "parse_results",
@@ -72,14 +77,26 @@ class Settings:
 
     lease_seconds: how long a delivery is held before it must be renewed. max_lease_seconds: how
     long one run may hold its message in all, renewals included; longer than the lease.
-    renew_at: the part of the current lease after which a renewal is due; renew_from: the part from
-    which it may be made earlier, to batch it with others. max_deliveries: deliveries that were
-    started but never finished, after which a message is dead-lettered. unknown_task_grace_seconds:
-    how long a message with an unknown task name is put back, for rolling deploys.
+    renew_at: the part of the current lease after which a renewal is due, 1 for none at all: then a
+    task that takes longer than its lease is stopped, unless it extends the lease itself;
+    renew_from: the part from which it may be made earlier, to batch it with others.
+    max_deliveries: deliveries that were started but never finished, after which a message is
+    dead-lettered. unknown_task_grace_seconds: how long a message with an unknown task name is put
+    back, for rolling deploys.
     result_retention_seconds: how long results are kept. serializer: what messages are written in;
     accept: what is read. signing_keys: the first signs, all verify; empty: messages are not signed.
-    poll_ceiling_seconds: the longest pause between two looks at an empty queue. events: the
-    directory of lifecycle events, None for none.
+    poll_ceiling_seconds: the longest pause between two looks at an empty queue. retry_strategy:
+    how messages that shall run again wait meanwhile, for tasks that do not say it themselves.
+    max_held: messages that one worker holds at once for the strategy ``hold``; more of them wait
+    until their leases lapse. events: the directory of lifecycle events, None for none.
+    events_container: where workers upload the closed event files, ``blob://ACCOUNT/CONTAINER``
+    (Entra ID) or ``CONTAINER`` in the account whose connection string is events_account.
+    events_keep: files stay in the directory after upload, else they are removed. events_max_bytes:
+    what may wait in the directory while the container is away; beyond it the oldest files are
+    dropped. lease_advice: where workers and senders share what they learn about leases: ``auto``, a
+    file's path or a container; None: leases stay as configured. lease_advice_account: the
+    connection string of the container's account. adaptive: whether leases follow that advice;
+    (least, most): in seconds, between what.
     """
 
     lease_seconds: float = 60.0
@@ -94,7 +111,16 @@ class Settings:
     signing_keys: tuple[Secret, ...] = ()
     poll_ceiling_seconds: float = 1.0
     default_queue: str = "default"
+    retry_strategy: RetryStrategy = RETRY_STRATEGIES[0]
+    max_held: int = 1000
     events: str | None = None
+    events_container: str | None = None
+    events_account: Secret | None = None
+    events_keep: bool = False
+    events_max_bytes: int = 1 << 30
+    lease_advice: str | None = None
+    lease_advice_account: Secret | None = None
+    adaptive: bool | tuple[float, float] = True
 
     def __post_init__(self) -> None:
         _set_seconds(self, "unknown_task_grace_seconds", "result_retention_seconds")
@@ -106,8 +132,28 @@ class Settings:
         object.__setattr__(self, "accept", tuple(self.accept))
         object.__setattr__(self, "signing_keys", _keys(self.signing_keys))
         _check_text(self.default_queue, "default_queue")
+        check_strategy(self.retry_strategy)
+        _check_count(self.max_held, "max_held")
         if self.events is not None:
             object.__setattr__(self, "events", _directory(self.events))
+        if isinstance(self.events_account, str):
+            object.__setattr__(self, "events_account", Secret(self.events_account))
+        _check_upload(self)
+        if isinstance(self.lease_advice_account, str):
+            object.__setattr__(self, "lease_advice_account", Secret(self.lease_advice_account))
+        if self.lease_advice is None and self.lease_advice_account is not None:
+            raise ConfigurationError(
+                "lease_advice_account is given without lease_advice; name the container, or auto"
+            )
+        object.__setattr__(self, "adaptive", read_bounds(self.adaptive, self.max_lease_seconds))
+
+    @property
+    def events_target(self) -> BlobAddress | None:
+        """The container that event files are uploaded to, None for none."""
+        if self.events_container is None:
+            return None
+        account = self.events_account
+        return parse_container(self.events_container, account.reveal() if account else None)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -122,10 +168,10 @@ class Settings:
 class QueueSettings:
     """What holds for one queue. None: as the app's settings, or as the service has it.
 
-    lease_seconds, max_lease_seconds, max_deliveries: as in `Settings`. duplicate_window_seconds:
-    within it a message id is stored once, 0 switches detection off. time_to_live_seconds: after it
-    a message is dropped or dead-lettered by the service. sessions: messages of one session are
-    received in order, by one receiver at a time.
+    lease_seconds, max_lease_seconds, max_deliveries, adaptive: as in `Settings`.
+    duplicate_window_seconds: within it a message id is stored once, 0 switches detection off.
+    time_to_live_seconds: after it a message is dropped or dead-lettered by the service. sessions:
+    messages of one session are received in order, by one receiver at a time.
     """
 
     name: str
@@ -135,6 +181,7 @@ class QueueSettings:
     duplicate_window_seconds: float | None = None
     time_to_live_seconds: float | None = None
     sessions: bool | None = None
+    adaptive: bool | tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _check_text(self.name, "a queue's name")
@@ -146,6 +193,9 @@ class QueueSettings:
             _check_count(self.max_deliveries, "max_deliveries")
         if not isinstance(self.sessions, bool | None):
             raise ConfigurationError(f"sessions is True or False, not {_shown(self.sessions)}")
+        if self.adaptive is not None:
+            longest = self.max_lease_seconds
+            object.__setattr__(self, "adaptive", read_bounds(self.adaptive, longest))
 
     @classmethod
     def from_options(cls, name: str, options: Mapping[str, Any]) -> Self:
@@ -161,7 +211,7 @@ class QueueSettings:
         """
         own = {
             name: value
-            for name in ("lease_seconds", "max_lease_seconds", "max_deliveries")
+            for name in ("lease_seconds", "max_lease_seconds", "max_deliveries", "adaptive")
             if (value := getattr(self, name)) is not None
         }
         return replace(settings, **own)
@@ -186,6 +236,19 @@ def read_environment(name: str, environ: Mapping[str, str] = os.environ) -> str 
         raise ConfigurationError(
             f"the file {printable(file)} that {name}_FILE names cannot be read: {why}"
         ) from None
+
+
+def environment_options(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The settings of an app that the environment gives: where events and lease advice go."""
+    named = {
+        "events": "AZTASK_EVENTS",
+        "events_container": "AZTASK_EVENTS_CONTAINER",
+        "events_account": "AZTASK_EVENTS_ACCOUNT",
+        "lease_advice": "AZTASK_LEASE_ADVICE",
+        "lease_advice_account": "AZTASK_LEASE_ADVICE_ACCOUNT",
+    }
+    found = {option: read_environment(name, environ) for option, name in named.items()}
+    return {option: value for option, value in found.items() if value is not None}
 
 
 def _fields_of(kind: Any, options: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -215,6 +278,24 @@ def _set_seconds(settings: object, *names: str, least: float = 0.0) -> None:
         object.__setattr__(settings, name, number)
 
 
+def _check_upload(settings: Settings) -> None:
+    if not isinstance(settings.events_keep, bool):
+        raise ConfigurationError(
+            f"events_keep is True or False, not {_shown(settings.events_keep)}"
+        )
+    _check_count(settings.events_max_bytes, "events_max_bytes", most=1 << 50)
+    if settings.events_target is None:
+        if settings.events_account is not None:
+            raise ConfigurationError(
+                "events_account is given without events_container; name the container"
+            )
+    elif settings.events is None:
+        raise ConfigurationError(
+            "events_container needs a directory that the events are written to first: give "
+            "events=DIRECTORY or AZTASK_EVENTS"
+        )
+
+
 def _check_leases(lease: float, max_lease: float) -> None:
     if lease > LONGEST_LEASE:
         raise ConfigurationError(
@@ -231,9 +312,12 @@ def _check_renewal(renew_from: float, renew_at: float) -> None:
     for value, name in ((renew_from, "renew_from"), (renew_at, "renew_at")):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigurationError(f"{name} is a part of the lease, not {_shown(value)}")
+        if name == "renew_at" and value == NO_RENEWAL:
+            continue
         if not 0.05 <= value <= LATEST_RENEWAL:  # false for nan too
             raise ConfigurationError(
                 f"{name} is {_shown(value)}; give a part of the lease, 0.05 to {LATEST_RENEWAL}"
+                + (f", or {NO_RENEWAL:g} for no renewals" if name == "renew_at" else "")
             )
     if renew_from > renew_at:
         raise ConfigurationError(
@@ -241,11 +325,11 @@ def _check_renewal(renew_from: float, renew_at: float) -> None:
         )
 
 
-def _check_count(value: object, name: str) -> None:
+def _check_count(value: object, name: str, *, most: int = 1_000_000) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} is a whole number, not {_shown(value)}")
-    if not 1 <= value <= 1_000_000:
-        raise ConfigurationError(f"{name} is {_shown(value)}; give 1 to 1,000,000")
+    if not 1 <= value <= most:
+        raise ConfigurationError(f"{name} is {_shown(value)}; give 1 to {most:,}")
 
 
 def _check_serializers(serializer: object, accept: object) -> None:

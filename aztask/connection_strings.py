@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
-from aztask.addresses import ServiceBusAddress, StorageQueueAddress, TablesAddress
+from aztask.addresses import BlobAddress, ServiceBusAddress, StorageQueueAddress, TablesAddress
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.masking import Secret, printable
 
@@ -152,6 +152,14 @@ def tables(parts: Mapping[str, str]) -> TablesAddress:
         account.endpoint("blob"),
         account.key,
         account.signature,
+    )
+
+
+def blobs(parts: Mapping[str, str], container: str, prefix: str) -> BlobAddress:
+    """A container of the account in a storage connection string."""
+    account = _storage(parts)
+    return BlobAddress(
+        account.name, account.endpoint("blob"), container, prefix, account.key, account.signature
     )
 
 

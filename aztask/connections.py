@@ -39,6 +39,7 @@ class Connections:
         """
         self._broker_wish = parse_broker(broker) if isinstance(broker, str) else broker
         self._results_wish = parse_results(results) if isinstance(results, str) else results
+        self.broker_text = broker if isinstance(broker, str) else None
         self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
         self._poll_ceiling = poll_ceiling
         self._lock = threading.RLock()

@@ -1,7 +1,8 @@
 """What a running task knows of its delivery, and what it may ask for.
 
 Rules
-1. Everything here is local and fast but `checkpoint` and `Lease.extend`, which wait for the broker.
+1. Everything here is local and fast but `checkpoint`, `Lease.extend` and a session's state, which
+   wait for the broker.
 2. `lease.ensure` is the fence: call it right before a side effect that must not happen twice.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.errors import LeaseLost
 from aztask.message import TaskMessage
+from aztask.session import Session
 
 CONFIRM_SECONDS = 30.0
 
@@ -98,10 +100,12 @@ class Context:
         lease: TaskLease,
         saved: Any = None,
         save: Callable[[Any], None],
+        session: Session | None = None,
     ) -> None:
         self.message = message
         self.delivery_count = delivery_count
         self.lease = lease
+        self.session = session
         self.saved = saved
         self._save = save
 

@@ -19,7 +19,8 @@
     │ ├ QueueFull                   the broker has no room: nothing was stored
     │ ├ QueueNotFound
     │ ├ InvalidQueueName
-    │ └ SendUnconfirmed             may or may not be stored: send again under the same id
+    │ ├ SendUnconfirmed             may or may not be stored: send again under the same id
+    │ └ SubmitFailed                rows of a table were not, or perhaps not, sent as tasks
     ├ LeaseError
     │ ├ AlreadySettled              our fault: the lease was settled before
     │ └ LeaseLost                   the broker's verdict, or our own deadline's
@@ -100,7 +101,12 @@ class BrokerError(AztaskError):
 
 
 class BrokerUnavailable(BrokerError):
-    """The broker cannot be reached now; try again."""
+    """The broker cannot be reached now; try again.
+
+    ``retry_after``: the seconds that the service asks to wait before, where it does.
+    """
+
+    retry_after: float | None = None
 
 
 class QueueFull(BrokerError):
@@ -125,6 +131,17 @@ class SendUnconfirmed(BrokerError):
     def __init__(self, message: str | None = None, unconfirmed: Sequence[Any] = ()) -> None:
         super().__init__(*((message,) if message else ()))
         self.unconfirmed = tuple(unconfirmed)
+
+
+class SubmitFailed(BrokerError):
+    """Not all rows were sent; submit again under the same submission id.
+
+    ``report`` holds the counts where they are known.
+    """
+
+    def __init__(self, message: str | None = None, report: Any = None) -> None:
+        super().__init__(*((message,) if message else ()))
+        self.report = report
 
 
 class LeaseError(AztaskError):

@@ -34,6 +34,7 @@ EventKind: TypeAlias = Literal[
     "settle_failed",
     "cancelled",
     "expired",
+    "lease_changed",
 ]
 EVENT_KINDS: Final[frozenset[str]] = frozenset(get_args(EventKind))
 
@@ -50,7 +51,10 @@ class Event(NamedTuple):
     ts: UTC epoch seconds; worker: who saw it; id: unique; a sink fills in these three where they
     are left at their defaults. duration_seconds: how long the run took. wait_seconds: from being
     due to being started. lease_seconds: the lease in force; margin_seconds: what was left of it.
-    error_type, error: of the failure. Durations in seconds, None where there is nothing to say.
+    error_type, error: of the failure. held_seconds: from receiving the delivery to letting go of
+    it; renewals: how often its lease was renewed meanwhile. former_lease_seconds, reason: where a
+    queue's lease changed; task_id and task are empty then. Durations in seconds, None where there
+    is nothing to say.
     """
 
     event: EventKind
@@ -68,6 +72,10 @@ class Event(NamedTuple):
     ts: float = 0.0
     worker: str = ""
     id: str = ""
+    held_seconds: float | None = None
+    renewals: int | None = None
+    former_lease_seconds: float | None = None
+    reason: str | None = None
 
 
 def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
@@ -86,6 +94,14 @@ def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
         line += _number('"lease_seconds":', lease)
     if margin is not None:
         line += _number('"margin_seconds":', margin)
+    if event.held_seconds is not None:
+        line += _number('"held_seconds":', event.held_seconds)
+    if event.renewals is not None:
+        line += f',"renewals":{event.renewals}'
+    if event.former_lease_seconds is not None:
+        line += _number('"former_lease_seconds":', event.former_lease_seconds)
+    if event.reason is not None:
+        line += f',"reason":{quote(mask(event.reason), ERROR_LIMIT)}'
     if event.error_type is not None:
         line += f',"error_type":{quote(event.error_type)}'
     if event.error is not None:
@@ -126,9 +142,17 @@ def from_line(line: bytes) -> Event | None:
 
 
 _REQUIRED: Final = frozenset({"id", "event", "ts", "task_id", "task", "queue", "worker"})
-_COUNTS: Final = frozenset({"delivery_count", "resubmit_count"})
+_COUNTS: Final = frozenset({"delivery_count", "resubmit_count", "renewals"})
 _NUMBERS: Final = frozenset(
-    {"ts", "duration_seconds", "wait_seconds", "lease_seconds", "margin_seconds"}
+    {
+        "ts",
+        "duration_seconds",
+        "wait_seconds",
+        "lease_seconds",
+        "former_lease_seconds",
+        "margin_seconds",
+        "held_seconds",
+    }
 )
 
 

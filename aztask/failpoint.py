@@ -2,8 +2,13 @@
 
 ``AZTASK_FAILPOINT=STEP:SIGNAL[:N]`` sends SIGNAL (KILL, STOP, TERM) to the worker when STEP is
 reached for the N-th time (1 by default). Steps, in order: ``received``, ``claimed``, ``sent``,
-``ran`` (in the pool process, after the task's side effects), ``recorded``, ``cloned`` (where a
-clone is sent before its original is completed), ``settled``.
+``ran`` (in the pool process, after the task's side effects), ``recorded``, ``noted``
+(where a dead letter is noted in an index before it is stored), ``cloned`` (where a clone is sent
+before its original is completed), ``pointed`` (where a pointer is sent before its
+message is deferred), ``fetched`` (a pointer was received, and the deferred message for it),
+``parted`` (that message is settled, and its pointer is not), ``settled``. And of whoever
+replays dead letters: ``replayed`` (the new messages are sent, their dead letters still there).
+Of a compaction: ``compact-written``, ``compact-published``, ``compact-removed`` (each source).
 Unset, a step costs one comparison.
 """
 
@@ -14,7 +19,23 @@ import signal
 
 from aztask.errors import ConfigurationError
 
-STEPS = ("received", "claimed", "sent", "ran", "recorded", "cloned", "settled")
+STEPS = (
+    "received",
+    "claimed",
+    "sent",
+    "ran",
+    "recorded",
+    "noted",
+    "cloned",
+    "pointed",
+    "fetched",
+    "parted",
+    "settled",
+    "replayed",
+    "compact-written",
+    "compact-published",
+    "compact-removed",
+)
 VARIABLE = "AZTASK_FAILPOINT"
 
 

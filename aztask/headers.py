@@ -50,8 +50,10 @@ _OPTIONAL: Final = {
     "kwargsrepr": "kwargsrepr",
     "origin": "origin",
     "aztask-saved": "saved",
+    "aztask-pointer": "pointer",
     "aztask-unknown-since": "unknown_since",
     "traceparent": "traceparent",
+    "aztask-lease-seconds": "lease_seconds",
 }
 """Headers that are left out when there is nothing to say, and the message's fields."""
 _OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
@@ -79,6 +81,8 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
         headers["expires"] = to_iso(message.expires)
     if message.time_limit is not None or message.soft_time_limit is not None:
         headers["timelimit"] = [message.time_limit, message.soft_time_limit]
+    if not message.ordered:
+        headers["aztask-ordered"] = 0
     if message.snooze_count:
         headers["aztask-snooze-count"] = message.snooze_count
     if message.delivery_base:
@@ -200,6 +204,22 @@ def _read_count(header: str, value: object) -> int:
     return value
 
 
+def _read_position(header: str, value: object) -> int:
+    """A broker's sequence number: 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DecodeError(f"{header} must be an integer, not {type(value).__name__}")
+    if not 0 <= value < 2**63:
+        raise DecodeError(f"{header} {_shown(value)} is not between 0 and 2**63 - 1")
+    return value
+
+
+def _read_flag(header: str, value: object) -> bool:
+    """0 or 1."""
+    if _read_count(header, value) > 1:
+        raise DecodeError(f"{header} must be 0 or 1, not {_shown(value)}")
+    return bool(value)
+
+
 def _read_limits(header: str, value: object) -> tuple[float | None, float | None]:
     """Celery's ``timelimit``: [hard, soft], each seconds or None."""
     if not isinstance(value, list | tuple) or len(value) != 2:
@@ -209,6 +229,14 @@ def _read_limits(header: str, value: object) -> tuple[float | None, float | None
         if seconds is not None and not 0.0 < seconds <= LONGEST_RUN:
             raise DecodeError(f"{header} {_shown(seconds)} is not a number of seconds above 0")
     return hard, soft
+
+
+def _read_lease(header: str, value: object) -> float:
+    """Seconds; whoever uses it keeps it within bounds of its own."""
+    seconds = _number(header, value)
+    if not 0.0 < seconds <= LONGEST_RUN:
+        raise DecodeError(f"{header} {_shown(seconds)} is not a number of seconds above 0")
+    return seconds
 
 
 def _read_bytes(header: str, value: object) -> bytes:
@@ -304,6 +332,9 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     "aztask-delivery-base": ("delivery_base", _read_count),
     "aztask-unknown-since": ("unknown_since", read_time),
     "aztask-saved": ("saved", _read_bytes),
+    "aztask-pointer": ("pointer", _read_position),
+    "aztask-lease-seconds": ("lease_seconds", _read_lease),
+    "aztask-ordered": ("ordered", _read_flag),
 }
 
 _CONSUMED = frozenset({"lang", VERSION, SIGNATURE, COMPRESSION})

@@ -31,11 +31,13 @@ class TaskMessage:
     id: the task id, stable through retries and replays. body: see rule 1. eta: not before,
     expires: not after, both UTC epoch seconds with microseconds. time_limit, soft_time_limit:
     seconds. argsrepr, kwargsrepr: for the eye only. correlation_id: None means the id. session:
-    messages of one session run in order. resubmit_count: failures so far; snooze_count: other
+    messages of one session run in order; ordered: a retry keeps its place in that order, too.
+    resubmit_count: failures so far; snooze_count: other
     re-runs. delivery_base: the broker's delivery count at the last resubmit, for services that
     go on counting. unknown_since: when a worker first met the unknown task name. saved: the
-    encoded checkpoint. traceparent: W3C trace context. extra: further headers, passed on as
-    they are.
+    encoded checkpoint. pointer: the position of the deferred message that this one, which has no
+    body, calls for. traceparent: W3C trace context. lease_seconds: the lease that was advised for
+    the queue when it was sent. extra: further headers, passed on as they are.
     """
 
     id: str
@@ -57,6 +59,7 @@ class TaskMessage:
     correlation_id: str | None = None
     reply_to: str | None = None
     session: str | None = None
+    ordered: bool = True
     resubmit_count: int = 0
     snooze_count: int = 0
     hop: int = 0
@@ -64,7 +67,9 @@ class TaskMessage:
     delivery_base: int = 0
     unknown_since: float | None = None
     saved: bytes | None = None
+    pointer: int | None = None
     traceparent: str | None = None
+    lease_seconds: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,13 +82,17 @@ class TaskMessage:
         """``id:generation:hop``, at most 128 characters.
 
         Where that would be longer, ``sha256-`` and 64 hexadecimal digits (the SHA-256 of the id
-        in UTF-8) stand in the place of the id.
+        in UTF-8) stand in the place of the id. A pointer's ends in ``:pointer-N``, N being how
+        often the invocation has failed or asked to run again: each deferral has another.
         """
-        name = f"{self.id}:{self.generation}:{self.hop}"
+        tail = f":{self.generation}:{self.hop}"
+        if self.pointer is not None:
+            tail += f":pointer-{self.resubmit_count + self.snooze_count}"
+        name = f"{self.id}{tail}"
         if len(name) <= MESSAGE_ID_LIMIT:
             return name
         digest = sha256(self.id.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"sha256-{digest}:{self.generation}:{self.hop}"
+        return f"sha256-{digest}{tail}"
 
     def resubmitted(
         self,
@@ -110,6 +119,23 @@ class TaskMessage:
             delivery_base=delivery_base,
             unknown_since=unknown_since,
             eta=eta,
+        )
+
+    def pointing(self, position: int, *, counted: bool, delivery_base: int) -> TaskMessage:
+        """The pointer to this message, which is about to be deferred at `position`.
+
+        It carries the counts, for workers without a result store, and nothing of the work.
+        delivery_base: the broker's delivery count, which deferring goes on raising.
+        """
+        return replace(
+            self,
+            body=b"",
+            pointer=position,
+            resubmit_count=self.resubmit_count + (1 if counted else 0),
+            snooze_count=self.snooze_count + (0 if counted else 1),
+            delivery_base=delivery_base,
+            saved=None,
+            eta=None,
         )
 
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:

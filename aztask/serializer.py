@@ -48,10 +48,22 @@ TEXT_BYTES = 16 * 1024
 
 _TIMEDELTA = struct.Struct(">iii")
 
+_packers: list[Any] = []
+"""Packers that are not in use: to make one costs more than to pack a small value with it."""
+
+_KEPT_BYTES = 64 * 1024
+"""A packer keeps room for the largest value that it wrote; larger ones are let go."""
+
 
 def pack(value: Any) -> bytes:
     """`value` as msgpack. Raises TypeError, ValueError, OverflowError or UnicodeEncodeError."""
-    packed: bytes = msgpack.packb(value, default=_to_ext)
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(default=_to_ext)
+    packed: bytes = packer.pack(value)  # if it raises, the packer is let go as well
+    if len(packed) <= _KEPT_BYTES:
+        _packers.append(packer)
     return packed
 
 

@@ -4,6 +4,7 @@ Rules
 1. A dead letter is completed only after what replaces it was accepted. Where broker and results
    share a file, both are one transaction, one dead letter at a time.
 2. What was taken and not settled is released at the end, so that it does not count as a delivery.
+3. Memory is bounded: no more than `HELD_MOST` dead letters are held that are not acted on.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from aztask.app import App
 from aztask.brokers.base import Transactional
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.deadletter import DeadLetterView
-from aztask.delivery import Lost, Settled, Unknown
+from aztask.delivery import Delivery, Lost, Position, Settled, Unknown
 from aztask.envelope import Envelope
 from aztask.errors import AztaskError
+from aztask.failpoint import hit
 from aztask.lease import Lease, LeaseState
 from aztask.leasekeeper import LeaseKeeper
 from aztask.message import TaskMessage
@@ -32,6 +34,10 @@ REMOTE_LEASE = 60.0
 LOCAL_WAIT = 0.05
 REMOTE_WAIT = 5.0
 PAUSE = 0.01
+HELD_MOST = 20_000
+"""Dead letters, not selected themselves, that are held to get at those behind them."""
+IDS_KEPT = 10_000
+"""Ids that a report names."""
 
 Answers = list[Settled | Lost | Unknown]
 
@@ -40,8 +46,9 @@ Answers = list[Settled | Lost | Unknown]
 class Report:
     """What a replay or a purge did.
 
-    done: dead letters acted on; ids: theirs. lost: those that somebody else held or removed
-    meanwhile, or whose completion was not confirmed: look again whether they are still there.
+    done: dead letters acted on; ids: theirs, of the first `IDS_KEPT`. lost: those that somebody
+    else held or removed meanwhile, or whose completion was not confirmed: look again whether they
+    are still there.
     """
 
     done: int = 0
@@ -88,6 +95,7 @@ class Sweep:
             queue, lease=REMOTE_LEASE if remote else LOCAL_LEASE, dead_letter=True
         )
         self._held: dict[Lease, None] = {}
+        self._aside = 0
 
     def __enter__(self) -> Self:
         self._keeper.start()
@@ -107,13 +115,27 @@ class Sweep:
 
     def take(self, limit: int) -> list[Lease]:
         """Up to `limit` further dead letters; none when there are no more."""
-        leases = [
-            Lease(each, each.lease_seconds, each.deadline - each.lease_seconds)
-            for each in self._receiver.receive(limit, self._wait)
-        ]
-        self._held.update(dict.fromkeys(leases))
-        self._keeper.hold(self._receiver, leases)
-        return leases
+        return self._hold(self._receiver.receive(limit, self._wait))
+
+    def take_at(self, positions: Sequence[Position]) -> list[Lease]:
+        """Those of the dead letters at `positions` that are there and free.
+
+        Only where the broker has the capability ``dead_by_position``.
+        """
+        return self._hold(self._receiver.receive_deferred(positions))
+
+    def keep_aside(self, count: int) -> None:
+        """So many of those taken last are only held because others lie behind them.
+
+        Raises AztaskError when there are too many.
+        """
+        self._aside += count
+        if self._aside > HELD_MOST:
+            raise AztaskError(
+                f"more than {HELD_MOST:,} dead letters of queue {self._queue!r} that are not "
+                "selected lie before those that are, and this service hands them out in order "
+                "only; replay or purge some of those before first"
+            )
 
     def replace(self, batch: Sequence[tuple[Taken, Replacement]]) -> None:
         """Send the replacements, note the new runs, complete the dead letters.
@@ -127,6 +149,7 @@ class Sweep:
         try:
             with self._transaction():
                 self._send([new for _, new in ours])
+                hit("replayed", len(ours))
                 answers = self._settle(leases, Complete())
                 if self.joint is not None and not all(isinstance(a, Settled) for a in answers):
                     raise _Undo
@@ -143,7 +166,20 @@ class Sweep:
         leases = [taken.lease for taken in batch if self._begin(taken.lease)]
         self._count(batch, self._book(leases, self._settle(leases, Complete())))
 
+    def settled(self, taken: Taken) -> bool:
+        """Whether it is gone for sure."""
+        return taken.lease.state is LeaseState.SETTLED
+
     # -- inside ------------------------------------------------------------------------------
+
+    def _hold(self, deliveries: Sequence[Delivery]) -> list[Lease]:
+        leases = [
+            Lease(each, each.lease_seconds, each.deadline - each.lease_seconds)
+            for each in deliveries
+        ]
+        self._held.update(dict.fromkeys(leases))
+        self._keeper.hold(self._receiver, leases)
+        return leases
 
     def _send(self, new: Sequence[Replacement]) -> None:
         if not new:
@@ -190,7 +226,8 @@ class Sweep:
             self._held.pop(taken.lease, None)
             if taken.lease in settled:
                 self.report.done += 1
-                self.report.ids.append(taken.letter.id)
+                if len(self.report.ids) < IDS_KEPT:
+                    self.report.ids.append(taken.letter.id)
             else:
                 self.report.lost += 1
 

@@ -9,14 +9,13 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, Typ
 
 from aztask.asyncresult import AsyncResult
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.retry import RetryPolicy
+from aztask.retry import RetryPolicy, RetryStrategy, check_strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NO_KEYWORDS: dict[str, Any] = {}  # one for all: `map` makes millions of calls
 
-RETRY_STRATEGIES = ("resubmit",)
 DELIVERIES = ("at-least-once", "at-most-once")
 
 
@@ -26,9 +25,12 @@ class TaskOptions(TypedDict, total=False):
     name: registered name, "APP.FUNCTION" by default. queue: where invocations go. retry: the retry
     policy. time_limit: seconds after which its process is killed; soft_time_limit: seconds after
     which TimeLimitExceeded is raised in it. lease: seconds, or a callable that gets the task's
-    arguments and returns seconds. max_lease: seconds of lease in all, renewals included. expires:
-    seconds from sending after which it is not started any more. delivery: "at-least-once", or
-    "at-most-once": the message is removed before the task runs.
+    arguments and returns seconds. max_lease: seconds of lease in all, renewals included.
+    retry_strategy: how a message that shall run again waits meanwhile: "resubmit", "abandon",
+    "lease-timeout", "hold" or "defer". expires: seconds from sending after which it is not
+    started any more. delivery: "at-least-once", or "at-most-once": the message is removed before
+    the task runs. ordered: whether a message of a session that runs again keeps its place before
+    the session's next one; True by default.
     """
 
     name: str
@@ -38,9 +40,10 @@ class TaskOptions(TypedDict, total=False):
     soft_time_limit: float
     lease: float | Callable[..., float]
     max_lease: float
-    retry_strategy: str
+    retry_strategy: RetryStrategy
     expires: float
     delivery: str
+    ordered: bool
 
 
 class SendOptions(TypedDict, total=False):
@@ -49,6 +52,8 @@ class SendOptions(TypedDict, total=False):
     delay: seconds until it may start. queue: where to send it. task_id: an id of your own: a task
     id that is known already is not run again, its result is returned. expires: seconds from now
     after which it is not started any more. force: run a known task id again, as a new generation.
+    session: tasks of one session run in the order in which they were sent, one at a time, across
+    all workers; the queue must have sessions. ordered: as in `TaskOptions`, for this invocation.
     """
 
     delay: float
@@ -56,6 +61,8 @@ class SendOptions(TypedDict, total=False):
     task_id: str
     expires: float
     force: bool
+    session: str
+    ordered: bool
 
 
 class Sender(Protocol):
@@ -103,20 +110,22 @@ class Task(Generic[P, R]):
         name: str,
         options: TaskOptions,
         *,
-        retry: RetryPolicy,
         with_context: bool = False,
     ) -> None:
+        """options: `retry` and `retry_strategy` have the app's own in them, if no others."""
         check_options(options, TaskOptions, f"task {name!r}")
         self._sender = sender
         self.function = function
         self.name = name
         self.queue = options.get("queue")
-        self.retry = options.get("retry", retry)
+        self.retry = options["retry"]
         self.with_context = with_context
         self.delivery = _choice(options.get("delivery", DELIVERIES[0]), DELIVERIES, "delivery")
-        self.retry_strategy = _choice(
-            options.get("retry_strategy", RETRY_STRATEGIES[0]), RETRY_STRATEGIES, "retry_strategy"
+        self.retry_strategy = check_strategy(
+            options["retry_strategy"], f"task {name!r}: retry_strategy"
         )
+        self.strategy_asked: str | None = None  # that of the task itself, not the app's
+        self.ordered = _flag(options.get("ordered", True), f"task {name!r}: ordered")
         self.time_limit = self._seconds(options, "time_limit")
         self.soft_time_limit = self._seconds(options, "soft_time_limit")
         self.max_lease = self._seconds(options, "max_lease")
@@ -137,6 +146,11 @@ class Task(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
+
+    @property
+    def sender(self) -> Sender:
+        """Who sends its invocations: the app."""
+        return self._sender
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, here and now."""
@@ -252,6 +266,12 @@ def _choice(value: object, known: Sequence[str], what: str) -> str:
     return str(value)
 
 
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what} is True or False, not {value!r}")
+    return value
+
+
 def _checked_send_options(options: SendOptions) -> SendOptions:
     check_options(options, SendOptions, "with_options")
     delay = options.get("delay", 0.0)
@@ -262,4 +282,9 @@ def _checked_send_options(options: SendOptions) -> SendOptions:
     task_id = options.get("task_id")
     if task_id is not None and (not isinstance(task_id, str) or not task_id):
         raise ConfigurationError(f"task_id takes a text, not {task_id!r}")
+    session = options.get("session")
+    if session is not None and (not isinstance(session, str) or not session):
+        raise ConfigurationError(f"session takes a text, not {session!r}")
+    if "ordered" in options:
+        _flag(options["ordered"], "ordered")
     return options

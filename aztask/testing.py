@@ -14,7 +14,7 @@ The fixture is found when ``pytest_plugins = ["aztask.testing"]`` stands in a co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from aztask.brokers.administration import administration_client
 from aztask.clock import Clock
 from aztask.emulator.background import BackgroundEmulator
+from aztask.emulator.broker.access import Right, Rule
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
@@ -65,6 +66,7 @@ def emulator(
     queues: Sequence[str] = (),
     data: str | None = None,
     shared_access_key: str | None = None,
+    rules: Mapping[str, Rule] | None = None,
     clock_offset: float = 0.0,
     tls: bool = False,
     config: Path | None = None,
@@ -74,15 +76,18 @@ def emulator(
 ) -> Iterator[RunningEmulator]:
     """A local Service Bus on 127.0.0.1, on free ports unless they are given.
 
-    queues: created with the service's defaults. data: a file that outlives the block. clock: the
-    emulator's, for tests that let time pass. Everything
-    else: see ``docs/emulator.md``. Raises ConfigurationError, OSError for a port in use.
+    queues: created with the service's defaults. data: a file that outlives the block. rules:
+    further keys, by name, with some rights: ``Rule("key", frozenset({Right.SEND}))``. clock: the
+    emulator's, for tests that let time pass. Everything else: see ``docs/emulator.md``.
+
+    Raises ConfigurationError, OSError for a port in use.
     """
     options = Options(
         port=port,
         admin_port=admin_port,
         data=data,
         shared_access_key=shared_access_key,
+        rules=rules or {},
         clock_offset=clock_offset,
         tls=tls,
         config=config,
@@ -110,4 +115,4 @@ if pytest is not None:
             yield running
 
 
-__all__ = ["RunningEmulator", "administration_client", "emulator"]
+__all__ = ["Right", "Rule", "RunningEmulator", "administration_client", "emulator"]

@@ -5,6 +5,8 @@ Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
 matters; ``servicebus://NAMESPACE`` or a full host name (Entra ID); ``storagequeue://ACCOUNT`` or a
 full host name (Entra ID); an Azure connection string (`aztask.connection_strings`).
 Results: ``local://...``, ``tables://ACCOUNT``, a storage connection string.
+Containers: ``blob://ACCOUNT/CONTAINER`` (Entra ID), or ``CONTAINER`` beside a storage connection
+string; ``/FOLDER`` may follow.
 
 Rules
 1. Parsing does no I/O and finds every mistake that can be found without asking the service.
@@ -23,6 +25,7 @@ from urllib.parse import parse_qsl, unquote
 from aztask import connection_strings
 from aztask.addresses import (
     MEMORY,
+    BlobAddress,
     BrokerAddress,
     LocalAddress,
     ResultsAddress,
@@ -41,6 +44,8 @@ _BROKER_FORMS = (
     "local://, servicebus://NAMESPACE, storagequeue://ACCOUNT or an Azure connection string"
 )
 _RESULTS_FORMS = "local://, tables://ACCOUNT or a storage connection string"
+_CONTAINER_FORMS = "blob://ACCOUNT/CONTAINER, or CONTAINER beside a storage connection string"
+_ACCOUNT_FORMS = "a storage connection string"
 _HINTS = {
     "sb": "servicebus://NAMESPACE",
     "amqps": "servicebus://NAMESPACE",
@@ -54,6 +59,9 @@ _HINTS = {
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
+_CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*")
+_PREFIX = re.compile(r"[A-Za-z0-9=-][A-Za-z0-9_=.-]*(/[A-Za-z0-9=-][A-Za-z0-9_=.-]*)*")
+_LONGEST_PREFIX = 500
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 
 
@@ -96,6 +104,43 @@ def parse_results(text: str) -> ResultsAddress:
     if scheme in ("servicebus", "storagequeue"):
         raise wrong(f"{scheme}:// is a broker and stores no results", f"use {_RESULTS_FORMS}")
     raise _unknown_scheme(scheme, "result store", ("local", "tables"), _RESULTS_FORMS)
+
+
+def parse_container(text: str, account: str | None = None) -> BlobAddress:
+    """The blob container that `text` names, of the storage account whose connection string is
+    `account`. Raises ConfigurationError like `parse_broker`.
+    """
+    text = _checked(text, "container", _CONTAINER_FORMS)
+    scheme, rest = _scheme_of(text)
+    if scheme not in (None, "blob"):
+        raise _unknown_scheme(scheme or "", "container", ("blob",), _CONTAINER_FORMS)
+    if scheme is None and account is None:
+        raise wrong(
+            f"the container {quoted(text)} has no account",
+            "write blob://ACCOUNT/CONTAINER to use Entra ID, or give the storage connection string",
+        )
+    host, path = rest.partition("/")[::2] if scheme else ("", rest)
+    container, _, prefix = path.rstrip("/").partition("/")
+    if not _CONTAINER.fullmatch(container):
+        raise wrong(
+            f"{quoted(container)} is not a name of a blob container",
+            "a name has 3 to 63 lower-case letters, digits and single hyphens",
+        )
+    if prefix and not (len(prefix) <= _LONGEST_PREFIX and _PREFIX.fullmatch(prefix)):
+        raise wrong(
+            f"the folder {quoted(prefix)} in the container is not plain",
+            "use letters, digits, '-', '_', '=' and '.', and begin no part with '.' or '_'",
+        )
+    if scheme is None:
+        parts = _parts_of(_checked(account, "account", _ACCOUNT_FORMS), "account", _ACCOUNT_FORMS)
+        return connection_strings.blobs(parts, container, prefix)
+    if account is not None:
+        raise wrong(
+            "blob://ACCOUNT means Entra ID, and a connection string is given as well",
+            f"write {container} alone for the container, or leave the connection string out",
+        )
+    host = _azure_host(host, "blob", _ACCOUNT, f"blob.{STORAGE_SUFFIX}")
+    return BlobAddress(host.partition(".")[0], f"https://{host}", container, prefix)
 
 
 def _checked(text: object, what: str, forms: str) -> str:

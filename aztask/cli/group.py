@@ -1,6 +1,10 @@
-"""A group of commands that says which one was probably meant."""
+"""Groups of commands: one that says which command was probably meant, one that loads them late."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 import click
 
@@ -18,3 +22,35 @@ class Group(click.Group):
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, known)}", ctx)
         return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
+    """Imports ``PACKAGE.NAME`` when NAME is run, and takes the `command` in it.
+
+    package: the package whose modules are the commands. table: their names and their short help,
+    so that a list of them imports none of them.
+    """
+
+    def __init__(
+        self, *args: Any, package: str = "", table: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._package = package
+        self._table = dict(table or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table, which begins with what a newcomer needs."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in self._table:
+            return None
+        command: click.Command = import_module(f"{self._package}.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, out of the table."""
+        if self._table:
+            with formatter.section("Commands"):
+                formatter.write_dl(list(self._table.items()))

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
 from aztask.cli import failures
-from aztask.cli.group import Group
+from aztask.cli.group import LazyGroup
 from aztask.cli.options import app_option
 from aztask.version import __version__
 
@@ -31,7 +30,9 @@ COMMANDS = {
     "workers": "List the workers of the last day.",
     "queues": "List, create and delete queues.",
     "dlq": "Look at dead letters, replay or purge them.",
+    "doctor": "Look whether broker, queues, rights, clock, results and events fit the app.",
     "emulator": "Run a local Service Bus.",
+    "spark": "Submit tasks from Spark, and learn from their events.",
 }
 
 EPILOG = (
@@ -42,26 +43,6 @@ EPILOG = (
 )
 
 
-class LazyGroup(Group):
-    """Imports ``aztask.cli.NAME`` when NAME is run."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of `COMMANDS`, which begins with what a newcomer needs."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"aztask.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, out of the table."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         click.echo(f"aztask {__version__}")
@@ -70,6 +51,8 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 @click.group(
     cls=LazyGroup,
+    package="aztask.cli",
+    table=COMMANDS,
     epilog=EPILOG,
     context_settings={
         "auto_envvar_prefix": "AZTASK",

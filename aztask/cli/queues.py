@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.errors import QueueNotFound
+from aztask.leasedocument import LeaseDocument
 
 
 @click.group("queues", cls=Group, invoke_without_command=True)
@@ -37,7 +39,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @app_option
 @json_option
 def list_(as_json: bool) -> None:
-    """List the queues and how many messages each one holds."""
+    """List the queues and how many messages each one holds.
+
+    Where the app shares lease advice: also the lease in use, and the deliveries whose lease was
+    lost or whose settlement came too late; with --json the advice with its reason and evidence.
+    """
     _print_queues(as_json=as_json)
 
 
@@ -63,7 +69,7 @@ def create(names: tuple[str, ...], **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     with open_app(creates=True) as app:
         for name in names:
-            app.broker.declare(name, replace(app.queue_options(name), **given))
+            app.broker.declare(name, app.queue_options(name).insisting(**given))
             click.echo(f"queue {visible(name)} is there")
 
 
@@ -86,14 +92,35 @@ def delete(name: str, dry_run: bool, yes: bool) -> None:
 def _print_queues(*, as_json: bool) -> None:
     with open_app() as app:
         found = _stats(app)
+        learned = app.leases.read() if app.leases.enabled else None
+        leases = {each.queue: app.lease_now(each.queue) for each in found} if learned else {}
     if as_json:
         for stats in found:
-            print_json(asdict(stats))
+            more = _lease_record(learned, stats.queue, leases) if learned else {}
+            print_json({**asdict(stats), **more})
         return
-    print_table(
-        ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"],
-        [[stats.queue, _living(stats), *_counts(stats)] for stats in found],
-    )
+    names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
+    rows: list[list[Any]] = [[stats.queue, _living(stats), *_counts(stats)] for stats in found]
+    if learned:
+        names += ["lease", "lost"]
+        for row in rows:
+            observed = learned.entry(row[0]).observed
+            row += [f"{leases[row[0]]:g} s", observed.lost_ever + observed.failed_ever]
+    print_table(names, rows)
+
+
+def _lease_record(
+    learned: LeaseDocument, queue: str, leases: Mapping[str, float]
+) -> dict[str, Any]:
+    """What workers learned about the queue's lease."""
+    entry = learned.entry(queue)
+    advice = entry.advice
+    return {
+        "lease_seconds": leases[queue],
+        "lease_advice": None if advice is None else asdict(advice),
+        "leases_lost": entry.observed.lost_ever,
+        "settlements_failed": entry.observed.failed_ever,
+    }
 
 
 def _stats(app: App) -> list[QueueStats]:

@@ -34,6 +34,7 @@ from aztask.task import SendOptions
 @click.option(
     "--expires", type=Duration(least=0.001), help="Time after which it is not started any more."
 )
+@click.option("--session", help="Tasks of one session run in order; the queue must have sessions.")
 @click.option("--force", is_flag=True, help="Send a known --task-id again, to run once more.")
 @click.option("--wait", is_flag=True, help="Wait for the end, and print the value as JSON.")
 @click.option("--timeout", type=Duration(), help="With --wait: how long. [default: no limit]")
@@ -48,13 +49,15 @@ def command(
     """Send one invocation of TASK and print its id.
 
     With --wait the id goes to stderr, and stdout gets the value alone. Without -A, TASK need not be
-    known here: the message goes to --queue, or to "default".
+    known here: the message goes to --queue, or to "default"; with --session that has sessions.
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout goes with --wait", click.get_current_context())
     given = {name: value for name, value in options.items() if value not in (None, False)}
     _check_texts(task, given)
     with open_app(creates=True) as app:
+        if app_spec() is None and given.get("session"):
+            app.queue(given.get("queue") or app.settings.default_queue, sessions=True)
         if wait:
             results_of(app)  # say now that there is nothing to wait for, not after the send
         _check_call(app, task, args, kwargs)

@@ -14,12 +14,14 @@ import click
 
 from aztask.addresses import MEMORY
 from aztask.app import App
+from aztask.brokers.base import ANY_SESSION
 from aztask.cli.options import LONGEST_LEASE, Duration, Names, all_names, app_option
 from aztask.cli.reload import Reloader
 from aztask.cli.target import app_spec, find_app
-from aztask.errors import ConfigurationError
+from aztask.doctor.examination import contradictions
+from aztask.errors import AztaskError, ConfigurationError
 from aztask.worker.logs import FORMATS, configure
-from aztask.worker.options import MOST_CONCURRENCY, POOLS, WorkerOptions
+from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
 from aztask.worker.supervisor import Supervisor
 
 logger = logging.getLogger("aztask.worker")
@@ -77,6 +79,17 @@ SHORTEST_LEASE = 0.1
     type=Duration(least=0.02, most=3600.0),
     help="Longest pause between looks at an empty Storage queue. [default: as the app says]",
 )
+@click.option(
+    "--max-sessions",
+    type=click.IntRange(1, MOST_SESSIONS),
+    help="Sessions of a queue to work on at a time. [default: the concurrency, at most 32]",
+)
+@click.option(
+    "--session-share",
+    type=Duration(least=0.01),
+    default="5s",
+    help="How long to stay with one session while others may wait.",
+)
 @click.option("--name", default="", help="The worker's name. [default: made of host and process]")
 @click.option("--reload", is_flag=True, help="Start anew when the app's source files change.")
 @click.option("--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="On stderr.")
@@ -109,7 +122,8 @@ def _check(app: App, options: WorkerOptions) -> None:
         )
     for queue in options.queues:
         lease = options.lease or app.lease_seconds(queue)
-        app.broker.receiver(queue, lease=lease).close()
+        session = ANY_SESSION if app.has_sessions(queue) else None
+        app.broker.receiver(queue, lease=lease, session=session).close()
 
 
 def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:
@@ -119,6 +133,7 @@ def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
     logger.info("%s", _start_line(app, supervisor.name, options))
+    _warn(app, options)
     if reloader is not None:
         reloader.start()
     supervisor.run()
@@ -129,9 +144,18 @@ def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:
     return reloader.due
 
 
+def _warn(app: App, options: WorkerOptions) -> None:
+    """Say which settings of the queues contradict the app's, as far as they may be read."""
+    try:
+        for finding in contradictions(app, options.queues, options.lease):
+            logger.warning("%s", finding)
+    except AztaskError as error:  # the worker goes on: its intakes try again
+        logger.warning("the queues' settings cannot be looked at now: %s", error)
+
+
 def _start_line(app: App, name: str, options: WorkerOptions) -> str:
     pool = "processes" if options.pool == "processes" else "threads in one process"
-    leases = sorted({options.lease or app.lease_seconds(queue) for queue in options.queues})
+    leases = sorted({options.lease or app.lease_now(queue) for queue in options.queues})
     held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
     return (
         f"worker {name}: {options.concurrency} {pool}, queues {', '.join(options.queues)}, "

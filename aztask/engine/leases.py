@@ -42,11 +42,14 @@ _READY: Final = (
 _ONE_DEFERRED: Final = (
     f"seq = ? AND box = ? AND state = {DEFERRED} AND (expires_at IS NULL OR expires_at > ?)"
 )
+_ONE_WAITING: Final = _ONE_DEFERRED.replace(f"= {DEFERRED}", f"IN ({DEFERRED}, {READY})")
 _GRANT_NEXT: Final = _GRANT.format(f"seq IN {_READY}")
 _GRANT_ONE: Final = _GRANT.format(f"seq = {_READY}")  # the limit is 1: SQLite needs no list
 _REMOVE_NEXT: Final = _REMOVE.format(f"seq IN {_READY}")
 _GRANT_DEFERRED: Final = _GRANT.format(_ONE_DEFERRED)
 _REMOVE_DEFERRED: Final = _REMOVE.format(_ONE_DEFERRED)
+_GRANT_WAITING: Final = _GRANT.format(_ONE_WAITING)
+_REMOVE_WAITING: Final = _REMOVE.format(_ONE_WAITING)
 
 _HELD: Final = "seq = ? AND token = ? AND moment > ? AND box = ?"
 _LOOK: Final = f"SELECT moment FROM messages WHERE {_HELD}"
@@ -124,22 +127,25 @@ class Leases(Intake):
         *,
         dead_letter: bool = False,
         delete: bool = False,
+        waiting: bool = False,
     ) -> list[Leased]:
         """Lease (or remove) deferred messages by number; what is gone or leased is left out.
 
-        Given back, they are deferred again.
+        waiting: those too that are next in the ordinary line. Given back, each is as it was.
         """
         found = self._queue(queue)
         box, wall = found.box(dead_letter), self.clock.wall()
         self._sweep(found, box)
         until = self._lease_end(found, lease_seconds)
+        grant = _GRANT_WAITING if waiting else _GRANT_DEFERRED
+        remove = _REMOVE_WAITING if waiting else _REMOVE_DEFERRED
         rows: list[tuple[object, ...]] = []
         with self.database.transaction() as connection:
             for seq in seqs:
                 if delete:
-                    cursor = connection.execute(_REMOVE_DEFERRED, (seq, box, wall, until))
+                    cursor = connection.execute(remove, (seq, box, wall, until))
                 else:
-                    cursor = connection.execute(_GRANT_DEFERRED, (until, seq, box, wall))
+                    cursor = connection.execute(grant, (until, seq, box, wall))
                 rows += cursor.fetchall()
         return [Leased._make(row) for row in rows]
 

@@ -8,7 +8,9 @@ Rules
 3. A start row of the same message (same position) may be taken over: the message came again, so
    the former owner's lease is gone. A start row of another copy of the message may not: that copy
    is still in the broker, and it alone is responsible (`Elsewhere`).
-4. A store that cannot be reached raises BrokerUnavailable: the caller keeps the delivery unsettled
+4. An outcome after which the same message comes again (`Outcome.again`) ends a start, not the run:
+   the store counts it, shows its state and error, and lets the next delivery start again.
+5. A store that cannot be reached raises BrokerUnavailable: the caller keeps the delivery unsettled
    and tries again.
 """
 
@@ -20,7 +22,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from aztask.delivery import Position
-from aztask.settlement import Settlement
+from aztask.settlement import Decision, Resubmit
 
 
 class State(StrEnum):
@@ -71,7 +73,7 @@ class Outcome:
     """How a run ended. value: the encoded result. at: UTC epoch seconds; duration: seconds."""
 
     state: State
-    settlement: Settlement
+    settlement: Decision
     value: bytes | None = None
     error_type: str = ""
     error: str = ""
@@ -79,16 +81,24 @@ class Outcome:
     at: float = 0.0
     duration: float = 0.0
 
+    @property
+    def again(self) -> bool:
+        """Whether the same message comes again (a clone is another message, of the next hop)."""
+        return not self.state.final and not isinstance(self.settlement, Resubmit)
+
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """The run is ours. starts: how often it was started, this time included.
+    """The run is ours. starts: how often it was started since its last outcome, this included.
 
-    saved: the encoded checkpoint of an earlier start, where the store keeps checkpoints.
+    saved: the encoded checkpoint of an earlier start, where the store keeps checkpoints. failures,
+    snoozes: how often it ended with an outcome after which the same message came again.
     """
 
     starts: int
     saved: bytes | None = None
+    failures: int = 0
+    snoozes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,12 @@ class ResultStore(Protocol):
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record each outcome; False where the run is owned by somebody else by now."""
+        ...
+
+    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+        """Record runs, with their outcomes, that no worker ended: the broker dead-lettered their
+        messages. False where the run had ended already. Whoever owned it records nothing any more.
+        """
         ...
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:

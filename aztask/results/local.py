@@ -32,6 +32,8 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
+from aztask.results.deadindex import DeadIndex
+from aztask.results.local_deadindex import LocalDeadIndex
 from aztask.settlement import Complete, from_record, to_record
 
 _STEPS = (
@@ -49,6 +51,10 @@ _STEPS = (
     WITHOUT ROWID;
     """,
     "ALTER TABLE runs ADD COLUMN saved BLOB",
+    """
+    ALTER TABLE runs ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE runs ADD COLUMN snoozes INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 _START = """
@@ -59,13 +65,23 @@ _START = """
 """
 _TAKE_OVER = """
     UPDATE runs SET owner = ?, worker = ?, starts = starts + 1, started_at = ?, position = ?,
-                    queue = ?, state = 'started'
+                    queue = ?, state = 'started', settlement = NULL, error_type = NULL,
+                    error = NULL, traceback = NULL, ended_at = NULL, duration = NULL
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _RECORD = """
     UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
                     ended_at = ?, duration = ?
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
+"""
+_COUNT = """
+    UPDATE runs SET failures = failures + ?, snoozes = snoozes + ?, starts = 0
+    WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
+"""
+_BURY = """
+    UPDATE runs SET state = ?, settlement = ?, value = ?, error_type = ?, error = ?, traceback = ?,
+                    ended_at = ?, duration = ?, owner = NULL
+    WHERE task_id = ? AND generation = ? AND hop = ?
 """
 _SAVE = """
     UPDATE runs SET saved = ?
@@ -102,6 +118,7 @@ class LocalResults:
         self._database = database
         self._clock = clock
         database.migrate("results", _STEPS)
+        self.dead_index: DeadIndex = LocalDeadIndex(database)
 
     @property
     def transaction_key(self) -> str:
@@ -136,10 +153,32 @@ class LocalResults:
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record outcomes, each by compare-and-set on the run's owner."""
         rows = [(*_outcome_row(each.outcome), *_key(each.key), each.owner) for each in finishes]
+        again = [
+            (outcome.state is State.RETRYING, outcome.state is State.SNOOZED, *row[-4:])
+            for outcome, row in zip((each.outcome for each in finishes), rows, strict=True)
+            if outcome.again
+        ]
         with self._database.transaction() as connection:
+            if again:
+                connection.executemany(_COUNT, again)
             if connection.executemany(_RECORD, rows).rowcount == len(rows):
                 return [True] * len(rows)
             return [self._is_owner(connection, each.key, each.owner) for each in finishes]
+
+    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+        """Record the end of runs whose messages the broker dead-lettered."""
+        with self._database.transaction() as connection:
+            return [self._bury(connection, run) for run in runs]
+
+    def _bury(self, connection: sqlite3.Connection, run: RunRecord) -> bool:
+        key = _key(run.key)
+        row = connection.execute(f"SELECT {_COLUMNS} FROM runs WHERE {_KEY}", key).fetchone()
+        known = _record(row).outcome if row else None
+        if run.outcome is None or (known is not None and not known.again):
+            return False
+        connection.execute(_EXPECT, (*key, run.task, run.queue))
+        connection.execute(_BURY, (*_outcome_row(run.outcome), *key))
+        return True
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Keep a checkpoint, by compare-and-set on the run's owner."""
@@ -264,12 +303,13 @@ class LocalResults:
     def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
         """What stands in the row decides; our own start may just have made it."""
         row = connection.execute(
-            f"SELECT owner, position, starts, saved, {_COLUMNS} FROM runs WHERE {_KEY}",
+            f"SELECT owner, position, starts, saved, failures, snoozes, {_COLUMNS} "
+            f"FROM runs WHERE {_KEY}",
             _key(start.key),
         ).fetchone()
-        owner, position, starts, saved = row[:4]
-        record = _record(row[4:])
-        if record.outcome is not None:
+        owner, position, starts, saved, failures, snoozes = row[:6]
+        record = _record(row[6:])
+        if record.outcome is not None and not record.outcome.again:
             return Recorded(record.outcome)
         ours = owner == start.owner
         if not ours:
@@ -290,7 +330,7 @@ class LocalResults:
         mark = connection.execute(
             "SELECT 1 FROM cancellations WHERE task_id = ?", (start.key.task_id,)
         ).fetchone()
-        return Cancelled(starts) if mark else Owned(starts, saved)
+        return Cancelled(starts) if mark else Owned(starts, saved, failures, snoozes)
 
     @staticmethod
     def _is_owner(connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:

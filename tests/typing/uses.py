@@ -63,3 +63,28 @@ async def asynchronous() -> None:
 @app.task(quue="slow")  # type: ignore[call-overload, untyped-decorator, unused-ignore]  # pyright: ignore
 def wrong(path: str) -> int:
     return len(path)
+
+
+@app.task_with_context(queue="orders", ordered=False)
+def book(context: Context, amount: int) -> int:
+    if context.session is not None:
+        assert_type(context.session.id, str)
+        context.session.state = {"amount": amount}
+    return amount
+
+
+@app.task(retry_strategy="defer")
+def index(path: str) -> int:
+    return len(path)
+
+
+App("shop", retry_strategy="hold")
+App("shop", retry_strategy="holt")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+app.queue("orders", sessions=True)
+assert_type(book.with_options(session="a", ordered=True).map([(1,)]), list[AsyncResult[int]])
+app.send("shop.book", [1], session="a")
+book.with_options(session=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+book.with_options(ordered="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.queue("orders", session=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -8,6 +8,7 @@ import pytest
 
 from aztask.cli.main import COMMANDS
 from aztask.cli.main import cli as group
+from aztask.cli.spark import COMMANDS as SPARK_COMMANDS
 from aztask.version import __version__
 
 APP = 'from aztask import App\napp = App("shop", broker="local://", results="local://")\n'
@@ -33,6 +34,15 @@ def test_help_says_of_each_command_what_the_command_says(cli):
         assert command.name == name
         assert command.get_short_help_str(limit=100) == about
         assert f"  {name}" in ended.out
+
+
+def test_help_of_the_pipeline_says_what_its_commands_say(cli):
+    out = cli("spark", "--help").out
+    for name, about in SPARK_COMMANDS.items():
+        command = import_module(f"aztask.cli.spark.{name}").command
+        assert command.name == name
+        assert command.get_short_help_str(limit=100) == about
+        assert f"  {name}" in out
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)

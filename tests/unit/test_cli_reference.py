@@ -71,8 +71,8 @@ def section(command, path):
     else:
         lines.append("")
     if isinstance(command, click.Group):
-        for name in sorted(command.commands):
-            lines += section(command.commands[name], (*path, name))
+        for name in sorted(command.list_commands(context)):
+            lines += section(command.get_command(context, name), (*path, name))
     return lines
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from aztask import config
-from aztask.config import QueueSettings, Settings, read_environment
+from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.errors import ConfigurationError
 from aztask.masking import Secret
 
@@ -63,7 +63,8 @@ def test_durations_that_make_no_sense_are_refused_by_name(name, value):
         ({"colour\x1b": 1}, r"no option 'colour\\x1b'"),
         ({"lease": 60, "max_lease": 60}, r"max_lease_seconds \(60\) must be longer than"),
         ({"lease": 8 * 86400, "max_lease": 9 * 86400}, "7 days"),
-        ({"renew_at": 0.9}, r"renew_at is 0.9; .* 0.05 to 0.85"),
+        ({"renew_at": 0.9}, r"renew_at is 0.9; .* 0.05 to 0.85, or 1 for no renewals"),
+        ({"renew_from": 1.0}, r"renew_from is 1.0; .* 0.05 to 0.85$"),
         ({"renew_at": float("nan")}, "renew_at is nan"),
         ({"renew_at": "0.7"}, "renew_at is a part of the lease"),
         ({"renew_at": True}, "renew_at is a part of the lease"),
@@ -86,6 +87,11 @@ def test_durations_that_make_no_sense_are_refused_by_name(name, value):
         ({"default_queue": 5}, "default_queue"),
         ({"events": 5}, "path of a directory"),
         ({"events": "a\0b"}, r"path of a directory, not 'a\\x00b'"),
+        ({"events_container": "blob://shop/events"}, "needs a directory"),
+        ({"events": "e", "events_container": "events"}, "has no account"),
+        ({"events": "e", "events_account": "AccountName=shop;AccountKey=x"}, "name the container"),
+        ({"events_keep": 1}, "True or False"),
+        ({"events_max_bytes": 0}, "events_max_bytes is 0; give 1 to"),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(options, words):
@@ -126,6 +132,23 @@ def test_a_queues_lease_longer_than_the_limit_for_renewals_is_refused():
 def test_a_wrong_queue_setting_is_named(name, options, words):
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         QueueSettings.from_options(name, options)
+
+
+def test_the_environment_says_where_events_go(tmp_path):
+    key = tmp_path / "account"
+    key.write_text("UseDevelopmentStorage=true\n")
+    options = environment_options(
+        {
+            "AZTASK_EVENTS": "there",
+            "AZTASK_EVENTS_CONTAINER": "events/shop",
+            "AZTASK_EVENTS_ACCOUNT_FILE": str(key),
+        }
+    )
+    settings = Settings.from_options(options)
+    assert settings.events == "there"
+    assert str(settings.events_target) == "blob://devstoreaccount1/events/shop"
+    assert "UseDevelopmentStorage" not in repr(settings)
+    assert environment_options({}) == {}
 
 
 def test_the_environment_gives_a_value_or_a_file(tmp_path):

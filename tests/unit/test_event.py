@@ -28,6 +28,8 @@ def test_what_is_known_is_written_and_read_again():
         wait_seconds=0.0,
         lease_seconds=60.0,
         margin_seconds=-0.5,
+        held_seconds=2.5,
+        renewals=3,
         error_type="OSError",
         error="no space",
     )
@@ -108,6 +110,8 @@ GOOD = {
         {"delivery_count": 2**63},
         {"delivery_count": False},
         {"lease_seconds": "60"},
+        {"held_seconds": None},
+        {"renewals": "3"},
         {"error": {}},
     ],
 )
@@ -156,5 +160,5 @@ def test_any_bytes_are_an_event_or_none(line):
 
 
 def test_the_kinds_are_those_of_the_documented_life_cycle():
-    assert len(EVENT_KINDS) == 13
+    assert len(EVENT_KINDS) == 14
     assert {"enqueued", "lease_lost", "settle_failed", "dead_lettered"} <= EVENT_KINDS

@@ -53,6 +53,19 @@ def test_a_long_id_is_hashed_and_stays_within_the_limit():
     assert dataclasses.replace(MESSAGE, id="x" * 124).message_id == "x" * 124 + ":1:5"
 
 
+def test_a_pointer_has_an_id_of_its_own_for_each_deferral_and_nothing_of_the_work():
+    first = MESSAGE.pointing(42, counted=True, delivery_base=3)
+    assert first.message_id == "t1:1:5:pointer-6"
+    assert first.key == MESSAGE.key
+    assert (first.pointer, first.body, first.saved, first.eta) == (42, b"", None, None)
+    assert (first.resubmit_count, first.snooze_count, first.delivery_base) == (3, 3, 3)
+    again = dataclasses.replace(MESSAGE, resubmit_count=3)
+    assert again.pointing(42, counted=False, delivery_base=4).message_id == "t1:1:5:pointer-7"
+    long = dataclasses.replace(MESSAGE, id="x" * 120)
+    assert len(long.message_id) <= MESSAGE_ID_LIMIT
+    assert long.pointing(42, counted=True, delivery_base=1).message_id.startswith("sha256-")
+
+
 ids = st.text(min_size=1, max_size=200)
 counters = st.integers(0, 2**31 - 1)
 

@@ -21,7 +21,7 @@ from aztask.results.base import (
     State,
 )
 from aztask.results.local import PURGE_WINDOW, LocalResults
-from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 
 KEY = RunKey("a", 0, 0)
 
@@ -53,6 +53,68 @@ def test_the_same_message_delivered_again_is_taken_over_and_counted(results: Loc
     (answer,) = results.start([a_start("two")])
     assert isinstance(answer, Owned)
     assert answer.starts == 2
+
+
+@pytest.mark.parametrize("decision", [Abandon(), Lapse(), Hold(3.0, 1003.0)])
+def test_a_run_whose_message_comes_again_is_counted_and_starts_again(
+    results: LocalResults, decision: Decision
+) -> None:
+    """It shows its state and error meanwhile; a clone (the next hop) would end the run."""
+    retrying = Outcome(State.RETRYING, decision, None, "OSError", "disk", "", 2000.0, 0.5)
+    snoozed = Outcome(State.SNOOZED, decision, at=2001.0)
+    assert retrying.again
+    results.start([a_start("one")])
+    results.start([a_start("two")])
+    assert results.record([Finish(KEY, "two", retrying)]) == [True]
+    assert results.record([Finish(KEY, "two", retrying)]) == [True], "recorded once, said twice"
+    record = results.get("a")
+    assert record is not None
+    assert (record.state, record.outcome) == (State.RETRYING, retrying)
+    assert results.start([a_start("three")]) == [Owned(1, failures=1)]
+    record = results.get("a")
+    assert record is not None
+    assert (record.state, record.outcome) == (State.STARTED, None)
+    results.record([Finish(KEY, "three", snoozed), Finish(RunKey("b"), "x", ended())])
+    assert results.start([a_start("four")]) == [Owned(1, failures=1, snoozes=1)]
+    assert results.start([a_start("five")]) == [Owned(2, failures=1, snoozes=1)]
+    assert results.record([Finish(KEY, "four", retrying)]) == [False]
+
+
+def test_a_run_that_the_broker_buried_has_failed(results: LocalResults) -> None:
+    """Started, retrying or unknown; one that has ended stays as it is, and is no news."""
+    dead = Outcome(State.FAILED, DeadLetter("Max", "10"), None, "Max", "10", "", 3000.0, 0.0)
+    retrying = Outcome(State.RETRYING, Abandon(), at=2000.0)
+    results.start(
+        [a_start("one"), a_start("x", key=RunKey("again")), a_start("y", key=RunKey("ok"))]
+    )
+    results.record([Finish(RunKey("again"), "x", retrying), Finish(RunKey("ok"), "y", ended())])
+    runs = [
+        RunRecord(RunKey(each), "shop.resize", "default", State.FAILED, outcome=dead)
+        for each in ("a", "again", "ok", "unknown")
+    ]
+    assert results.bury(runs) == [True, True, False, True]
+    assert results.bury(runs) == [False] * 4
+    for name in ("a", "again", "unknown"):
+        record = results.get(name)
+        assert record is not None
+        assert (record.state, record.outcome) == (State.FAILED, dead)
+    record = results.get("ok")
+    assert record is not None
+    assert record.state is State.SUCCEEDED
+    assert results.record([Finish(KEY, "one", ended())]) == [False], "its owner is too late"
+
+
+def test_another_copy_of_a_message_that_comes_again_is_superfluous(results: LocalResults) -> None:
+    results.start([a_start("one", position=1)])
+    results.record([Finish(KEY, "one", Outcome(State.RETRYING, Abandon()))])
+    assert results.start([a_start("two", position=2)]) == [Elsewhere()]
+
+
+def test_a_clone_ends_its_run(results: LocalResults) -> None:
+    outcome = Outcome(State.RETRYING, Resubmit(2.0, 1002.0))
+    results.start([a_start("one")])
+    results.record([Finish(KEY, "one", outcome)])
+    assert results.start([a_start("two")]) == [Recorded(outcome)]
 
 
 def test_another_copy_of_the_message_does_not_own_the_run(results: LocalResults) -> None:

@@ -11,7 +11,6 @@ ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 LATER = {
     "storage queue: later",
     "service bus: later",
-    "strategies: later",
     "data pipeline: later",
 }
 

@@ -58,5 +58,7 @@ def test_what_is_known_of_the_effect():
     assert is_lost(sdk.MessageNotFoundError())
     assert not is_lost(sdk.ServiceBusConnectionError())
     assert is_refusal(sdk.ServiceBusServerBusyError())
+    busy = error_of(sdk.ServiceBusServerBusyError(), "bulk")
+    assert busy.retry_after == 10.0
     assert not is_refusal(sdk.OperationTimeoutError())
     assert is_no_session(sdk.SessionCannotBeLockedError())

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
+from azure.servicebus._base_handler import BaseHandler
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
+from azure.servicebus._pyamqp.receiver import ReceiverLink
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
 from aztask.brokers import servicebus_private as private
@@ -49,12 +51,14 @@ def test_this_sdk_has_the_calls():
         (ServiceBusReceiver, "_settle_message_via_mgmt_link", ["settlement", "lock_tokens"]),
         (ServiceBusReceiver, "_renew_locks", ["lock_tokens"]),
         (ServiceBusReceiver, "_open", ["timeout"]),
+        (BaseHandler, "_mgmt_request_response_with_retry", ["mgmt_operation", "message"]),
         (ServiceBusReceiver, "_handle_exception", ["exception"]),
         (ServiceBusReceiver, "_close_handler", []),
         (AMQPClient, "do_work", []),
         (AMQPClient, "client_ready", []),
         (ReceiveClient, "settle_messages", ["delivery_id", "delivery_tag", "outcome"]),
         (Link, "flow", []),
+        (ReceiverLink, "_outgoing_disposition", ["first", "last", "delivery_tag", "settled"]),
     ],
 )
 def test_the_shape_of_what_is_called(owner, name, parameters):
@@ -157,3 +161,27 @@ def test_a_connection_that_the_server_ended_has_something_to_read():
 
 def test_the_buffer_of_the_sdk_is_a_queue(receiver):
     assert isinstance(receiver._handler._received_messages, queue.Queue)
+
+
+def test_what_was_settled_elsewhere_is_forgotten_on_both_ends(bus, receiver):
+    """Else a link keeps every delivery for as long as it lives."""
+    messages = private.pull(receiver, 6, 5.0)
+    tags = receiver._handler._link._received_delivery_tags
+    (endpoint,) = bus._emulator.server.endpoints
+    (ours,) = endpoint.peer._consumers
+    assert len(tags) == len(ours.unsettled) == 6
+    done = [*messages[:2], *messages[4:]]
+    private.settle_many(receiver, "complete", [each.lock_token for each in done], "", "")
+    arrivals = [private.arrival(each) for each in done]
+    private.forget(receiver, [*arrivals, arrivals[0], (10**6, b"of another link")])
+    assert len(tags) == 2
+    assert private.pull(receiver, 1, 0.2) == []
+    assert len(ours.unsettled) == 2
+    private.forget(receiver, arrivals)
+    kept = [each.lock_token for each in messages[2:4]]
+    private.settle_many(receiver, "complete", kept, "", "")
+
+
+def test_a_message_that_came_over_no_link_has_no_arrival():
+    assert private.arrival(None) is None
+    assert private.arrival(SimpleNamespace(_delivery_id=None, _delivery_tag=None)) is None

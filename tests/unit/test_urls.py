@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.addresses import LocalAddress, ServiceBusAddress, StorageQueueAddress, TablesAddress
+from aztask.addresses import (
+    BlobAddress,
+    LocalAddress,
+    ServiceBusAddress,
+    StorageQueueAddress,
+    TablesAddress,
+)
 from aztask.errors import ConfigurationError
-from aztask.urls import parse_broker, parse_results
+from aztask.urls import parse_broker, parse_container, parse_results
 
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHRlc3QsIG5ldmVyIHNob3du"
 
@@ -172,3 +178,48 @@ def test_any_text_is_an_address_or_one_clear_line(text):
         else:
             with contextlib.suppress(UnicodeEncodeError):
                 assert text.encode()
+
+
+def test_a_container_is_named_with_its_account():
+    address = parse_container("blob://shopdata/events/workers/eu")
+    assert address == BlobAddress(
+        "shopdata", "https://shopdata.blob.core.windows.net", "events", "workers/eu"
+    )
+    assert address.uses_entra
+    assert str(address) == "blob://shopdata/events/workers/eu"
+    assert address.name_of("a/b.jsonl") == "workers/eu/a/b.jsonl"
+
+
+def test_a_container_beside_a_connection_string():
+    account = f"AccountName=shopdata;AccountKey={SECRET}"
+    address = parse_container("events", account)
+    assert address.endpoint == "https://shopdata.blob.core.windows.net"
+    assert address.name_of("a.jsonl") == "a.jsonl"
+    assert SECRET not in repr(address)
+    emulated = parse_container("events", "UseDevelopmentStorage=true")
+    assert emulated.endpoint == "http://127.0.0.1:10000/devstoreaccount1"
+
+
+@pytest.mark.parametrize(
+    ("text", "account", "words"),
+    [
+        ("events", None, "has no account"),
+        ("", None, "is empty"),
+        ("https://shopdata.blob.core.windows.net/events", None, "no container of the kind"),
+        ("blob://shopdata", None, "not a name of a blob container"),
+        ("blob://shopdata/Events", None, "not a name of a blob container"),
+        ("blob://shopdata/a--b", None, "not a name of a blob container"),
+        ("blob://shopdata/$root", None, "not a name of a blob container"),
+        ("blob://shopdata/events/../x", None, "is not plain"),
+        ("blob://shopdata/events/_x", None, "is not plain"),
+        ("blob://sh/events", None, "not a name of this service"),
+        ("blob://me@shopdata/events", None, "no user name"),
+        ("blob://shopdata/events", f"AccountName=shopdata;AccountKey={SECRET}", "Entra ID"),
+        ("events", "AccountName=shopdata;AccountKey=%%%", "is not base64"),
+        ("events", SECRET, "neither a URL nor a connection string"),
+    ],
+)
+def test_a_wrong_container_is_one_line(text, account, words):
+    message = refusal(lambda given: parse_container(given, account), text)
+    assert words in message
+    assert SECRET not in message

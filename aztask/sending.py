@@ -1,0 +1,174 @@
+"""Sending invocations: calls become messages, in batches, and are told as events.
+
+Rules
+1. A known task id is sent once: sending it again returns the existing result, unless forced.
+2. Messages of one send go out in the order of their calls, so that a session keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aztask.brokers.base import Broker
+from aztask.codec import Codec
+from aztask.connections import Connections
+from aztask.context import current_context
+from aztask.display import short_repr
+from aztask.events import Event, EventSink, NullEventSink
+from aztask.frozen import build
+from aztask.leaseadvisor import LeaseAdvisor
+from aztask.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.publisher import Publisher
+from aztask.results.base import RunKey, RunRecord, State
+from aztask.sessionrules import check_session
+from aztask.task import Call, SendOptions, Task
+
+BATCH: Final = 500
+"""Messages that `map` sends at once: one transaction, and little memory for millions of calls."""
+
+
+class Sending:
+    """What an app sends with. Any thread may call; a forked child opens what it needs anew."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        codec: Codec,
+        leases: LeaseAdvisor,
+        open_events: Callable[[str], EventSink],
+    ) -> None:
+        self._connections = connections
+        self._codec = codec
+        self._leases = leases
+        self._open_events = open_events
+        self._lock = threading.Lock()
+        self._publisher: tuple[Broker, Publisher] | None = None
+        self._sink: tuple[int, EventSink] | None = None
+        self._origin = f"{os.getpid()}@{socket.gethostname()}"
+
+    def send(
+        self,
+        name: str,
+        task: Task[..., Any] | None,
+        queue: str,
+        calls: Sequence[Call],
+        options: SendOptions,
+        sessions: bool,
+    ) -> list[str]:
+        """The task ids, once all is accepted. sessions: whether the queue is known to have them."""
+        can = self._connections.broker().capabilities
+        session, ordered = check_session(name, task, queue, options, sessions=sessions, can=can)
+        own_id = options.get("task_id")
+        generation = self._generation(own_id, force=options.get("force", False)) if own_id else 0
+        if generation is None:
+            return [str(own_id)]
+        expires = options.get("expires") or (task.expires if task else None)
+        common = {
+            **MESSAGE_DEFAULTS,
+            "task": name,
+            "queue": queue,
+            "expires": None if expires is None else time.time() + expires,
+            "origin": self._origin,
+            "generation": generation,
+            "session": session,
+            "ordered": ordered,
+            "lease_seconds": self._leases.lease_seconds(queue),
+        }
+        ids: list[str] = []
+        for first in range(0, len(calls), BATCH):
+            batch = calls[first : first + BATCH]
+            messages = [self._message(common, call, own_id or new_id()) for call in batch]
+            self._publish(queue, messages, options.get("delay", 0.0))
+            ids += [message.id for message in messages]
+            if own_id:
+                self._expect(messages)
+            self._tell_enqueued(messages)
+        return ids
+
+    def close(self) -> None:
+        """Let go of what is open; it opens again when needed."""
+        with self._lock:
+            if self._sink is not None and self._sink[0] == os.getpid():
+                self._sink[1].close()
+            self._sink = self._publisher = None
+
+    def _publish(self, queue: str, messages: Sequence[TaskMessage], delay: float) -> None:
+        publisher = self._open_publisher()
+        if len(messages) == 1:
+            publisher.publish(queue, messages[0], delay=delay)
+        else:
+            publisher.publish_many(queue, messages, delay=delay)
+
+    def _generation(self, task_id: str, *, force: bool) -> int | None:
+        """The generation to send under; None when the task id is known and not forced.
+
+        Nothing is reserved: two senders at the same time may both send, under the same message id.
+        Then one run is recorded and the other copy is dropped by the worker.
+        """
+        results = self._connections.results()
+        known = results.get(task_id) if results else None
+        if known is None:
+            return 0
+        return known.key.generation + 1 if force else None
+
+    def _expect(self, messages: Sequence[TaskMessage]) -> None:
+        """Note the sent task ids, so that sending them again finds them.
+
+        If the process dies before this, a second send under the id is stored as well; the worker
+        then drops one of the two.
+        """
+        results = self._connections.results()
+        if results is not None:
+            results.expect(
+                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING)
+                for message in messages
+            )
+
+    def _message(self, common: dict[str, Any], call: Call, task_id: str) -> TaskMessage:
+        parent = current_context()
+        body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
+        values = {
+            **common,
+            "id": task_id,
+            "body": body,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
+            "parent_id": parent.task_id if parent else None,
+            "argsrepr": short_repr(call.args, len(body)),
+            "kwargsrepr": short_repr(call.kwargs, len(body)) if call.kwargs else "{}",
+        }
+        return build(TaskMessage, values)
+
+    def _open_publisher(self) -> Publisher:
+        """The publisher of the current broker (a forked child has another)."""
+        broker = self._connections.broker()
+        known = self._publisher
+        if known is None or known[0] is not broker:
+            known = self._publisher = (broker, Publisher(broker, self._codec))
+        return known[1]
+
+    def _tell_enqueued(self, messages: Sequence[TaskMessage]) -> None:
+        with self._lock:
+            if self._sink is None or self._sink[0] != os.getpid():
+                writer = f"sender-{socket.gethostname()}-{os.getpid()}"
+                self._sink = (os.getpid(), self._open_events(writer))
+            sink = self._sink[1]
+            if isinstance(sink, NullEventSink):
+                return
+            now = time.time()
+            for message in messages:
+                sink.emit(Event("enqueued", message.id, message.task, message.queue, ts=now))
+            sink.flush()
+
+
+def new_id() -> str:
+    """A random UUID (RFC 9562, version 4) as text; several times faster than `uuid.uuid4`."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
