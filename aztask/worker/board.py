@@ -5,19 +5,19 @@ under a microsecond, a packet ten. A slot holds (delivery number, start time); n
 
 Nothing is locked, so the order counts: the time is written before its number and never taken back,
 and the number is read first. Whoever sees a number sees the time of its start, or of a later one;
-an earlier one would look like a task that has run for hours.
+an earlier one would look like a task that has run for hours. Both are stored through a view of the
+memory, eight bytes at once: `struct.pack_into` would set them to zero first, and the worker could
+read that zero as the time.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import struct
 import tempfile
 
-_SLOT = struct.Struct("Qd")  # native: eight aligned bytes are read and written at once
-_NUMBER = struct.Struct("Q")
-_TIME = struct.Struct("d")
+_SLOT_BYTES = 16
+"""Eight for the number, eight for the time."""
 
 
 class Board:
@@ -26,31 +26,42 @@ class Board:
     def __init__(self, descriptor: int, slots: int) -> None:
         self.descriptor = descriptor
         self.slots = slots
-        self._map = mmap.mmap(descriptor, slots * _SLOT.size)
+        self._map = mmap.mmap(descriptor, slots * _SLOT_BYTES)
+        memory = memoryview(self._map)
+        # Native sizes and aligned places: slot n is number 2n and time 2n + 1.
+        self._numbers = memory.cast("Q")
+        self._times = memory.cast("d")
+        memory.release()
 
     @classmethod
     def create(cls, slots: int, folder: str) -> Board:
         """A board whose file is unlinked already: it lives as long as somebody maps it."""
         descriptor, name = tempfile.mkstemp(dir=folder)
         os.unlink(name)  # noqa: PTH108  # the descriptor stays; the name is not needed any more
-        os.ftruncate(descriptor, slots * _SLOT.size)
+        os.ftruncate(descriptor, slots * _SLOT_BYTES)
         return cls(descriptor, slots)
 
     def note(self, slot: int, number: int, at: float) -> None:
         """`slot` runs delivery `number` since `at` (seconds, clock of the deadlines)."""
-        place = slot * _SLOT.size
-        _TIME.pack_into(self._map, place + _NUMBER.size, at)
-        _NUMBER.pack_into(self._map, place, number)
+        self._times[2 * slot + 1] = at
+        self._numbers[2 * slot] = number
 
     def clear(self, slot: int) -> None:
         """`slot` is idle."""
-        _NUMBER.pack_into(self._map, slot * _SLOT.size, 0)
+        self._numbers[2 * slot] = 0
 
     def running(self) -> dict[int, float]:
         """{delivery number: start} of all slots that run something."""
-        return {number: at for number, at in _SLOT.iter_unpack(self._map) if number}
+        found = {}
+        for slot in range(self.slots):
+            number = self._numbers[2 * slot]
+            if number:
+                found[number] = self._times[2 * slot + 1]
+        return found
 
     def close(self) -> None:
         """Unmap it."""
+        self._numbers.release()
+        self._times.release()
         self._map.close()
         os.close(self.descriptor)
