@@ -362,13 +362,16 @@ class Supervisor:
         self._next_tick = min(self._next_tick, self._deliveries.try_later(job))
 
     def _over(self, jobs: Sequence[Job]) -> None:
-        """These deliveries are done with, however they ended."""
-        for job in jobs:
-            if self._deliveries.remove(job):
-                self.journal.ended(job)
-                self._leases.ended(job)
+        """These deliveries are done with, however they ended; some may have been so before.
+
+        A session is told once for each: a second time would start its next message too early.
+        """
         self.keeper.drop(lease for job in jobs for lease in job.leases)
-        tell_over(jobs)
+        ended = [job for job in jobs if self._deliveries.remove(job)]
+        for job in ended:
+            self.journal.ended(job)
+            self._leases.ended(job)
+        tell_over(ended)
 
     # -- leases ------------------------------------------------------------------------------
 
