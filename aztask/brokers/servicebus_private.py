@@ -21,7 +21,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any, Final
@@ -61,6 +61,26 @@ def available() -> bool:
     return hasattr(ServiceBusReceiver, "_close_handler")
 
 
+@contextlib.contextmanager
+def _translated(handler: ServiceBusReceiver | ServiceBusSender) -> Iterator[None]:
+    """Errors of the SDK's AMQP layer leave as the SDK's public ones, which it makes of them."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # whichever its AMQP layer raises
+        link: Any = handler
+        raise link._handle_exception(error) from None
+
+
+@contextlib.contextmanager
+def _receiving(link: Any) -> Iterator[None]:
+    """Marks that somebody reads: the SDK's keep-alive thread leaves the connection alone."""
+    link._receive_context.set()
+    try:
+        yield
+    finally:
+        link._receive_context.clear()
+
+
 def settle_many(
     receiver: ServiceBusReceiver, verb: str, tokens: Sequence[UUID], reason: str, description: str
 ) -> None:
@@ -70,12 +90,10 @@ def settle_many(
         if verb == "dead-letter"
         else None
     )
-    try:
+    with _translated(receiver):
         receiver._settle_message_via_mgmt_link(
             STATUSES[verb], list(tokens), dead_letter_details=details
         )
-    except Exception as error:  # noqa: BLE001  # of its AMQP layer: the SDK translates them
-        raise receiver._handle_exception(error) from None
 
 
 def renew_many(receiver: ServiceBusReceiver, tokens: Sequence[UUID], timeout: float) -> None:
@@ -122,8 +140,7 @@ def pull(
     if not available():
         return list(receiver.receive_messages(limit, max_wait_time=wait))
     link: Any = receiver
-    link._receive_context.set()
-    try:
+    with _translated(link), _receiving(link):
         handler = link._handler
         arrived = handler._received_messages
         wanted = limit - arrived.qsize()
@@ -136,10 +153,6 @@ def pull(
             link._build_received_message(arrived.get_nowait())
             for _ in range(min(limit, arrived.qsize()))
         ]
-    except Exception as error:  # noqa: BLE001  # of its AMQP layer: the SDK translates them
-        raise link._handle_exception(error) from None
-    finally:
-        link._receive_context.clear()
 
 
 def _read(receiver: Any, arrived: Any, limit: int, wait: float, stop: Callable[[], bool]) -> None:
@@ -181,11 +194,10 @@ def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) ->
     watchdog.daemon = True
     watchdog.start()
     try:
-        link._open(timeout)
-        if getattr(link._handler, "_keep_alive_thread", None) is not None:
-            link._handler._keep_alive_thread = None
-    except Exception as error:  # noqa: BLE001  # of its AMQP layer: the SDK translates them
-        raise link._handle_exception(error) from None
+        with _translated(link):
+            link._open(timeout)
+            if getattr(link._handler, "_keep_alive_thread", None) is not None:
+                link._handler._keep_alive_thread = None
     finally:
         watchdog.cancel()
 
@@ -277,7 +289,7 @@ def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]
     ours = sorted({(number, tag) for number, tag in deliveries if tag in tags})
     for _, run in groupby(enumerate(ours), key=lambda item: item[1][0] - item[0]):
         numbers = [each for _, each in run]
-        try:
+        with _translated(receiver):
             link._outgoing_disposition(  # type: ignore[union-attr]
                 first=numbers[0][0],
                 last=numbers[-1][0],
@@ -286,9 +298,6 @@ def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]
                 state=None,
                 batchable=None,
             )
-        except Exception as error:  # noqa: BLE001  # of its AMQP layer: the SDK translates them
-            handled: Any = receiver
-            raise handled._handle_exception(error) from None
         tags.difference_update(tag for _, tag in numbers)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,13 +21,12 @@ from aztask.addresses import LocalAddress
 from aztask.app import App
 from aztask.durations import parse_duration
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.loading import load_app
 from aztask.masking import mask
+from aztask.spark.target import app_at
 from aztask.urls import parse_broker
 
 SCOPES: Final = ("stream", "batch")
 PATIENCE_SECONDS: Final = 300.0
-NAME: Final = "aztask-spark"
 _SPARKS_OWN: Final = ("checkpointlocation",)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_WRITERS: Final = 100_000
@@ -132,17 +130,7 @@ class Submission:
 
     def open_app(self) -> App:
         """The app that sends, in this process; whoever asked closes it."""
-        if self.app:
-            return load_app(self.app)
-        if self.broker:
-            return App(NAME, broker=self.broker)
-        address = os.environ.get(self.broker_env or "")
-        if not address:
-            raise ConfigurationError(
-                f"the environment variable {self.broker_env} is not set where this runs (executors "
-                "and the driver need it before Spark starts): set it in the cluster's settings"
-            )
-        return App(NAME, broker=address)
+        return app_at(self.app or "", self.broker or "", self.broker_env or "")
 
     def in_batch(self, query_id: str, batch_id: str) -> Self:
         """The submission that one batch of a stream is."""

@@ -25,6 +25,8 @@ from aztask.urls import parse_broker, parse_results
 
 BROKER_VARIABLE: Final = "AZTASK_BROKER"
 RESULTS_VARIABLE: Final = "AZTASK_RESULTS"
+NAME: Final = "aztask-spark"
+"""Of an app that is known by its addresses alone."""
 OPTIONS: Final = ("app", "broker", "broker_env", "results", "results_env")
 """The names of a data source's options that `Target.of_options` reads."""
 
@@ -89,19 +91,27 @@ class Target:
 
         Raises ConfigurationError where the module or the variable is missing here.
         """
-        app = load_app(self.app) if self.app else self._nameless()
+        results = self.results or os.environ.get(self.results_env, "")
+        app = app_at(self.app, self.broker, self.broker_env, results)
         try:
             yield app
         finally:
             app.close()
 
-    def _nameless(self) -> App:
-        broker = self.broker or os.environ.get(self.broker_env, "")
-        if not broker:
-            raise ConfigurationError(
-                f"the environment variable {self.broker_env} is not set where Spark runs this; set "
-                "it there, from the platform's secret store (Spark's own settings show in its "
-                "pages), or name a variable that is set in the option broker_env"
-            )
-        results = self.results or os.environ.get(self.results_env, "")
-        return App("aztask", broker=broker, results=results or None)
+
+def app_at(app: str, broker: str, broker_env: str, results: str = "") -> App:
+    """The app of that name, or one of those addresses, in this process; whoever asked closes it.
+
+    broker_env: the environment variable that is read where there is no address. Raises
+    ConfigurationError where the module or the variable is missing here.
+    """
+    if app:
+        return load_app(app)
+    address = broker or os.environ.get(broker_env, "")
+    if not address:
+        raise ConfigurationError(
+            f"the environment variable {broker_env} is not set where Spark runs this; set it "
+            "there, for executors and driver, from the platform's secret store (Spark's own "
+            "settings show in its pages), or name a variable that is set in the option broker_env"
+        )
+    return App(NAME, broker=address, results=results or None)

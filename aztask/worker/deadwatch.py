@@ -59,6 +59,11 @@ class DeadWatch:
                 self._after[queue] = page[-1].position if len(page) == PAGE else None
 
     def _note(self, queue: str, page: Sequence[Peeked]) -> None:
+        """Record those that are new, then tell of them.
+
+        Crash window: a process that dies in between has recorded them, so nobody tells of them any
+        more. The results are right; the event and the line in the log are missing.
+        """
         found = list(self._own(queue, page))
         results = self._app.results
         if results is None or not found:

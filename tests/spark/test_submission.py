@@ -112,7 +112,7 @@ def test_an_address_without_a_key_is_an_option(address):
 def test_the_variable_must_be_set_where_it_is_read(monkeypatch, tmp_path):
     made = Submission(task="a", key="b", broker_env="SHOP_BROKER")
     monkeypatch.delenv("SHOP_BROKER", raising=False)
-    with pytest.raises(ConfigurationError, match="SHOP_BROKER is not set where this runs"):
+    with pytest.raises(ConfigurationError, match="SHOP_BROKER is not set where Spark runs this"):
         made.open_app()
     monkeypatch.setenv("SHOP_BROKER", f"local://{tmp_path}/queues.db")
     with_address = made.open_app()

@@ -18,7 +18,7 @@ MOUNTS = r"""
 60 28 0:51 / /mnt/me rw,nosuid,nodev,relatime - fuse.sshfs me@host:/ rw,user_id=1000
 61 28 0:52 / /mnt/twice rw - nfs server:/a rw
 62 28 0:53 / /mnt/twice rw - tmpfs tmpfs rw
-63 28 0:54 / /work rw - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c
+63 28 0:54 / /srv rw - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c
 a line that is not one
 """.strip().splitlines()
 
@@ -36,7 +36,7 @@ a line that is not one
         ("/mnt/me", "fuse.sshfs"),
         ("/mnt/twice/x", "tmpfs"),
         ("/run", "tmpfs"),
-        ("/work/x", "overlay"),
+        ("/srv/x", "overlay"),
     ],
 )
 def test_the_innermost_and_latest_mount_counts(directory, kind):

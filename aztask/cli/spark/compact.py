@@ -38,8 +38,8 @@ def command(
     lines that it holds are removed after that; running it again, also after a crash, is harmless.
     """
     with open_session(wish, "aztask compact") as spark:
-        from aztask.spark import compact, place_of  # noqa: PLC0415
-        from aztask.spark.queries import told_plainly  # noqa: PLC0415
+        from aztask.spark import compact, place_of
+        from aztask.spark.queries import told_plainly
 
         shown: list[Progress] = []
 

@@ -87,9 +87,9 @@ class Wanted:
     @contextmanager
     def letters(self) -> Iterator[Any]:
         """The DataFrame, in a session; Spark's errors in the block are told in one line."""
-        from aztask.spark.deadletters import dead_letters  # noqa: PLC0415
-        from aztask.spark.queries import told_plainly  # noqa: PLC0415
-        from aztask.spark.target import Target  # noqa: PLC0415
+        from aztask.spark.deadletters import dead_letters
+        from aztask.spark.queries import told_plainly
+        from aztask.spark.target import Target
 
         if self._snapshot is None:
             with open_app():
@@ -119,7 +119,7 @@ class Wanted:
 def list_(wanted: Wanted, limit: int, sample: int | None, to: str | None, as_json: bool) -> None:
     """List dead letters, or write them down."""
     with wanted.letters() as letters:
-        from aztask.spark import deadletters  # noqa: PLC0415
+        from aztask.spark import deadletters
 
         found = letters if sample is None else deadletters.sample(letters, sample)
         if to is not None:
@@ -144,7 +144,7 @@ def list_(wanted: Wanted, limit: int, sample: int | None, to: str | None, as_jso
 def groups(wanted: Wanted, as_json: bool) -> None:
     """Count dead letters by task, reason and error signature, the largest groups first."""
     with wanted.letters() as letters:
-        from aztask.spark import deadletters  # noqa: PLC0415
+        from aztask.spark import deadletters
 
         rows = deadletters.groups(letters).collect()
     if as_json:
@@ -179,7 +179,7 @@ def replay(wanted: Wanted, everything: bool, rate: float | None, dry_run: bool, 
             click.get_current_context(),
         )
     with wanted.letters() as letters:
-        from aztask.spark.deadletters import selections, size  # noqa: PLC0415
+        from aztask.spark.deadletters import selections, size
 
         selected = selections(letters)
     with open_app() as app:

@@ -107,10 +107,10 @@ def _work(
     wish: SessionWish,
 ) -> tuple[Sequence[Any], str]:
     """(the recommendations, what was published)."""
-    from aztask.spark.eventframe import read_events  # noqa: PLC0415
-    from aztask.spark.queries import told_plainly  # noqa: PLC0415
-    from aztask.spark.queueevidence import observe  # noqa: PLC0415
-    from aztask.spark.recommending import decided, publish_seen  # noqa: PLC0415
+    from aztask.spark.eventframe import read_events
+    from aztask.spark.queries import told_plainly
+    from aztask.spark.queueevidence import observe
+    from aztask.spark.recommending import decided, publish_seen
 
     with open_session(wish, "aztask recommend") as spark, told_plainly():
         seen = observe(read_events(spark, place, account_variable=account_variable).events)

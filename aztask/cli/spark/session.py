@@ -69,7 +69,7 @@ def open_session(wish: SessionWish, name: str) -> Iterator[Any]:
     name: as Spark's own pages show the job. Raises ConfigurationError where pyspark or Java is
     missing.
     """
-    from aztask import spark  # noqa: PLC0415  # only a command that runs needs pyspark
+    from aztask import spark
 
     ran_before = spark.active_session() is not None
     session = spark.get_session(name=name, master=wish.master, conf=wish.conf, log_level=LOG_LEVEL)

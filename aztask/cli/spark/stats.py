@@ -53,10 +53,10 @@ def command(
     lease at settlement) are in seconds. Counts are exact, percentiles are off by 1 rank in 10,000.
     """
     with open_session(wish, "aztask stats") as spark:
-        from aztask.spark import read_events  # noqa: PLC0415
-        from aztask.spark.queries import told_plainly  # noqa: PLC0415
-        from aztask.spark.reportpage import render  # noqa: PLC0415
-        from aztask.spark.summary import summarize  # noqa: PLC0415
+        from aztask.spark import read_events
+        from aztask.spark.queries import told_plainly
+        from aztask.spark.reportpage import render
+        from aztask.spark.summary import summarize
 
         with told_plainly():
             events = read_events(spark, path, account_variable=account_variable)

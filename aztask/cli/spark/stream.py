@@ -50,9 +50,9 @@ def command(
     gets the same task ids. It runs until Ctrl-C, unless --available-now is given.
     """
     with open_session(wish, f"aztask stream {task}") as session:
-        from aztask.spark import stream  # noqa: PLC0415  # only a command that runs needs pyspark
-        from aztask.spark.failures import ended_well  # noqa: PLC0415
-        from aztask.spark.tables import read_stream  # noqa: PLC0415
+        from aztask.spark import stream
+        from aztask.spark.failures import ended_well
+        from aztask.spark.tables import read_stream
 
         for each in py_files:
             session.sparkContext.addPyFile(each)

@@ -48,8 +48,8 @@ def command(
     the queues are, here and on the executors, and --columns is needed.
     """
     with open_session(wish, f"aztask submit {task}") as session:
-        from aztask.spark import submit  # noqa: PLC0415  # only a command that runs needs pyspark
-        from aztask.spark.tables import read_table  # noqa: PLC0415
+        from aztask.spark import submit
+        from aztask.spark.tables import read_table
 
         for each in py_files:
             session.sparkContext.addPyFile(each)
