@@ -3,7 +3,8 @@
 ``AZTASK_FAILPOINT=STEP:SIGNAL[:N]`` sends SIGNAL (KILL, STOP, TERM) to the worker when STEP is
 reached for the N-th time (1 by default). Steps, in order: ``received``, ``claimed``, ``sent``,
 ``ran`` (in the pool process, after the task's side effects), ``recorded``, ``noted``
-(where a dead letter is noted in an index before it is stored), ``cloned`` (where a clone is sent
+(where a dead letter is noted in an index before it is stored), ``stored`` (where a dead letter is
+stored before its original is deleted), ``cloned`` (where a clone is sent
 before its original is completed), ``pointed`` (where a pointer is sent before its
 message is deferred), ``fetched`` (a pointer was received, and the deferred message for it),
 ``parted`` (that message is settled, and its pointer is not), ``settled``. And of whoever
@@ -26,6 +27,7 @@ STEPS = (
     "ran",
     "recorded",
     "noted",
+    "stored",
     "cloned",
     "pointed",
     "fetched",

@@ -25,6 +25,7 @@ from aztask.brokers.storage_wire import TEXT_LIMIT, dead_text_of, text_of
 from aztask.delivery import Lost, Settled, Unknown
 from aztask.envelope import Envelope
 from aztask.errors import AztaskError, CapabilityError, ConfigurationError
+from aztask.failpoint import hit
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -129,12 +130,14 @@ class Settling:
     def _dead_letter(
         self, delivery: StorageDelivery, dead: DeadLetter, until: float
     ) -> Settled | Lost | Unknown:
+        """Crash window: between the copy and the deletion; see rule 2."""
         if not delivery.stored_dead:
             text = dead_text_of(delivery.envelope, delivery.text, dead)
             failure = self._put(self._poison, text, 0.0, until)
             if failure is not None:
                 return Unknown(f"the dead letter could not be stored: {failure.error}")
             delivery.stored_dead = True
+            hit("stored")
         return self.delete(delivery, until)
 
     def _resubmit(

@@ -156,6 +156,28 @@ def test_killed_between_the_note_and_the_dead_letter(site: Site) -> None:
     assert site.counts("start") == {"k": 1}
 
 
+def test_killed_between_the_dead_letter_and_the_deletion(site: Site) -> None:
+    """It is stored twice at most, and a replay of both copies runs once."""
+    app = site.app()
+    arguments = ("-Q", "default", "-c", "1", "--lease", "2s")
+    app.send(rejecting.name, ["k", "no"], task_id="t")
+    killed = site.worker(*arguments, AZTASK_FAILPOINT="stored:KILL")
+    assert killed.wait() == -signal.SIGKILL, killed.log
+    assert app.broker.stats("default").dead == 1
+    assert app.broker.stats("default").total == 1  # the original is still there
+    worker = site.worker(*arguments)
+    wait_until(lambda: app.broker.stats("default").total == 0, 30, "the original is deleted")
+    assert app.broker.stats("default").dead == 2
+    assert site.counts("start") == {"k": 1}
+    letters = DeadLetters(app, "default")
+    assert {each.id for each in letters.list()} == {"t"}
+    letters.replay(ALL)
+    wait_until(lambda: site.counts("start") == {"k": 2}, 30, "the replay runs")
+    wait_until(lambda: app.broker.stats("default").total == 0, 30, "both are settled")
+    assert worker.stop() == 0, worker.log
+    assert site.counts("start") == {"k": 2}
+
+
 def test_the_note_is_made_before_the_dead_letter_is_stored(site: Site) -> None:
     """While the poison queue is away the original stays, and is noted once."""
     app = site.app()
