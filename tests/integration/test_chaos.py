@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 from azurite import running
+from bus import bus_site
 from harness import Site, Worker, site_in, wait_until
 from ledger_app import work
 
+from aztask.brokers.base import QueueOptions
 from aztask.results.base import State
+from aztask.testing import emulator
 
 TASKS = int(os.environ.get("CHAOS_TASKS", "2000"))
 STORAGE_TASKS = TASKS // 5
 """On a Storage queue each task is several requests to one Azurite."""
+BUS_TASKS = TASKS // 2
 SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
 LEASE = 2.0
 WORKERS = 2
@@ -41,6 +45,13 @@ def test_random_kills_lose_nothing_on_a_storage_queue(tmp_path: Path, capsys) ->
     ):
         site.app().broker.declare("default")
         chaos(site, STORAGE_TASKS, capsys)
+
+
+def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> None:
+    options = QueueOptions(lease=LEASE, max_deliveries=1000)
+    with emulator() as bus, bus_site(tmp_path / "site", bus, options) as site:
+        site.extra["LEDGER_MAX_DELIVERIES"] = "1000"
+        chaos(site, BUS_TASKS, capsys)
 
 
 def chaos(site: Site, tasks: int, capsys) -> None:
