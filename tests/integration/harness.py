@@ -101,6 +101,12 @@ class Site:
             counts[line.key] += 1
         return counts
 
+    def stop_workers(self) -> None:
+        """Stop those that run, as a deploy does, and assert that they end well."""
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                assert worker.stop() == 0, worker.log
+
     def close(self) -> None:
         """Kill what still runs, and assert that no pool process outlives its worker."""
         if self._app is not None:

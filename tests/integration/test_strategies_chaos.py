@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
 from bus import bus_site
-from harness import Site, Worker, site_in, wait_until
+from harness import Site, site_in, wait_until
+from killing import kill_while_they_last
 from ledger_app import flaky
 from strategies import ALL, left
 
@@ -44,33 +44,10 @@ def retried_under_kills(site: Site) -> None:
     ids = [f"{strategy}-{number}" for strategy in ALL for number in range(EACH)]
     for each in ids:
         app.send(f"{flaky.name}-{each.rpartition('-')[0]}", [each, 2], task_id=each)
-    kills = kill_while_they_last(site, dice, set(ids))
-    last = site.worker(*ARGUMENTS)
+    kill_while_they_last(site, dice, ids, ARGUMENTS)
     wait_until(lambda: left(site) == 0, 30, "messages and pointers are settled")
-    assert kills >= 3, f"seed {SEED}"
     for each in ids:
         assert app.result(each).get(timeout=1) == 2, f"{each}, seed {SEED}"
         assert app.results.history(each)[-1].state is State.SUCCEEDED
     assert not app.broker.peek("default", dead_letter=True)
-    assert last.stop() == 0, last.log
-
-
-def kill_while_they_last(site: Site, dice: random.Random, missing: set[str]) -> int:
-    """Two workers, one of them killed now and then, until every task has ended."""
-    workers: list[Worker] = [site.worker(*ARGUMENTS) for _ in range(2)]
-    kills, give_up_at = 0, time.monotonic() + 90
-    next_kill = time.monotonic() + 0.8
-    while missing or kills < 3:
-        assert time.monotonic() < give_up_at, f"{sorted(missing)} did not end: {site.folder}"
-        time.sleep(0.05)
-        missing = {each for each in missing if not site.app().result(each).ready()}
-        if time.monotonic() >= next_kill:
-            victim = dice.randrange(2)
-            workers[victim].kill()
-            workers[victim].wait()
-            workers[victim] = site.worker(*ARGUMENTS)
-            kills += 1
-            next_kill = time.monotonic() + dice.uniform(0.6, 1.2)
-    for worker in workers:
-        worker.stop()
-    return kills
+    site.stop_workers()

@@ -1,0 +1,53 @@
+"""Sessions whose workers are killed at random: nothing is lost, and no message passes another."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from harness import Site, wait_until
+from killing import kill_while_they_last
+from session_app import step
+from test_session_tasks import LEASE, on_service_bus, send
+
+from aztask.results.base import State
+from aztask.testing import emulator
+
+SESSIONS = 8
+STEPS = 12
+SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
+ARGUMENTS = ("-Q", "orders", "-c", "4")
+
+
+def test_random_kills_keep_every_session_in_order(tmp_path: Path) -> None:
+    dice = random.Random(SEED)
+    with emulator() as bus, on_service_bus(tmp_path / "site", bus) as site:
+        app = site.app()
+        app.queue("orders", sessions=True, lease=LEASE)
+        names = [f"s{number}" for number in range(SESSIONS)]
+        ids = [f"{name}/{number}" for number in range(STEPS) for name in names]
+        for each in ids:
+            name, number = each.split("/")
+            seconds = dice.choice([0.0, 0.05, 0.2])
+            send(app, step.name, name, int(number), seconds, task_id=each)
+        kill_while_they_last(site, dice, ids, ARGUMENTS, least=5)
+        for each in ids:
+            records = [record.state for record in app.results.history(each)]
+            assert records == [State.SUCCEEDED], f"{each}, seed {SEED}"
+        for name in names:
+            assert passed(site, name) == [], f"session {name}, seed {SEED}"
+        wait_until(lambda: not app.broker.peek("orders"), 30, "all is settled")
+        site.stop_workers()
+
+
+def passed(site: Site, session: str) -> list[str]:
+    """Messages that started before the one before them had ended, or after the one after them."""
+    found, done = [], -1
+    for line in site.lines():
+        name, number = line.key.split("/")
+        if name == session and line.event == "start" and int(number) not in (done, done + 1):
+            found.append(f"{number} after {done}")
+        if name == session and line.event == "end":
+            done = int(number)
+    return found
