@@ -12,7 +12,7 @@ import time
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusQuotaExceededError
-from processes import kill, running, start
+from emulatorprocess import kill, running, start
 from rawclient import RawClient, credit_frame, disposition_frame, message, transfer_frame
 
 from aztask.emulator.amqp.performatives import Disposition, Transfer

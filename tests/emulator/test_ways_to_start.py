@@ -20,7 +20,7 @@ from azure.servicebus.exceptions import (
 )
 from azure.servicebus.management import ServiceBusAdministrationClient
 from click.testing import CliRunner
-from processes import running, start, stop
+from emulatorprocess import running, start, stop
 from rawclient import RawClient
 
 from aztask.cli.main import cli
