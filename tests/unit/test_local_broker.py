@@ -336,7 +336,9 @@ def test_any_bytes_are_some_envelope(payload):
 
 
 @pytest.mark.parametrize(
-    "headers", [{"a": "\ud800"}, {"a": 2**64}, {"a": object()}, {"a": {1, 2}}], ids=repr
+    "headers",
+    [{"a": "\ud800"}, {"a": 2**64}, {"a": object()}, {"a": {1, 2}}],
+    ids=["half a character", "too large", "object", "set"],
 )
 def test_headers_that_cannot_be_written_are_refused(headers):
     with pytest.raises(EncodeError, match="'m'"):
