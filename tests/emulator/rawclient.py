@@ -119,8 +119,8 @@ class RawClient:
             part = self._splitter.frame()
             if part is None:
                 self._feed()
-            elif part.body:
-                yield parse(part.body)
+            elif part[2]:
+                yield parse(part[2])
 
     def until(self, name: str) -> Any:
         """The next performative of this name."""

@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import TypeAlias
 
 from aztask.emulator.amqp.errors import FRAMING_ERROR, AmqpError
 
@@ -24,12 +24,8 @@ EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 FRAME_HEAD = Struct(">IBBH")
 
 
-class Frame(NamedTuple):
-    """One frame: its type, its channel and the bytes after the (extended) header."""
-
-    kind: int
-    channel: int
-    body: bytes
+Frame: TypeAlias = tuple[int, int, bytes]
+"""One frame: its type, its channel and the bytes after the (extended) header."""
 
 
 class Splitter:
@@ -57,10 +53,10 @@ class Splitter:
 
     def frame(self) -> Frame | None:
         """The next frame, or None until it is complete. Raises AmqpError on a bad size."""
-        position = self._position
-        if len(self._buffer) - position < HEADER_SIZE:
+        position, buffer = self._position, self._buffer
+        if len(buffer) - position < HEADER_SIZE:
             return None
-        size, offset, kind, channel = FRAME_HEAD.unpack_from(self._buffer, position)
+        size, offset, kind, channel = FRAME_HEAD.unpack_from(buffer, position)
         if not HEADER_SIZE <= size <= self.max_frame_size:
             raise AmqpError(
                 FRAMING_ERROR,
@@ -69,10 +65,10 @@ class Splitter:
         if offset < 2 or 4 * offset > size:
             raise AmqpError(FRAMING_ERROR, f"data offset {offset} in a frame of {size} bytes")
         end = position + size
-        if len(self._buffer) < end:
+        if len(buffer) < end:
             return None
         self._position = end
-        return Frame(kind, channel, self._buffer[position + 4 * offset : end])
+        return kind, channel, buffer[position + 4 * offset : end]
 
 
 def frame(channel: int, body: bytes, kind: int = TYPE_AMQP) -> bytes:

@@ -9,8 +9,9 @@ Rules
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, ClassVar, TypeAlias
 
 from aztask.emulator.amqp.decode import decode
@@ -218,38 +219,50 @@ for _table in (_KINDS, _SASL_KINDS):
     )
 
 
-_SMALL_STATES: dict[bytes, Described] = {
+_FIELDS_OF_STATE = {
     bytes((0x00, 0x53, code)) + empty: Described(code, [])
     for code in (0x24, 0x26)
     for empty in (b"\x45", b"\xc0\x01\x00")
 }
 """accepted and released as they are usually written."""
-_SETTLED = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
-_SMALL_DISPOSITION = re.compile(
-    rb"\x00\x53\x15\xc0(.)"  # the descriptor; a list8 of so many bytes
-    rb"(?:\x05|(\x06))"  # five fields, or six
-    rb"(?:\x41|\x56\x01)"  # role: receiver
-    rb"(?:\x70(....)|\x52(.))"  # first
-    rb"\x40"  # no last
-    rb"(\x41|\x42|\x56[\x00\x01])"  # settled
-    rb"(\x00\x53[\x24\x26](?:\x45|\xc0\x01\x00))"  # state
-    rb"(\x40|\x41|\x42|\x56[\x00\x01])?",  # batchable
-    re.DOTALL,
-)
+_FLAGS = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
+
+
+def _small_dispositions() -> Iterator[tuple[bytes, tuple[bool, Described]]]:
+    """How a receiver usually writes its disposition of one delivery, without the delivery's number,
+    and what it says: (settled, state).
+    """
+    for role, (number, width), (settled, is_settled), (state, value), batchable in product(
+        (b"\x41", b"\x56\x01"),
+        ((b"\x52", 1), (b"\x70", 4)),
+        _FLAGS.items(),
+        _FIELDS_OF_STATE.items(),
+        (b"", b"\x40", *_FLAGS),
+    ):
+        rest = b"\x40" + settled + state + batchable  # \x40: no last
+        count = 6 if batchable else 5
+        size = 1 + len(role) + 1 + width + len(rest)
+        head = b"\x00\x53\x15\xc0" + bytes((size, count)) + role + number
+        yield head + rest, (is_settled, value)
+
+
+_SMALL_DISPOSITIONS = dict(_small_dispositions())
+_ROLE_AT, _SHORT_ROLE, _SMALLEST_DISPOSITION = 6, 0x41, 15
 
 
 def _small_disposition(body: bytes) -> Disposition | None:
     """A receiver's disposition of one delivery in its usual forms, which is most of what a busy
-    server reads; None for anything else, which then is read with all care.
+    server reads; None for anything else, which then is read with all care. Looking it up in a table
+    takes a third of the time of a regular expression.
     """
-    match = _SMALL_DISPOSITION.fullmatch(body)
-    if match is None:
+    if len(body) < _SMALLEST_DISPOSITION:
         return None
-    size, six, number, octet, settled, state, batchable = match.groups()
-    if size[0] + 5 != len(body) or (six is None) != (batchable is None):
+    start = _ROLE_AT + (2 if body[_ROLE_AT] == _SHORT_ROLE else 3)
+    end = start + (1 if body[start - 1] == 0x52 else 4)
+    known = _SMALL_DISPOSITIONS.get(body[:start] + body[end:])
+    if known is None:
         return None
-    first = int.from_bytes(number or octet)
-    return Disposition(True, first, None, _SETTLED[settled], _SMALL_STATES[state])
+    return Disposition(True, int.from_bytes(body[start:end]), None, *known)
 
 
 def parse(body: bytes) -> Performative:
