@@ -10,18 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 if sys.platform == "linux":
 
-    def boot_seconds() -> float:
-        """Seconds since boot, suspend included (CLOCK_BOOTTIME, clock_gettime(2))."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    boot_seconds: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    """Seconds since boot, suspend included (clock_gettime(2)); read for every message."""
 
 else:
-
-    def boot_seconds() -> float:
-        """Seconds on the monotonic clock; on macOS CLOCK_MONOTONIC runs during sleep."""
-        return time.clock_gettime(time.CLOCK_MONOTONIC)
+    boot_seconds: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+    """Seconds on the monotonic clock; on macOS CLOCK_MONOTONIC runs during sleep."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,9 +290,7 @@ class Leases(Intake):
         held: now and the box, by which that is judged. values: what the action writes.
         """
         if len(leases) == 1:
-            with self.database.statement() as connection:
-                row = (*values, *leases[0], *held)
-                return [connection.execute(action.one, row).rowcount == 1]
+            return [self.database.change(action.one, (*values, *leases[0], *held)) == 1]
         if not leases:
             return []
         with self.database.transaction() as connection:

@@ -27,6 +27,7 @@ class Work:
     atomic: `execute` is a single call of the engine, a transaction of its own where it is alone.
     """
 
+    __slots__ = ()
     atomic = False
 
     def execute(self) -> None:
@@ -68,7 +69,8 @@ class Committer:
     def submit(self, work: Work) -> None:
         """Do this at the end of the turn."""
         self._works.append(work)
-        self.plan()
+        if not self._planned:
+            self.plan()
 
     def plan(self) -> None:
         """See to it that the turn ends with a flush; during one, that another follows."""
@@ -105,7 +107,8 @@ class Committer:
         deliveries: list[Callable[[], None]] = []
         due = self.collector is not None and self.collector.due()
         if not due and (not works or (len(works) == 1 and works[0].atomic)):
-            self._alone(works)
+            if works:
+                self._alone(works[0])
             self.after()
             return
         try:
@@ -125,15 +128,14 @@ class Committer:
                 deliver()
         self.after()
 
-    def _alone(self, works: list[Work]) -> None:
-        """At most one work, which needs no transaction around it."""
-        for work in works:
-            try:
-                work.execute()
-            except AztaskError as error:
-                work.fail(error)
-            else:
-                work.succeed()
+    def _alone(self, work: Work) -> None:
+        """A work that needs no transaction around it."""
+        try:
+            work.execute()
+        except AztaskError as error:
+            work.fail(error)
+        else:
+            work.succeed()
 
     def _one_by_one(self, works: list[Work], error: AztaskError) -> None:
         if len(works) == 1 or isinstance(error, BrokerUnavailable):

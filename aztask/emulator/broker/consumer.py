@@ -77,7 +77,7 @@ class Consumer:
         locks = self.broker.locks
         for delivery in list(self.link.unsettled.values()):
             lock = delivery.context
-            if not delivery.settling and locks.get(bytes.fromhex(lock.token)) is None:
+            if not delivery.settling and locks.get(lock.token) is None:
                 self.link.session.settle(delivery)
 
     def take(self, engine: Engine, limit: int) -> list[Leased]:
@@ -116,7 +116,7 @@ class Consumer:
             if locked:
                 until = message.lease_until
                 lock = Lock(queue, dead, message.seq, message.token, message.session, until)
-                locks.add(key, lock)
+                locks.add(lock)
             link.send(payload, guid_bytes(key), lock)
 
     def exhausted(self) -> None:

@@ -26,36 +26,36 @@ class Lock(NamedTuple):
 
 
 class Locks:
-    """Locks by token (16 bytes, network order)."""
+    """Locks by token (its hexadecimal digits)."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._locks: dict[bytes, Lock] = {}
+        self._locks: dict[str, Lock] = {}
         self._added = 0
 
     def __len__(self) -> int:
         return len(self._locks)
 
-    def add(self, key: bytes, lock: Lock) -> None:
+    def add(self, lock: Lock) -> None:
         """Remember a token."""
-        self._locks[key] = lock
+        self._locks[lock.token] = lock
         self._added += 1
         if self._added > _SWEEP_EVERY:
             self._sweep()
 
-    def get(self, key: bytes) -> Lock | None:
+    def get(self, token: str) -> Lock | None:
         """What a token stands for, None when it is unknown."""
-        return self._locks.get(key)
+        return self._locks.get(token)
 
-    def renewed(self, key: bytes, until: float) -> None:
+    def renewed(self, token: str, until: float) -> None:
         """The lock lasts longer now."""
-        lock = self._locks.get(key)
+        lock = self._locks.get(token)
         if lock is not None:
-            self._locks[key] = lock._replace(until=until)
+            self._locks[token] = lock._replace(until=until)
 
-    def discard(self, key: bytes) -> None:
+    def discard(self, token: str) -> None:
         """The message was settled."""
-        self._locks.pop(key, None)
+        self._locks.pop(token, None)
 
     def _sweep(self) -> None:
         """A session's messages are locked as long as the session: kept for an hour."""

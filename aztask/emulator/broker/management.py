@@ -87,28 +87,28 @@ def _answer(name: str, value: bytes) -> Result:
     return OK, encode.map_of([(encode.string(name), value)])
 
 
-def _locks(call: Call) -> list[tuple[bytes, Lock]]:
+def _locks(call: Call) -> list[Lock]:
     """The locks of the request's tokens. Raises AmqpError when one is not held."""
     tokens: list[UUID] = call.items("lock-tokens", UUID, "uuid")
     locks = []
     for token in tokens:
-        lock = call.broker.locks.get(token.bytes)
+        lock = call.broker.locks.get(token.hex)
         if lock is None or (lock.queue, lock.dead) != (call.entity.path, call.dead):
             raise LOCK_LOST
-        locks.append((token.bytes, lock))
+        locks.append(lock)
     return locks
 
 
 def renew_lock(call: Call) -> Result:
     """com.microsoft:renew-lock"""
     locks = _locks(call)
-    leases = [(lock.seq, lock.token) for _, lock in locks]
+    leases = [(lock.seq, lock.token) for lock in locks]
     ends = call.broker.engine.renew(call.entity.path, leases, dead_letter=call.dead)
     expirations = []
-    for (key, _), end in zip(locks, ends, strict=True):
+    for lock, end in zip(locks, ends, strict=True):
         if end is None:
             raise LOCK_LOST
-        call.broker.locks.renewed(key, end)
+        call.broker.locks.renewed(lock.token, end)
         expirations.append(int((end + call.broker.lock_token_offset()) * 1000))
     return _answer("expirations", encode.timestamp_array(expirations))
 
@@ -132,13 +132,13 @@ def update_disposition(call: Call) -> Result:
     properties = changed if isinstance(changed, dict) else {}
     action = Action(verb, texts[0], texts[1], {str(k): v for k, v in properties.items()})
     locks = _locks(call)
-    leases = [(lock.seq, lock.token) for _, lock in locks]
+    leases = [(lock.seq, lock.token) for lock in locks]
     held = carry_out(call.broker.engine, call.entity.path, call.dead, action, leases)
     if not all(held):
         raise SESSION_LOST if call.entity.sessions and not call.dead else LOCK_LOST
     call.broker.stirred(call.entity.path, call.dead)
-    for key, _ in locks:
-        call.broker.locks.discard(key)
+    for lock in locks:
+        call.broker.locks.discard(lock.token)
     return _done()
 
 
@@ -237,7 +237,7 @@ def _deferred(call: Call, message: Leased) -> bytes:
             *(call.entity.path, call.dead, message.seq, message.token),
             *(message.session, message.lease_until),
         )
-        call.broker.locks.add(key, lock)
+        call.broker.locks.add(lock)
         until = int((message.lease_until + call.broker.lock_token_offset()) * 1000)
     encoded = stored.deliver(
         message.payload,

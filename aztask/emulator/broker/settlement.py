@@ -140,6 +140,8 @@ def _modify(
 class Settling(Work):
     """One disposition of one or many deliveries of one link."""
 
+    __slots__ = ("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "atomic")
+
     def __init__(
         self,
         broker: Broker,
@@ -172,13 +174,16 @@ class Settling(Work):
         session = self._link.session
         locks = self._broker.locks
         for delivery in self._deliveries:
-            locks.discard(bytes.fromhex(delivery.context.token))
+            locks.discard(delivery.context.token)
             session.settle(delivery)
         if not self._answer:
             return
+        if all(self._held):
+            self._confirm([self._action.echo] * len(self._held))
+            return
         lock: Lock = self._deliveries[0].context
         lost = SESSION_LOST if lock.session is not None and not lock.dead else LOCK_LOST
-        failure = b"" if all(self._held) else outgoing.rejected(lost.condition, lost.description)
+        failure = outgoing.rejected(lost.condition, lost.description)
         self._confirm([self._action.echo if held else failure for held in self._held])
 
     def _confirm(self, states: list[bytes]) -> None:

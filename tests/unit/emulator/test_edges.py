@@ -104,20 +104,20 @@ def test_entities_are_kept_as_text():
 def test_locks_that_lapsed_are_swept():
     clock = [0.0]
     locks = Locks(lambda: clock[0])
-    lock = Lock("q", False, 1, "t", None, 10.0)
-    locks.add(b"a", lock)
-    locks.renewed(b"a", 20.0)
-    locks.renewed(b"unknown", 20.0)
-    assert locks.get(b"a").until == 20.0
-    locks.add(b"s", lock._replace(session="s"))
+    lock = Lock("q", False, 1, "a", None, 10.0)
+    locks.add(lock)
+    locks.renewed("a", 20.0)
+    locks.renewed("unknown", 20.0)
+    assert locks.get("a").until == 20.0
+    locks.add(lock._replace(token="s", session="s"))
     clock[0] = 30.0
     for number in range(20_001):
-        locks.add(b"%d" % number, lock._replace(until=25.0 if number else 90.0))
-    assert locks.get(b"a") is None
-    assert locks.get(b"s") is not None
+        locks.add(lock._replace(token=str(number), until=25.0 if number else 90.0))
+    assert locks.get("a") is None
+    assert locks.get("s") is not None
     assert len(locks) < 10
-    locks.discard(b"s")
-    assert locks.get(b"s") is None
+    locks.discard("s")
+    assert locks.get("s") is None
 
 
 def test_the_view_counts_and_fits_its_terminal():
