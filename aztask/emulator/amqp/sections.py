@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from aztask.emulator.amqp.decode import decode, skip
@@ -36,13 +35,17 @@ _NAMES = {
     "amqp:amqp-value:*": AMQP_VALUE,
     "amqp:footer:map": FOOTER,
 }
-_LISTS = frozenset((HEADER, PROPERTIES))
-_MAPS = frozenset((DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, FOOTER))
+_TYPES: dict[int, type] = {
+    **dict.fromkeys((HEADER, PROPERTIES), list),
+    **dict.fromkeys((DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES), dict),
+    FOOTER: dict,
+}
 _REPEATABLE = frozenset((DATA, AMQP_SEQUENCE))
-_BINARY = frozenset((0xA0, 0xB0))
+_USUAL = {bytes((0x00, 0x53, code)): code for code in range(HEADER, FOOTER + 1)}
+"""How sections usually begin."""
+_BINARY_WIDTHS = {b"\xa0": 1, b"\xb0": 4}
 
 
-@dataclass(slots=True)
 class Sections:
     """A message taken apart. Positions count in `raw`; 0 where a section is absent.
 
@@ -52,19 +55,25 @@ class Sections:
     application-properties section. data_items: the positions of the data sections' contents.
     """
 
-    raw: bytes
-    header: list[Any]
-    annotations: dict[Any, Any]
-    annotation_items: bytes
-    annotation_count: int
-    properties: list[Any]
-    application_properties: dict[Any, Any]
-    bare: int
-    application_start: int
-    application_end: int
-    data_items: list[tuple[int, int]]
-    value: Any
-    footer: dict[Any, Any]
+    __slots__ = (
+        *("raw", "header", "annotations", "annotation_items", "annotation_count", "properties"),
+        *("application_properties", "bare", "application_start", "application_end"),
+        *("data_items", "value", "footer"),
+    )
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.header: list[Any] = []
+        self.annotations: dict[Any, Any] = {}
+        self.annotation_items = b""
+        self.annotation_count = 0
+        self.properties: list[Any] = []
+        self.application_properties: dict[Any, Any] = {}
+        self.bare = len(raw)
+        self.application_start = self.application_end = 0
+        self.data_items: list[tuple[int, int]] = []
+        self.value: Any = None
+        self.footer: dict[Any, Any] = {}
 
     def property(self, index: int) -> Any:
         """The field of the properties section at `index`, None where it is absent."""
@@ -79,12 +88,15 @@ CONTENT_ENCODING, EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO
 
 def cut(raw: bytes) -> Sections:
     """The message's sections. Raises AmqpError (amqp:decode-error) when it is malformed."""
-    sections = Sections(raw, [], {}, b"", 0, [], {}, len(raw), 0, 0, [], None, {})
+    sections = Sections(raw)
     position, last = 0, 0
     size = len(raw)
     while position < size:
         start = position
-        code, position = _section_code(raw, position)
+        position += 3
+        code = _USUAL.get(raw[start:position])
+        if code is None:
+            code, position = _section_code(raw, start)
         if code < last or (code == last and code not in _REPEATABLE):
             raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} follows 0x{last:02x}")
         if code >= PROPERTIES and sections.bare == size:
@@ -100,34 +112,34 @@ def cut(raw: bytes) -> Sections:
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:
-    """(section code, position of its value)"""
-    if raw[position : position + 2] == b"\x00\x53" and position + 2 < len(raw):
-        code: Any = raw[position + 2]
-        position += 3
-    elif raw[position] == 0:
-        descriptor, position = decode(raw, position + 1)
-        code = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else descriptor
-    else:
+    """(section code, position of its value), however the descriptor is written"""
+    if raw[position] != 0:
         raise AmqpError(DECODE_ERROR, f"no section begins at byte {position} of the message")
+    descriptor, position = decode(raw, position + 1)
+    code = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else descriptor
     if not isinstance(code, int) or not HEADER <= code <= FOOTER:
         raise AmqpError(DECODE_ERROR, f"unknown section {str(code)[:40]!r}")
     return code, position
 
 
 def _data(sections: Sections, position: int) -> int:
+    """Data sections are measured here, not by `skip`: each message has one, a batch thousands."""
     raw = sections.raw
-    end = skip(raw, position)
-    if raw[position] not in _BINARY:
+    kind = raw[position : position + 1]
+    width = _BINARY_WIDTHS.get(kind, 0)
+    start = position + 1 + width
+    end = start + int.from_bytes(raw[position + 1 : start])
+    if not width or end > len(raw):
+        skip(raw, position)  # raises when it is malformed
         raise AmqpError(DECODE_ERROR, "a data section that is not binary")
-    sections.data_items.append((position + (2 if raw[position] == 0xA0 else 5), end))
+    sections.data_items.append((start, end))
     return end
 
 
 def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
     raw = sections.raw
     value, end = decode(raw, position)
-    wanted = list if code in _LISTS else dict if code in _MAPS else None
-    if wanted is not None and type(value) is not wanted:
+    if type(value) is not _TYPES.get(code, type(value)):
         raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} holds a {type(value).__name__}")
     if code == HEADER:
         sections.header = value

@@ -65,7 +65,7 @@ def messages_of(
 def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) -> NewMessage:
     """What to store of one encoded message. Raises AmqpError when it is refused."""
     message = sections.cut(raw)
-    session = _text(message, sections.GROUP_ID, "session id")
+    session = _session(message.property(sections.GROUP_ID))
     if session is None:
         _check_session(namespace, entity)
     message_id = _message_id(message.property(sections.MESSAGE_ID))
@@ -73,7 +73,7 @@ def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) ->
     if not message_id:
         message_id = uuid4().hex
         kept = stored.with_message_id(kept, message_id)
-    due = _due(message, now)
+    due = _due(message, now) if message.annotations else None
     start = now if due is None else due
     expires = None if kept.ttl == stored.NO_TTL else start + kept.ttl / 1000
     return NewMessage(kept.pack(), message_id, session, due, expires)
@@ -94,12 +94,9 @@ def _check_session(namespace: Namespace, entity: Entity) -> None:
                 )
 
 
-def _text(message: Sections, index: int, what: str) -> str | None:
-    value = message.property(index)
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > MAX_KEY:
-        raise AmqpError(INVALID_FIELD, f"the {what} must be a string of at most {MAX_KEY}")
+def _session(value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or len(value) > MAX_KEY):
+        raise AmqpError(INVALID_FIELD, f"the session id must be a string of at most {MAX_KEY}")
     return value
 
 
@@ -114,8 +111,6 @@ def _message_id(value: Any) -> str:
 
 
 def _due(message: Sections, now: float) -> float | None:
-    if not message.annotations:
-        return None
     due = message.annotations.get(stored.SCHEDULED_TIME)
     if due is None:
         return None

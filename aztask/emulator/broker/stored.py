@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import decode
@@ -26,6 +26,7 @@ _HEAD_SIZE = _HEAD.size
 _DURABLE = {None: 0, True: 1, False: 2}
 _DURABLE_CODES = (encode.NULL, encode.TRUE, encode.FALSE)
 _NO_PRIORITY = 255
+_NO_HEADER = (_DURABLE[None], _NO_PRIORITY, NO_TTL)
 
 SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 PARTITION_KEY = "x-opt-partition-key"
@@ -90,21 +91,22 @@ class Stored(NamedTuple):
 
 def from_sections(message: Sections) -> Stored:
     """What to store of a message that was just cut."""
-    header = [*message.header, None, None, None][:3]
     annotations, count = message.annotation_items, message.annotation_count
-    if not _OURS.isdisjoint(message.annotations):
+    if count and not _OURS.isdisjoint(message.annotations):
         pairs = sections.pairs_of(annotations)
         kept = [pair for key, pair in pairs if key not in _OURS]
         annotations, count = b"".join(kept), 2 * len(kept)
-    durable, priority, ttl = header
-    return Stored(
-        durable=_DURABLE.get(durable if isinstance(durable, bool) else None, 0),
-        priority=priority if isinstance(priority, int) and 0 <= priority < 255 else _NO_PRIORITY,
-        ttl=ttl if isinstance(ttl, int) and 0 <= ttl < NO_TTL else NO_TTL,
-        hops=0,
-        items=count,
-        annotations=annotations,
-        bare=message.raw[message.bare :],
+    header = _header_fields(message.header) if message.header else _NO_HEADER
+    return Stored(*header, 0, count, annotations, message.raw[message.bare :])
+
+
+def _header_fields(header: list[Any]) -> tuple[int, int, int]:
+    """durable, priority and ttl as they are stored."""
+    durable, priority, ttl = [*header, None, None, None][:3]
+    return (
+        _DURABLE.get(durable if isinstance(durable, bool) else None, 0),
+        priority if isinstance(priority, int) and 0 <= priority < 255 else _NO_PRIORITY,
+        ttl if isinstance(ttl, int) and 0 <= ttl < NO_TTL else NO_TTL,
     )
 
 
