@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from aztask.engine.bulk import Bulk, Row
@@ -311,6 +312,9 @@ class Leases(Intake):
         return self.clock.monotonic() + seconds
 
 
+_as_leased = partial(tuple.__new__, Leased)  # _make, without a call of Python for each row
+
+
 def leased(rows: Sequence[Row]) -> list[Leased]:
     """The messages of the rows that a grant returned, in order: RETURNING promises none."""
-    return sorted(map(Leased._make, rows))
+    return list(map(_as_leased, sorted(rows)))

@@ -144,7 +144,7 @@ class Session:
         return delivery_id
 
     def _transfer(self, data: bytes) -> None:
-        if self.ready:
+        if self._peer_window > 0 and not self._waiting and not self.ended:  # `ready`, without a call
             self._emit(data)
             return
         self._waiting.append(data)

@@ -95,22 +95,25 @@ class Committer:
     def flush(self) -> None:
         """Commit what has gathered, deliver, answer, then write to the sockets."""
         self.flushing, self._planned = True, False
+        works, self._works = self._works, []
         try:
-            self._flush()
+            if (
+                (len(works) < 2 and (not works or works[0].atomic))
+                and not (self.collector and self.collector.due())
+            ):
+                if works:
+                    self._alone(works[0])
+            else:
+                self._together(works)
+            self.after()
         finally:
             self.flushing = False
             if self._planned:
                 self._soon(self.flush)
 
-    def _flush(self) -> None:
-        works, self._works = self._works, []
+    def _together(self, works: list[Work]) -> None:
+        """All works, and what is delivered after them, in one transaction."""
         deliveries: list[Callable[[], None]] = []
-        due = self.collector is not None and self.collector.due()
-        if not due and (not works or (len(works) == 1 and works[0].atomic)):
-            if works:
-                self._alone(works[0])
-            self.after()
-            return
         try:
             with self._database.transaction():
                 for work in works:
@@ -126,7 +129,6 @@ class Committer:
                 work.succeed()
             for deliver in deliveries:
                 deliver()
-        self.after()
 
     def _alone(self, work: Work) -> None:
         """A work that needs no transaction around it."""

@@ -160,8 +160,9 @@ class Settling(Work):
 
     def execute(self) -> None:
         """Settle all of them."""
-        lock: Lock = self._deliveries[0].context
-        leases = [(d.context.seq, d.context.token) for d in self._deliveries]
+        locks: list[Lock] = [delivery.context for delivery in self._deliveries]
+        lock = locks[0]
+        leases = [(one.seq, one.token) for one in locks]
         if self._action is COMPLETE:
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
@@ -178,21 +179,18 @@ class Settling(Work):
             session.settle(delivery)
         if not self._answer:
             return
-        if all(self._held):
-            self._confirm([self._action.echo] * len(self._held))
+        if self._held == [True]:  # what most are
+            number = self._deliveries[0].delivery_id
+            session.write(outgoing.disposition(False, number, number, self._action.echo))
             return
         lock: Lock = self._deliveries[0].context
         lost = SESSION_LOST if lock.session is not None and not lock.dead else LOCK_LOST
-        failure = outgoing.rejected(lost.condition, lost.description)
+        failure = b"" if all(self._held) else outgoing.rejected(lost.condition, lost.description)
         self._confirm([self._action.echo if held else failure for held in self._held])
 
     def _confirm(self, states: list[bytes]) -> None:
         """One disposition for each run of neighbouring ids with the same outcome."""
         session = self._link.session
-        if len(states) == 1:
-            number = self._deliveries[0].delivery_id
-            session.write(outgoing.disposition(False, number, number, states[0]))
-            return
         ids = [delivery.delivery_id for delivery in self._deliveries]
         start = 0
         for index in range(1, len(ids) + 1):
