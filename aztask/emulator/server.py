@@ -32,6 +32,7 @@ HANDSHAKE_SECONDS = 30.0
 CLOSING_SECONDS = 5.0
 READ_BYTES = 256 * 1024
 WRITE_HIGH_WATER = 4 * 1024 * 1024
+_CLOSED = State.CLOSED  # asked for twice a read: a member of an Enum takes long to look up
 
 
 class Endpoint(asyncio.BufferedProtocol):
@@ -74,13 +75,13 @@ class Endpoint(asyncio.BufferedProtocol):
         self.last_read = server.time
         server.active.add(self)
         committer = server.broker.committer
-        committer.hold()
+        committer.held = True
         try:
             self.connection.receive(data)
         except Exception:
             log.exception("%s: the connection is closed after a fault of the emulator", self.remote)
             self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
-        if self.connection.state is State.CLOSED:
+        if self.connection.state is _CLOSED:
             server.touched(self)
         committer.let_go(now=server.solo)
 
@@ -93,7 +94,7 @@ class Endpoint(asyncio.BufferedProtocol):
         if data:
             self.last_write = self._server.time
             transport.write(data)
-        if self.connection.state is State.CLOSED:
+        if self.connection.state is _CLOSED:
             transport.close()
 
     def pause_writing(self) -> None:

@@ -61,7 +61,7 @@ class Committer:
         self._soon = soon
         self._works: list[Work] = []
         self._planned = False
-        self._held = False
+        self.held = False  # bytes are being read: nothing is planned before `let_go`
         self.flushing = False
         self.collector: Collector | None = None
         self.after: Callable[[], None] = lambda: None
@@ -76,16 +76,12 @@ class Committer:
         """See to it that the turn ends with a flush; during one, that another follows."""
         if not self._planned:
             self._planned = True
-            if not self.flushing and not self._held:
+            if not self.flushing and not self.held:
                 self._soon(self.flush)
-
-    def hold(self) -> None:
-        """Bytes are being read: plan nothing before `let_go`."""
-        self._held = True
 
     def let_go(self, *, now: bool) -> None:
         """The bytes are read: flush now when no others are to be waited for, else after them."""
-        self._held = False
+        self.held = False
         if self._planned:
             if now:
                 self.flush()
