@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 if sys.platform == "linux":
-
     boot_seconds: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     """Seconds since boot, suspend included (clock_gettime(2)); read for every message."""
 

@@ -131,11 +131,13 @@ class Session:
         self._next_delivery = (delivery_id + 1) & SERIAL
         room = self.carrier.peer_frame_size - _PERFORMATIVE_ROOM
         if len(payload) <= room:
-            self._transfer(
-                outgoing.transfer_frame(
-                    self.channel, handle, delivery_id, tag, settled=settled, payload=payload
-                )
+            whole = outgoing.transfer_frame(
+                self.channel, handle, delivery_id, tag, settled=settled, payload=payload
             )
+            if self._peer_window > 0 and not self._waiting and not self.ended:
+                self._emit(whole)  # `ready`, without a call: this happens for each message
+            else:
+                self._transfer(whole)
             return delivery_id
         head = outgoing.transfer_start(handle, delivery_id, tag, settled)
         for start in range(0, len(payload), room):
@@ -144,7 +146,7 @@ class Session:
         return delivery_id
 
     def _transfer(self, data: bytes) -> None:
-        if self._peer_window > 0 and not self._waiting and not self.ended:  # `ready`, without a call
+        if self.ready:
             self._emit(data)
             return
         self._waiting.append(data)

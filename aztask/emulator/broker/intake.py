@@ -31,6 +31,7 @@ from aztask.engine import NewMessage
 BATCH_FORMAT = 0x80013700
 MAX_KEY = 128
 MAX_BATCH = 4500
+_TOPIC = Kind.TOPIC  # asked for with each message: a member of an Enum takes long to look up
 
 
 def sendable(namespace: Namespace, path: str) -> Entity:
@@ -66,7 +67,7 @@ def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) ->
     """What to store of one encoded message. Raises AmqpError when it is refused."""
     message = sections.cut(raw)
     session = _session(message.property(sections.GROUP_ID))
-    if session is None:
+    if session is None and (entity.sessions or entity.kind is _TOPIC):
         _check_session(namespace, entity)
     message_id = _message_id(message.property(sections.MESSAGE_ID))
     kept = stored.from_sections(message)
@@ -80,6 +81,7 @@ def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) ->
 
 
 def _check_session(namespace: Namespace, entity: Entity) -> None:
+    """Refuse a message without a session where one is needed."""
     if entity.sessions:
         raise AmqpError(
             NOT_ALLOWED, f"{entity.path!r} requires sessions: set the message's session id"

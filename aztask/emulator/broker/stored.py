@@ -49,7 +49,7 @@ _ENQUEUED = encode.symbol("x-opt-enqueued-time") + b"\x83"
 _FIRST_SEQUENCE = encode.symbol("x-opt-enqueue-sequence-number") + b"\x81"
 _STATE = encode.symbol("x-opt-message-state") + b"\x54"
 _LOCKED_UNTIL = encode.symbol("x-opt-locked-until") + b"\x83"
-_LOCKED = Struct(">21sq")
+_LOCKED_ANNOTATIONS = Struct(_ANNOTATIONS.format + "21sq")
 _TOKEN_HEAD = (
     b"\x00\x53\x71"
     + encode.compound(0xC1, 2, encode.symbol("x-opt-lock-token") + b"\x98" + bytes(16))[:-16]
@@ -74,11 +74,9 @@ class Stored(NamedTuple):
 
     def pack(self) -> bytes:
         """The engine's payload."""
-        head = _HEAD.pack(
-            *(VERSION, self.durable, self.priority, self.hops, self.ttl, self.items),
-            len(self.annotations),
-        )
-        return head + self.annotations + self.bare
+        durable, priority, ttl, hops, items, annotations, bare = self
+        head = _HEAD.pack(VERSION, durable, priority, hops, ttl, items, len(annotations))
+        return head + annotations + bare
 
     def forwarded(self, dead_letter_source: str | None = None) -> Stored:
         """The same message one hop on; what came out of dead letters says where it lay."""
@@ -173,14 +171,17 @@ def deliver(
     """
     _, durable, priority, _, ttl, count, size = _HEAD.unpack_from(payload)
     body = _HEAD_SIZE + size
-    annotations = _ANNOTATIONS.pack(
-        *(_SEQUENCE, sequence, _ENQUEUED, enqueued_ms),
-        *(_FIRST_SEQUENCE, sequence, _STATE, state),
-    )
-    count += 8
-    if locked_until_ms is not None:
-        annotations += _LOCKED.pack(_LOCKED_UNTIL, locked_until_ms)
-        count += 2
+    if locked_until_ms is None:
+        annotations = _ANNOTATIONS.pack(
+            _SEQUENCE, sequence, _ENQUEUED, enqueued_ms, _FIRST_SEQUENCE, sequence, _STATE, state
+        )
+        count += 8
+    else:
+        annotations = _LOCKED_ANNOTATIONS.pack(
+            *(_SEQUENCE, sequence, _ENQUEUED, enqueued_ms, _FIRST_SEQUENCE, sequence),
+            *(_STATE, state, _LOCKED_UNTIL, locked_until_ms),
+        )
+        count += 10
     bare = payload[body:]
     if dead is not None:
         ttl = NO_TTL
