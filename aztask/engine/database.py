@@ -86,18 +86,15 @@ class Database:
 
         For where it happens once a message: a ``with`` block costs as much as a small statement.
         """
-        if self._connection is None:
-            self._enter()  # raises
-        with self._lock:
-            connection: sqlite3.Connection | None = self._connection
-            if connection is None:
-                self._enter()
-            try:
-                return connection.execute(sql, values).rowcount
-            except TRANSLATED as error:
-                if self._depth and self._doomed is None:
-                    self._doomed = error
-                raise translate(error, self.path) from error
+        connection = self._enter()
+        try:
+            return connection.execute(sql, values).rowcount
+        except TRANSLATED as error:
+            if self._depth and self._doomed is None:
+                self._doomed = error
+            raise translate(error, self.path) from error
+        finally:
+            self._lock.release()
 
     def read(self) -> Statement:
         """One reading statement; use `transaction` for several that must see the same state."""

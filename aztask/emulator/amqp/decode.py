@@ -183,7 +183,8 @@ def _list(width: int) -> Reader:
         count, position, end = _compound_head(buffer, position, depth, width)
         if count > end - position:
             raise _broken(f"a list of {count} items in {end - position} bytes")
-        items, depth = [], depth + 1
+        items: list[Any] = []
+        depth += 1
         for _ in range(count):
             code = buffer[position]
             if code == _NULL:  # most fields of most lists, and a call for each would take longer

@@ -139,7 +139,8 @@ def _data(sections: Sections, position: int) -> int:
 def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
     raw = sections.raw
     value, end = decode(raw, position)
-    if type(value) is not _TYPES.get(code, type(value)):
+    wanted = _TYPES.get(code)
+    if wanted is not None and type(value) is not wanted:
         raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} holds a {type(value).__name__}")
     if code == HEADER:
         sections.header = value
