@@ -40,6 +40,7 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._committer = server.broker.committer
         self._transport: asyncio.Transport | None = None
         self.peer = Peer(server.broker)
         tracer = server.tracer
@@ -74,8 +75,7 @@ class Endpoint(asyncio.BufferedProtocol):
         data = bytes(server.buffer[:size])
         self.last_read = server.time
         server.active.add(self)
-        committer = server.broker.committer
-        committer.held = True
+        self._committer.held = True
         try:
             self.connection.receive(data)
         except Exception:
@@ -83,7 +83,7 @@ class Endpoint(asyncio.BufferedProtocol):
             self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
         if self.connection.state is _CLOSED:
             server.touched(self)
-        committer.let_go(now=server.solo)
+        self._committer.let_go(now=server.solo)
 
     def flush(self) -> None:
         """Write what has gathered; close the socket when the connection is over."""

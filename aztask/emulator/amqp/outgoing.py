@@ -25,6 +25,8 @@ _TRANSFER_SIZE = _TRANSFER.size
 _TRANSFER_START = b"\x00\x53\x14\xc0" + bytes((_TRANSFER_SIZE - 8 - 5, 6, 0x70))
 _TAG_HEAD = bytes((0xA0, TAG_SIZE))
 _ONE_DISPOSITION = Struct(">4sBBBBIBB")  # descriptor and list8, role, first, no last, settled
+_ONE_DISPOSITION_SIZE = _ONE_DISPOSITION.size - 5  # what follows the list's size
+_DISPOSITION = b"\x00\x53\x15\xc0"
 _SETTLED, _UNSETTLED = b"\x43\x41\x42", b"\x43\x42\x42"  # format 0, settled, more: false
 
 
@@ -147,12 +149,10 @@ def transfer_continued(handle: int, more: bool) -> bytes:
 
 def disposition(receiver: bool, first: int, last: int, state: bytes) -> bytes:
     """A settled disposition of first..last."""
-    if first == last:
-        size = _ONE_DISPOSITION.size - 5 + len(state)
+    size = _ONE_DISPOSITION_SIZE + len(state)
+    if first == last and size < 256:
         role = 0x41 if receiver else 0x42
-        if size < 256:
-            head = (b"\x00\x53\x15\xc0", size, 5, role, 0x70, first, 0x40, 0x41)
-            return _ONE_DISPOSITION.pack(*head) + state
+        return _ONE_DISPOSITION.pack(_DISPOSITION, size, 5, role, 0x70, first, 0x40, 0x41) + state
     end = encode.NULL if last == first else encode.uint(last)
     return encode.fields(
         0x15, [encode.boolean(receiver), encode.uint(first), end, encode.TRUE, state]
