@@ -89,10 +89,12 @@ class Database:
         connection = self._enter()
         try:
             return connection.execute(sql, values).rowcount
-        except TRANSLATED as error:
+        except BaseException as error:
             if self._depth and self._doomed is None:
                 self._doomed = error
-            raise translate(error, self.path) from error
+            if isinstance(error, TRANSLATED):
+                raise translate(error, self.path) from error
+            raise
         finally:
             self._lock.release()
 

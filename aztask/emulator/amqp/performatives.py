@@ -219,7 +219,7 @@ for _table in (_KINDS, _SASL_KINDS):
     )
 
 
-_FIELDS_OF_STATE = {
+_SMALL_STATES = {
     bytes((0x00, 0x53, code)) + empty: Described(code, [])
     for code in (0x24, 0x26)
     for empty in (b"\x45", b"\xc0\x01\x00")
@@ -236,7 +236,7 @@ def _small_dispositions() -> Iterator[tuple[bytes, tuple[bool, Described]]]:
         (b"\x41", b"\x56\x01"),
         ((b"\x52", 1), (b"\x70", 4)),
         _FLAGS.items(),
-        _FIELDS_OF_STATE.items(),
+        _SMALL_STATES.items(),
         (b"", b"\x40", *_FLAGS),
     ):
         rest = b"\x40" + settled + state + batchable  # \x40: no last

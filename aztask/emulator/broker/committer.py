@@ -93,9 +93,8 @@ class Committer:
         self.flushing, self._planned = True, False
         works, self._works = self._works, []
         try:
-            if (len(works) < 2 and (not works or works[0].atomic)) and not (
-                self.collector and self.collector.due()
-            ):
+            simple = not works or (len(works) == 1 and works[0].atomic)
+            if simple and not (self.collector and self.collector.due()):
                 if works:
                     self._alone(works[0])
             else:

@@ -462,6 +462,25 @@ def test_the_quick_way_lets_nothing_wrong_pass(tail):
         assert quick == expected
 
 
+@given(
+    st.sampled_from([encode.TRUE, b"\x56\x01"]),
+    st.sampled_from([b"\x52\x07", b"\x52\x40", b"\x70\x00\x01\x02\x40"]),
+    st.sampled_from([b"", encode.FALSE, b"\x56\x00"]),
+    st.data(),
+)
+def test_a_small_disposition_with_a_byte_changed_added_or_lost(role, number, batchable, data):
+    items = [role, number, encode.NULL, b"\x56\x00", b"\x00\x53\x24\x45", batchable]
+    body = bytearray(encode.described(0x15, encode.list_of([item for item in items if item])))
+    assert performatives._small_disposition(bytes(body)) is not None
+    at = data.draw(st.integers(4, len(body) - 1))
+    body[at : at + data.draw(st.integers(0, 1))] = data.draw(st.binary(max_size=1))
+    quick = performatives._small_disposition(bytes(body))
+    if quick is not None:
+        expected = performatives._parse(bytes(body), performatives._KINDS)
+        expected.batchable = False
+        assert quick == expected
+
+
 def test_what_is_written_of_one_delivery_is_read_back():
     for state in STATES:
         for number in (0, 5, 300, 2**32 - 1):
