@@ -201,6 +201,8 @@ class Leases(Intake):
     ) -> list[bool]:
         """Remove the messages; False where the lease was lost."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
+        if len(leases) == 1:  # what a server does most: as `_settle` would, with a call less
+            return [self.database.change(_COMPLETE.one, (*leases[0], now, box)) == 1]
         return self._settle(_COMPLETE, leases, (now, box))
 
     def abandon(

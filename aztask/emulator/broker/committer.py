@@ -95,8 +95,8 @@ class Committer:
         try:
             simple = not works or (len(works) == 1 and works[0].atomic)
             if simple and not (self.collector and self.collector.due()):
-                if works:
-                    self._alone(works[0])
+                for work in works:
+                    self._alone(work)
             else:
                 self._together(works)
             self.after()

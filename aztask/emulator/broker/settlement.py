@@ -160,9 +160,10 @@ class Settling(Work):
 
     def execute(self) -> None:
         """Settle all of them."""
-        locks: list[Lock] = [delivery.context for delivery in self._deliveries]
-        lock = locks[0]
-        leases = [(one.seq, one.token) for one in locks]
+        lock: Lock = self._deliveries[0].context
+        leases = [(lock.seq, lock.token)]
+        if len(self._deliveries) > 1:
+            leases = [(d.context.seq, d.context.token) for d in self._deliveries]
         if self._action is COMPLETE:
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
