@@ -51,14 +51,19 @@ the traceback as well.
 def render():
     """The whole page."""
     parts = [HEAD]
-    for name in cli.list_commands(click.Context(cli)):
-        parts += section(cli.get_command(click.Context(cli), name), (name,))
+    root = click.Context(cli, info_name="aztask", **cli.context_settings)
+    for name in cli.list_commands(root):
+        parts += section(cli.get_command(root, name), (name,), root)
     return "\n".join(parts)
 
 
-def section(command, path):
-    """A command and its sub-commands."""
-    context = click.Context(command, info_name=" ".join(("aztask", *path)))
+def section(command, path, parent):
+    """A command and its sub-commands.
+
+    parent: the context above it. A command keeps the help option that it makes for the first
+    context: without what the parent says of it, ``-h`` would be gone from the rest of the process.
+    """
+    context = click.Context(command, info_name=path[-1], parent=parent)
     usage = command.collect_usage_pieces(context)
     lines = [f"{'#' * (len(path) + 1)} `aztask {' '.join(path)}`", ""]
     lines += ["```text", " ".join(["aztask", *path, *usage]), "```", ""]
@@ -72,7 +77,7 @@ def section(command, path):
         lines.append("")
     if isinstance(command, click.Group):
         for name in sorted(command.list_commands(context)):
-            lines += section(command.get_command(context, name), (*path, name))
+            lines += section(command.get_command(context, name), (*path, name), context)
     return lines
 
 
