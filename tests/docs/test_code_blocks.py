@@ -25,6 +25,7 @@ PAGES = sorted(
     [ROOT / "README.md", *(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
 )
 DATA = ("text", "json", "toml", "ini", "yaml")
+INHERITED = ("HOME", "LANG", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")
 SECONDS = 120
 BLOCK = re.compile(
     r"(?:^<!-- not run: *(?P<reason>\S[^\n]*?) *-->\n+)?"
@@ -68,7 +69,7 @@ class Page:
         (tools / "aztask").write_text(f'#!/bin/sh\nexec {start} "$@"\n')
         (tools / "aztask").chmod(0o755)
         (tools / "python").symlink_to(sys.executable)
-        self.environ = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+        self.environ = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.environ |= {
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHONPATH": f"{self.folder}:{ROOT}",

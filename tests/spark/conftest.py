@@ -10,6 +10,18 @@ from azurite import ACCOUNT, KEY, free_port, running
 from aztask.spark import get_session, register
 
 HERE = Path(__file__).parent
+LONGEST = (
+    *("test_deadletters.py", "test_example.py", "test_submit.py", "test_real_run.py"),
+    *("test_submit_services.py", "test_cli_submit.py", "test_event_frames.py"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first, so that no process is alone with one at the end."""
+    last = len(LONGEST)
+    items.sort(
+        key=lambda item: LONGEST.index(name) if (name := item.path.name) in LONGEST else last
+    )
 
 
 def storage_at(port):

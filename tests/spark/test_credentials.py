@@ -3,8 +3,6 @@
 import io
 import logging
 import os
-import subprocess
-import sys
 from contextlib import redirect_stdout
 
 import pytest
@@ -87,25 +85,3 @@ def test_a_key_among_the_options_is_refused(spark, shop, files, azurite):
     with pytest.raises(PySparkException, match="environment variable") as refused:
         writer.mode("append").save()
     assert KEY not in str(refused.value)
-
-
-def test_a_command_that_fails_shows_no_key(tmp_path, shop_folder):
-    """A service that is not there, with an address that holds a key."""
-    (tmp_path / "rows.json").write_text('{"path": "a", "width": 1}\n')
-    address = os.environ["SPARK_SHOP_BUSY"]  # nobody listens there now
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "aztask", "spark", "submit", "--input", "rows.json"),
-            *("--task", "t", "--key", "path", "--columns", "path", "--submission-id", "s"),
-            *("--patience", "1s", "--no-check-keys", "--master", "local[1]"),
-        ],
-        env={**os.environ, "AZTASK_BROKER": address, "AZTASK_DEBUG": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 3, ended.stderr
-    assert "no success for 1 s" in ended.stderr
-    assert KEY not in ended.stderr + ended.stdout

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from azurite import KEY
 
 from aztask import App, CapabilityError, ConfigurationError, QueueNotFound
 from aztask.brokers.base import MessageState
@@ -279,6 +280,7 @@ def test_a_storage_queue_that_hides_some_needs_the_index(spark, azurite, tmp_pat
 
 EXPLAIN = """
 from aztask import App
+from aztask.cli import main
 from aztask.spark import Target, dead_letters, get_session
 from aztask.spark.deadletters import selections
 
@@ -290,12 +292,20 @@ print(letters._jdf.queryExecution().toString())
 print(spark.sparkContext.getConf().getAll())
 found = selections(letters.where("signature like 'KeyError%'"))
 print("SELECTED", *found["default"].positions)
+
+submit = ["--input", "rows.json", "--task", "t", "--key", "path", "--columns", "path"]
+submit += ["--submission-id", "s", "--patience", "1s", "--no-check-keys"]
+assert main.run(["spark", "submit", *submit]) == 3
 spark.stop()
 """
 
 
-def test_no_credential_shows_on_service_bus():
-    """In plans, in settings and in all that is logged; by a session of its own."""
+@pytest.mark.usefixtures("shop_folder")
+def test_no_credential_shows_in_what_a_session_of_its_own_says(tmp_path):
+    """In plans, in settings and in all that is logged: of dead letters on Service Bus, and of a
+    command that fails, for no queue service is there.
+    """
+    (tmp_path / "rows.json").write_text('{"path": "a", "width": 1}\n')
     key = "c3VwZXItc2VjcmV0LWtleS1vZi10aGUtdGVzdA=="
     with emulator(queues=["default"], shared_access_key=key) as bus:
         assert key in bus.connection_string
@@ -306,8 +316,11 @@ def test_no_credential_shows_on_service_bus():
             env={
                 **os.environ,
                 "SHOP_BUS": bus.connection_string,
+                "AZTASK_BROKER": os.environ["SPARK_SHOP_BUSY"],  # nobody listens there now
+                "AZTASK_DEBUG": "1",
                 "PYTHONPATH": os.pathsep.join(sys.path),
             },
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=120,
@@ -321,9 +334,11 @@ def test_no_credential_shows_on_service_bus():
         app.close()
     assert "BatchScan aztask_deadletters" in ended.stdout
     assert " INFO " in ended.stderr
+    assert "no success for 1 s" in ended.stderr
     for text in (ended.stdout, ended.stderr):
         assert "c3VwZXIt" not in text
         assert "SharedAccessKey" not in text
+        assert KEY not in text
 
 
 def run(capsys, *arguments):
