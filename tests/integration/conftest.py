@@ -9,8 +9,9 @@ import pytest
 from azurite import Azurite, running
 from harness import Site, site_in
 from proxy import Proxy
+from storage import storage_site
 
-from aztask import App
+from aztask.testing import RunningEmulator, emulator
 
 
 @pytest.fixture
@@ -28,10 +29,20 @@ def split_site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    """Azurite's queue service, one for each file of tests."""
-    with running(tmp_path_factory.mktemp("azurite")) as server:
+def azurite(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Azurite]:
+    """Azurite's queue service, or what the file of tests calls its `SERVICE`; one for each file."""
+    service = getattr(request.module, "SERVICE", "queue")
+    with running(tmp_path_factory.mktemp("azurite"), service=service) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[RunningEmulator]:
+    """A Service Bus, one for each file of tests."""
+    with emulator() as running_emulator:
+        yield running_emulator
 
 
 @pytest.fixture
@@ -45,12 +56,5 @@ def proxy(azurite: Azurite) -> Iterator[Proxy]:
 @pytest.fixture
 def proxied_site(azurite: Azurite, proxy: Proxy, tmp_path: Path) -> Iterator[Site]:
     """Workers reach a new queue on Azurite through the proxy, the test past it."""
-    with site_in(
-        tmp_path / "site", joint=False, broker=azurite.connection_string_at(proxy.port)
-    ) as made:
-        made._app = App("ledger", broker=azurite.connection_string, results=made.results)
-        broker = made.app().broker
-        for queue in broker.queues():
-            broker.delete(queue)
-        broker.declare("default")
+    with storage_site(tmp_path / "site", azurite, port=proxy.port, past=True) as made:
         yield made

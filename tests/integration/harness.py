@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -122,6 +123,7 @@ class Worker:
     """A worker process."""
 
     def __init__(self, site: Site, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+        self._site = site
         self.log_path = site.folder / f"worker-{len(site.workers)}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -139,6 +141,18 @@ class Worker:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP, at a moment when it holds no lock of the files: it would keep all others out."""
+        wait_until(self._frozen_without_a_lock, 30, "it is frozen and others can write")
+
+    def _frozen_without_a_lock(self) -> bool:
+        self.signal(signal.SIGSTOP)
+        wait_until(self.stopped, 5, "it is frozen")
+        if not holds_a_write_lock(self._site):
+            return True
+        self.signal(signal.SIGCONT)
+        return False
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -161,6 +175,21 @@ class Worker:
         """Whether the kernel says that it is stopped (SIGSTOP)."""
         status = Path(f"/proc/{self.process.pid}/stat").read_text()
         return status.rsplit(")", 1)[1].split()[0] == "T"
+
+
+def holds_a_write_lock(site: Site) -> bool:
+    """Whether somebody is in the middle of a transaction on a file of the site."""
+    for address in {site.broker, site.results}:
+        if not address.startswith("local://"):
+            continue
+        connection = sqlite3.connect(address.removeprefix("local://"), timeout=0.3)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            connection.close()
+    return False
 
 
 def living_pool_processes(folder: Path) -> list[int]:

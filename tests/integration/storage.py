@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 from azurite import Azurite
+from harness import Site, site_in
 from proxy import Proxy
 
+from aztask import App
 from aztask.addresses import StorageQueueAddress
 from aztask.brokers.base import Delivery, Receiver
 from aztask.brokers.storagequeue import StorageQueueBroker
@@ -23,6 +28,24 @@ def broker_at(connection_string: str, *, clock: Clock = SYSTEM_CLOCK) -> Storage
     address = parse_broker(connection_string)
     assert isinstance(address, StorageQueueAddress)
     return StorageQueueBroker(address, poll_ceiling=0.1, clock=clock)
+
+
+@contextmanager
+def storage_site(
+    folder: Path, azurite: Azurite, *, port: int | None = None, past: bool = False
+) -> Iterator[Site]:
+    """Workers go through the proxy if a port is given, and the test too unless it goes past it;
+    the queue is new.
+    """
+    address = azurite.connection_string_at(port or azurite.port)
+    with site_in(folder, joint=False, broker=address) as made:
+        if past:
+            made._app = App("ledger", broker=azurite.connection_string, results=made.results)
+        broker = made.app().broker
+        for queue in broker.queues():
+            broker.delete(queue)
+        broker.declare("default")
+        yield made
 
 
 @dataclass

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from azurite import KEY, Azurite, running
+from azurite import KEY, Azurite
 from harness import Site, wait_until
 from ledger_app import noop, work
 from proxy import Proxy
@@ -25,20 +25,8 @@ from aztask.results.eventblobs import EventBlobs, container_client
 from aztask.urls import parse_container
 from aztask.worker.uploader import LOCK_NAME, Uploader, waiting_files
 
+SERVICE = "blob"
 _containers = count(1)
-
-
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    with running(tmp_path_factory.mktemp("azurite"), service="blob") as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(azurite: Azurite) -> Iterator[Proxy]:
-    made = Proxy(azurite.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from azurite import Azurite, running
+from azurite import Azurite
 from proxy import Proxy
 
 from aztask.errors import BrokerUnavailable, DecodeError
@@ -19,13 +19,8 @@ from aztask.results.leaseblob import LeaseBlob
 from aztask.urls import parse_container
 
 ADVICE = decide(Evidence(1000, 10.0, 60.0), 30.0, at=5.0)
+SERVICE = "blob"
 _containers = count(1)
-
-
-@pytest.fixture(scope="module")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    with running(tmp_path_factory.mktemp("azurite"), service="blob") as server:
-        yield server
 
 
 @pytest.fixture

@@ -16,16 +16,10 @@ from ledger_app import flaky, rejecting, snoozing
 from aztask.brokers.base import QueueOptions
 from aztask.envelope import Envelope
 from aztask.results.base import State
-from aztask.testing import RunningEmulator, emulator
+from aztask.testing import RunningEmulator
 
 LEASE = 5.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from aztask.brokers.servicebus import ServiceBusBroker
 from aztask.envelope import Envelope
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.settlement import Complete, Resubmit, with_envelope
-from aztask.testing import RunningEmulator, emulator
+from aztask.testing import RunningEmulator
 
 LEASE = 20.0
 REQUESTS = re.compile(rb"com\.microsoft:(renew-lock|update-disposition)")
@@ -53,12 +53,6 @@ class Bench:
         self.broker.close()
         self.direct.close()
         self.proxy.close()
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 @pytest.fixture

@@ -19,15 +19,9 @@ from aztask.brokers.base import QueueOptions
 from aztask.brokers.servicebus import ServiceBusBroker
 from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
 from aztask.envelope import Envelope
-from aztask.testing import RunningEmulator, emulator
+from aztask.testing import RunningEmulator
 
 LEASE = 3.0
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 @pytest.fixture

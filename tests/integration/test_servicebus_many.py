@@ -20,7 +20,7 @@ from ledger_app import flaky, work
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.servicebus_senders import MOST_SENDERS
 from aztask.emulator.broker import management
-from aztask.testing import RunningEmulator, emulator
+from aztask.testing import RunningEmulator
 
 TASKS = 2_000
 LEASE = 10.0
@@ -29,12 +29,6 @@ MOST_REQUESTS = 100
 RECEIVER_CONNECTIONS = 3
 LOOKING_CONNECTIONS = 2
 """Receiving, settling and renewing; see `aztask.brokers.servicebus`, rule 2."""
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 def renewals(site: Site) -> list[float]:

@@ -20,17 +20,11 @@ from strategies import (
 )
 
 from aztask.brokers.base import QueueOptions
-from aztask.testing import RunningEmulator, emulator
+from aztask.testing import RunningEmulator
 
 LEASE = 1.5
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
 OPTIONS = QueueOptions(lease=LEASE, duplicate_window=600.0, max_deliveries=100)
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 @pytest.fixture

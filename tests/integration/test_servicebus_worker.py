@@ -11,7 +11,7 @@ import pytest
 from bus import bus_site
 from harness import Site, wait_until
 from ledger_app import chunks, flaky, rejecting, retry_later, snoozing, work
-from test_kills import STEPS, runs_allowed
+from test_kills import killed_at_each_step
 
 from aztask.brokers.base import QueueOptions
 from aztask.results.base import State
@@ -21,12 +21,6 @@ LEASE = 2.0
 ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
 DETECTING = QueueOptions(lease=LEASE, duplicate_window=600.0)
 PLAIN = QueueOptions(lease=LEASE)
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 @pytest.fixture
@@ -42,19 +36,7 @@ def left(site: Site) -> int:
 
 
 def test_killed_at_each_step(site: Site) -> None:
-    """Nothing is lost, and a recorded outcome is not run again."""
-    app = site.app()
-    for step in STEPS:
-        app.send(work.name, [step], task_id=step)
-        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
-        assert first.wait() == -signal.SIGKILL, first.log
-        second = site.worker(*ARGUMENTS)
-        assert app.result(step).get(timeout=20) == step
-        wait_until(lambda: left(site) == 0, 10, "all is settled")
-        least, most = runs_allowed(step, joint=False)
-        assert least <= site.counts("end").get(step, 0) <= most, step
-        assert [record.state for record in app.results.history(step)] == [State.SUCCEEDED]
-        assert second.stop() == 0, second.log
+    killed_at_each_step(site, left, *ARGUMENTS)
 
 
 @pytest.mark.parametrize("options", [DETECTING, PLAIN], ids=["detection", "no detection"])

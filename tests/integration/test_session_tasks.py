@@ -23,16 +23,10 @@ from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
 from aztask.envelope import Envelope
 from aztask.errors import TaskFailed
 from aztask.results.base import State
-from aztask.testing import RunningEmulator, emulator
+from aztask.testing import RunningEmulator
 
 LEASE = 2.0
 ORDERS = ("-Q", "orders", "-c", "4")
-
-
-@pytest.fixture(scope="module")
-def bus() -> Iterator[RunningEmulator]:
-    with emulator() as running:
-        yield running
 
 
 @contextmanager
@@ -194,7 +188,10 @@ def test_a_worker_that_goes_away_in_the_middle(site: Site, app: App, number: int
     ids = [send(app, step.name, each, n, 0.1) for n in range(4) for each in sessions]
     first = site.worker(*ORDERS)
     wait_until(lambda: len(site.lines("start")) > 8, 30, "the first worker is in the middle")
-    first.signal(number)
+    if number == signal.SIGSTOP:
+        first.freeze()
+    else:
+        first.signal(number)
     second = site.worker(*ORDERS)
     assert [app.result(each).get(timeout=60) for each in ids[-6:]] == [3] * 6
     if number == signal.SIGSTOP:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from azurite import Azurite
-from harness import Site, site_in, wait_until
+from harness import Site, wait_until
 from ledger_app import rejecting, work
+from storage import storage_site
 
 from aztask import App
 from aztask.clock import Clock
@@ -28,11 +29,7 @@ ARGUMENTS = ("-Q", "default", "-c", "8", "--pool", "threads", "--lease", "30s")
 
 @pytest.fixture
 def site(azurite: Azurite, tmp_path: Path) -> Iterator[Site]:
-    with site_in(tmp_path / "site", joint=False, broker=azurite.connection_string) as made:
-        broker = made.app().broker
-        for queue in broker.queues():
-            broker.delete(queue)
-        broker.declare("default")
+    with storage_site(tmp_path / "site", azurite) as made:
         yield made
 
 

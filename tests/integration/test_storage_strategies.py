@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from azurite import Azurite
-from harness import Site, site_in
+from harness import Site
+from storage import storage_site
 from strategies import (
     ALL,
     killed_with_a_failure_recorded,
@@ -21,13 +22,7 @@ ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", 
 
 @pytest.fixture
 def site(azurite: Azurite, tmp_path: Path) -> Iterator[Site]:
-    """The queue is new."""
-    address = azurite.connection_string_at(azurite.port)
-    with site_in(tmp_path / "site", joint=False, broker=address) as made:
-        broker = made.app().broker
-        for queue in broker.queues():
-            broker.delete(queue)
-        broker.declare("default")
+    with storage_site(tmp_path / "site", azurite) as made:
         yield made
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from azurite import Azurite
-from harness import Site, site_in, wait_until
+from harness import Site, wait_until
 from ledger_app import noop, rejecting, retry_later, work
 from proxy import Proxy
-from test_kills import STEPS, runs_allowed
+from storage import storage_site
+from test_kills import killed_at_each_step
 
 from aztask.results.base import State
 
@@ -24,14 +25,7 @@ OUTAGE_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "30"))
 
 @pytest.fixture
 def site(azurite: Azurite, proxy: Proxy, tmp_path: Path) -> Iterator[Site]:
-    """Workers go through the proxy; the queue is new."""
-    with site_in(
-        tmp_path / "site", joint=False, broker=azurite.connection_string_at(proxy.port)
-    ) as made:
-        broker = made.app().broker
-        for queue in broker.queues():
-            broker.delete(queue)
-        broker.declare("default")
+    with storage_site(tmp_path / "site", azurite, port=proxy.port) as made:
         yield made
 
 
@@ -40,19 +34,7 @@ def total(site: Site) -> int:
 
 
 def test_killed_at_each_step(site: Site) -> None:
-    """Nothing is lost, and a recorded outcome is not run again."""
-    app = site.app()
-    for step in STEPS:
-        app.send(work.name, [step], task_id=step)
-        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
-        assert first.wait() == -signal.SIGKILL, first.log
-        second = site.worker(*ARGUMENTS)
-        assert app.result(step).get(timeout=20) == step
-        wait_until(lambda: total(site) == 0, 10, "all is settled")
-        least, most = runs_allowed(step, joint=False)
-        assert least <= site.counts("end").get(step, 0) <= most, step
-        assert [record.state for record in app.results.history(step)] == [State.SUCCEEDED]
-        assert second.stop() == 0
+    killed_at_each_step(site, total, *ARGUMENTS)
 
 
 @pytest.mark.parametrize("step", ["ran", "recorded"])
@@ -163,8 +145,10 @@ def test_what_no_ops_cost(site: Site, proxy: Proxy) -> None:
         app.send(noop.name)
     wait_until(lambda: total(site) == 0, 20, "the worker is warm")
     time.sleep(2.5)
+    worker.freeze()  # until all is sent: it is busy, however slowly this process sends
     before = proxy.total
     results = app.task(name=noop.name)(lambda: None).map([()] * count)
+    worker.signal(signal.SIGCONT)
     wait_until(lambda: all(each.ready() for each in reversed(results)), 60, "all ended")
     used = proxy.total - before
     assert worker.stop() == 0

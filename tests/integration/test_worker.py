@@ -133,7 +133,7 @@ def test_a_task_that_holds_the_gil_for_three_leases_keeps_its_lease(
     send(site, hold_gil, "gil", 3.2, how)
     first = start(site, pool, "--lease", "1s", "--max-lease", "60s")
     second = start(site, pool, "--lease", "1s", "--max-lease", "60s")
-    assert app.result("gil").get(timeout=40) == "gil"
+    assert app.result("gil").get(timeout=120) == "gil"
     assert site.counts("start")["gil"] == 1
     assert first.stop() == 0
     assert second.stop() == 0

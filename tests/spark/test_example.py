@@ -58,6 +58,7 @@ def test_statistics(tmp_path):
 def test_recommend(tmp_path):
     shown, folder = run_readme("recommend", tmp_path)
     assert "replayed 4 dead letters" in shown
-    assert "lease: raised: 12 leases were lost" in shown
+    lost = re.search(r"lease: raised: (\d+) leases were lost", shown)
+    assert int(lost[1]) >= 12  # three runs of four films; a lease may also lapse before its run
     assert '"lease_seconds": 30.0' in (folder / "leases.json").read_text()
     assert shown.rpartition("replayed")[2].count("succeeded") == 4

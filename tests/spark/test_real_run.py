@@ -83,7 +83,7 @@ def log(harness, tmp_path_factory):
 
         harness.wait_until(lambda: left() < 0.8 * number, 60, "a fifth is done")
         first.signal(signal.SIGKILL)
-        second.signal(signal.SIGSTOP)
+        second.freeze()
         third = site.worker(*arguments)
         harness.wait_until(lambda: left() < 0.4 * number, 60, "more is done")
         time.sleep(LEASE + 0.5)  # what the frozen worker held is lost by now

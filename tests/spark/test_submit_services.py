@@ -17,6 +17,9 @@ from aztask.testing import emulator
 BUS_KEY = "c3BhcmstdGVzdC1rZXktMDEyMzQ1Njc4OQ=="
 
 
+ABOUT = {"key": "path", "submission_id": "s"}
+
+
 def table(spark, prefix, count, partitions=4):
     return spark.range(0, count, 1, partitions).select(
         F.concat(F.lit(prefix), "id").alias("path"), F.col("id").cast("int").alias("width")
@@ -34,7 +37,7 @@ def test_2000_rows_with_workers_that_drain_meanwhile(spark, shop, shop_folder, s
     storage.declare("drained")
     address = {"SPARK_SHOP_BROKER": os.environ["SPARK_SHOP_AZURITE"]}
     rows = table(spark, "azurite-", 2000)
-    about = {"key": "path", "submission_id": "s", "broker_env": "SPARK_SHOP_AZURITE"}
+    about = {**ABOUT, "broker_env": "SPARK_SHOP_AZURITE"}
     half = submit(rows.where("width < 1000"), shop.resize, queue="drained", **about)
     assert (half.rows, half.sent) == (1000, 1000)
     worker = threading.Thread(target=drained, args=("drained", "-c", "2"), kwargs=address)
@@ -54,14 +57,8 @@ def test_a_busy_service_is_given_time_and_every_row_arrives(
     storage.declare("busy")
     front = Front(int(os.environ["SPARK_SHOP_BUSY_PORT"]), azurite.port, nth=7)
     try:
-        report = submit(
-            table(spark, "busy-", 60, partitions=2),
-            shop.resize,
-            key="path",
-            submission_id="s",
-            queue="busy",
-            broker_env="SPARK_SHOP_BUSY",
-        )
+        rows = table(spark, "busy-", 60, partitions=2)
+        report = submit(rows, shop.resize, queue="busy", broker_env="SPARK_SHOP_BUSY", **ABOUT)
     finally:
         front.close()
     assert front.refused >= 60 // 7
@@ -77,12 +74,11 @@ def test_a_service_that_stays_busy_fails_the_job(spark, shop, storage, azurite):
             submit(
                 table(spark, "always-", 10, partitions=1),
                 shop.resize,
-                key="path",
-                submission_id="s",
                 queue="always",
                 broker_env="SPARK_SHOP_BUSY",
                 patience=3.0,
                 check_keys=False,
+                **ABOUT,
             )
     finally:
         front.close()
@@ -91,20 +87,14 @@ def test_a_service_that_stays_busy_fails_the_job(spark, shop, storage, azurite):
 
 def test_a_queue_that_is_missing_is_said(spark, shop, azurite):
     with pytest.raises(QueueNotFound, match="create it with: aztask queues create nosuch"):
-        submit(
-            table(spark, "x", 10, partitions=1),
-            shop.resize,
-            key="path",
-            submission_id="s",
-            queue="nosuch",
-            broker_env="SPARK_SHOP_AZURITE",
-        )
+        rows = table(spark, "x", 10, partitions=1)
+        submit(rows, shop.resize, queue="nosuch", broker_env="SPARK_SHOP_AZURITE", **ABOUT)
 
 
 def test_service_bus(spark, shop, shop_folder):
     port = int(os.environ["SPARK_SHOP_BUS_PORT"])
     with emulator(port=port, shared_access_key=BUS_KEY, queues=["bus"]) as bus:
-        about = {"key": "path", "submission_id": "s", "broker_env": "SPARK_SHOP_BUS"}
+        about = {**ABOUT, "broker_env": "SPARK_SHOP_BUS"}
         for _ in range(2):
             report = submit(table(spark, "bus-", 500), shop.resize, queue="bus", **about)
             assert (report.rows, report.sent) == (500, 500)
