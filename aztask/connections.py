@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from typing import Final
+from typing import Any, Final
 
-from aztask.addresses import LocalAddress, ServiceBusAddress, StorageQueueAddress
+from aztask.addresses import (
+    LocalAddress,
+    ServiceBusAddress,
+    StorageQueueAddress,
+    TablesAddress,
+)
 from aztask.brokers.base import Broker
 from aztask.brokers.local import LocalBroker
 from aztask.config import mask, parse_broker, parse_results
@@ -19,6 +24,7 @@ from aztask.results.local import LocalResults
 ADAPTERS: Final[dict[type, str]] = {
     ServiceBusAddress: "aztask.brokers.servicebus",
     StorageQueueAddress: "aztask.brokers.storagequeue",
+    TablesAddress: "aztask.results.tables",
 }
 """Modules that are imported when such an address is used: nobody else pays for their SDK."""
 
@@ -111,9 +117,14 @@ class Connections:
         wish = self._results_wish
         if isinstance(wish, LocalAddress):
             return LocalResults(self._database(wish))
+        if isinstance(wish, TablesAddress):
+            store: ResultStore = _tables().TablesResults(wish)
+            return store
         if isinstance(wish, ResultStore):
             return wish
-        raise ConfigurationError("this version of aztask keeps results in local:// only")
+        raise ConfigurationError(
+            f"{type(wish).__name__} is not a result store; give a URL or a ResultStore"
+        )
 
     def _database(self, address: LocalAddress) -> Database:
         """One database for each file: broker and results in one file share transactions."""
@@ -124,3 +135,14 @@ class Connections:
             )
             self._databases[address.path] = known
         return known
+
+
+def _tables() -> Any:
+    """The adapter, whose SDKs are an extra."""
+    try:
+        return importlib.import_module(ADAPTERS[TablesAddress])
+    except ImportError as error:
+        raise ConfigurationError(
+            f"results in Azure Tables need a package that is missing ({error.name}); install it "
+            "with: pip install 'aztask[tables]'"
+        ) from None

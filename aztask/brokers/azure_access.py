@@ -14,6 +14,7 @@ from aztask.masking import SecretFilter
 _LOGGERS: Final = (
     "azure",
     "azure.core.pipeline.policies.http_logging_policy",
+    "azure.data.tables",
     "azure.identity",
     "azure.servicebus",
     "azure.storage.blob",

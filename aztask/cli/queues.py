@@ -18,6 +18,7 @@ from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.errors import QueueNotFound
 from aztask.leasedocument import LeaseDocument
+from aztask.results.base import Provisioned
 
 
 @click.group("queues", cls=Group, invoke_without_command=True)
@@ -64,13 +65,17 @@ def list_(as_json: bool) -> None:
 def create(names: tuple[str, ...], **options: Any) -> None:
     """Create each queue NAME that is missing, as the app and the options say.
 
-    What the service cannot change on a queue that exists is left as it is.
+    What the service cannot change on a queue that exists is left as it is. Where the app keeps its
+    results in Azure Tables, their table and container are created as well.
     """
     given = {name: value for name, value in options.items() if value is not None}
     with open_app(creates=True) as app:
         for name in names:
             app.broker.declare(name, app.queue_options(name).insisting(**given))
             click.echo(f"queue {visible(name)} is there")
+        if isinstance(app.results, Provisioned):
+            for place in app.results.create():
+                click.echo(f"{place} is there")
 
 
 @command.command("delete")

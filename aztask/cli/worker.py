@@ -20,6 +20,7 @@ from aztask.cli.reload import Reloader
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError
+from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
 from aztask.worker.supervisor import Supervisor
@@ -124,6 +125,8 @@ def _check(app: App, options: WorkerOptions) -> None:
         lease = options.lease or app.lease_seconds(queue)
         session = ANY_SESSION if app.has_sessions(queue) else None
         app.broker.receiver(queue, lease=lease, session=session).close()
+    if isinstance(app.results, Provisioned):
+        app.results.check()
 
 
 def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:

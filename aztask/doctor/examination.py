@@ -23,6 +23,7 @@ from aztask.doctor.queuechecks import judge
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 from aztask.finding import Finding, Level, failed, fine, problem, warning
 from aztask.queueplan import QueuePlan
+from aztask.results.base import Provisioned
 
 SKEW_SECONDS: Final = 30.0
 REFUSED_SECONDS: Final = 300.0
@@ -178,6 +179,8 @@ def _of_results(app: App) -> Iterator[Finding]:
                 "set AZTASK_RESULTS, for example to local://",
             )
             return
+        if isinstance(store, Provisioned):
+            store.check()
         began = time.monotonic()
         workers = store.workers()
         spent = time.monotonic() - began

@@ -238,3 +238,16 @@ class ResultStore(Protocol):
     def close(self) -> None:
         """Let go of connections and files."""
         ...
+
+
+@runtime_checkable
+class Provisioned(Protocol):
+    """A result store in a service, made once by somebody with more rights than its users need."""
+
+    def create(self) -> list[str]:
+        """Make what is missing of it; what is there now, as a reader is told."""
+        ...
+
+    def check(self) -> None:
+        """Raise what a worker or a sender would meet: it is missing, refused or away."""
+        ...

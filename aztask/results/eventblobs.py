@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from azure.core.credentials import AzureSasCredential
+from azure.core.credentials import AzureSasCredential, TokenCredential
 from azure.core.exceptions import AzureError, ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient, ContentSettings
 
@@ -35,8 +35,13 @@ SINGLE_PUT_BYTES: Final = 256 << 20
 CONTENT: Final = ContentSettings(content_type="application/x-ndjson")
 
 
-def container_client(address: BlobAddress, **options: Any) -> ContainerClient:
-    """The SDK's client of a container: no retries of its own, time-outs, no secrets in its logs."""
+def container_client(
+    address: BlobAddress, *, given: TokenCredential | None = None, **options: Any
+) -> ContainerClient:
+    """The SDK's client of a container: no retries of its own, time-outs, no secrets in its logs.
+
+    given: instead of `default_credential` where the address has no key.
+    """
     filter_secrets()
     credential: Any = None
     if address.key is not None:
@@ -44,7 +49,7 @@ def container_client(address: BlobAddress, **options: Any) -> ContainerClient:
     elif address.signature is not None:
         credential = AzureSasCredential(address.signature.reveal().lstrip("?"))
     else:
-        credential = default_credential()
+        credential = given or default_credential()
     settings: Mapping[str, Any] = {
         "retry_total": 0,
         "connection_timeout": CONNECT_SECONDS,

@@ -45,7 +45,7 @@ class LocalDeadIndex:
             (
                 each.queue,
                 each.key,
-                _payload(each.envelope),
+                payload_of_dead(each.envelope),
                 each.reason,
                 each.description,
                 each.at,
@@ -80,7 +80,7 @@ class LocalDeadIndex:
         return len(gone)
 
 
-def _payload(envelope: Envelope) -> bytes:
+def payload_of_dead(envelope: Envelope) -> bytes:
     """The envelope as bytes; what a stranger's headers hold may not be written."""
     try:
         return payload_of(envelope)

@@ -27,7 +27,7 @@ from aztask.app import App
 from aztask.brokers.base import Transactional
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Lost, Settled, Unknown
-from aztask.errors import BrokerError, CodecError
+from aztask.errors import BrokerError, CodecError, ConfigurationError
 from aztask.failpoint import hit
 from aztask.lease import LeaseState
 from aztask.leasekeeper import LeaseKeeper
@@ -57,6 +57,10 @@ Answers: TypeAlias = list[tuple[list[Job], list[Settled | Lost | Unknown]]]
 DELIVERY_LIMIT = "delivery-limit"
 EXPIRED = "expired"
 INTERRUPTED = "Interrupted"
+UNDONE = (BrokerError, ConfigurationError)
+"""What a broker or a store raises where nothing, or not all, was done: the delivery waits. Rights
+that are refused may be granted again, and a worker does not end for them."""
+
 UNKNOWN_TASK_STEPS = 10
 LONGEST_UNKNOWN_PAUSE = 30.0
 
@@ -121,7 +125,7 @@ class Executor:
         else:
             try:
                 answers = self._results.start([self._start(job) for job in jobs])
-            except BrokerError as error:
+            except UNDONE as error:
                 self._put_off(jobs, "the result store does not answer", error)
                 return
         for job, answer in zip(jobs, answers, strict=True):
@@ -258,7 +262,7 @@ class Executor:
                 hit("recorded", len(kept))
                 self._redelivery.write_counts(kept)
                 answers = self._settle([job for job in kept if not self._redelivery.waits(job)])
-        except BrokerError as error:
+        except UNDONE as error:
             self._not_settled(alive, error)
             return
         self._book(answers)
@@ -288,7 +292,7 @@ class Executor:
                 if self._results is not None and owned:
                     self._results.disown(owned)
                 answers = self._settle([job for job in jobs if self._still_ours(job)])
-        except BrokerError as error:
+        except UNDONE as error:
             self._not_settled(jobs, error)
         else:
             self._book(answers)
@@ -360,7 +364,7 @@ class Executor:
                 job.failures += 1
         self._keeper.settled(settled)
 
-    def _not_settled(self, jobs: Sequence[Job], error: BrokerError) -> None:
+    def _not_settled(self, jobs: Sequence[Job], error: Exception) -> None:
         for job in jobs:
             if job.lease.state is LeaseState.SETTLING:
                 self._keeper.settlement_failed(job.lease)

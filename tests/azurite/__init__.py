@@ -1,4 +1,4 @@
-"""Azurite's queue service or blob service as a child process, for the tests and for developers.
+"""Azurite's services, each a child process, for the tests and for developers.
 
 It is installed with npm into this folder when it is missing (`package.json` pins the version), and
 runs on a free port of 127.0.0.1 with its data in a folder of the caller's. A test may move its
@@ -53,7 +53,10 @@ def free_port() -> int:
 
 
 class Azurite:
-    """One running service: "queue" or "blob". certificate: (its file, its key's file) for https."""
+    """One running service: "queue", "blob" or "table".
+
+    certificate: (its file, its key's file) for https.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Azurite:
                 stderr=subprocess.STDOUT,
             )
         give_up_at = time.monotonic() + START_SECONDS
-        while "successfully listens" not in (text := log.read_text(errors="replace")):
+        while " successfully " not in (text := log.read_text(errors="replace")):
             if self._process.poll() is not None or time.monotonic() > give_up_at:
                 self.stop()
                 raise RuntimeError(f"Azurite did not start: {text}")
@@ -163,3 +166,26 @@ def running(folder: Path, **options: object) -> Iterator[Azurite]:
         yield azurite
     finally:
         azurite.stop()
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[tuple[Azurite, Azurite]]:
+    """Where results are kept: a table service and a blob service of one account."""
+    with (
+        running(folder / "table", service="table") as table,
+        running(folder / "blob", service="blob") as blob,
+    ):
+        yield table, blob
+
+
+def account_of(*services: Azurite, **ports: int) -> str:
+    """The connection string of an account with these services; ports: those of proxies before
+    them, by the service's name.
+    """
+    endpoints = "".join(
+        f"{each.service.capitalize()}Endpoint={each.scheme}://127.0.0.1:"
+        f"{ports.get(each.service, each.port)}/{ACCOUNT};"
+        for each in services
+    )
+    scheme = services[0].scheme
+    return f"DefaultEndpointsProtocol={scheme};AccountName={ACCOUNT};AccountKey={KEY};{endpoints}"

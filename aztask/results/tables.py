@@ -1,0 +1,310 @@
+"""The result store in Azure Tables, for workers and senders of many machines.
+
+Rules
+1. A run is one row, and every change of it is compare-and-set by ETag: who was frozen while
+   somebody else took the run over changes nothing. On the usual path a run costs an insert at its
+   start, an update and an insert into the index at its end; the ETag is remembered in between.
+2. When the answer to a write is lost, the row is read: its owner and its outcome tell whether the
+   write was carried out. A write that arrives late finds another ETag, or a row that is there.
+3. The table and the container are made by `create` alone: ``aztask queues create`` calls it.
+4. Nothing reads the whole table: newest runs and old ones are found by the index of ended runs.
+
+A cancellation is a mark of its own, and each `start` looks for marks beside its inserts: at most
+four requests more for a batch, one for a single run. Whoever starts a task after its cancellation
+finds the mark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from azure.core.credentials import TokenCredential
+
+from aztask.addresses import TablesAddress
+from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.errors import CapabilityError
+from aztask.results.base import (
+    Cancelled,
+    Finish,
+    Owned,
+    RunKey,
+    RunRecord,
+    Start,
+    StartAnswer,
+    State,
+    WorkerRecord,
+)
+from aztask.results.deadindex import DeadIndex
+from aztask.results.tables_blobs import Blobs, missing
+from aztask.results.tables_client import Call, Requests
+from aztask.results.tables_dead import TablesDeadIndex
+from aztask.results.tables_errors import Gone
+from aztask.results.tables_index import ENDED, EndIndex
+from aztask.results.tables_rows import (
+    WORKERS,
+    Run,
+    marks_of,
+    partition_of,
+    pending,
+    run_of,
+    shard_of,
+    worker_entity,
+    worker_of,
+)
+from aztask.results.tables_runs import Runs
+
+TABLE: Final = "aztaskresults"
+CONTAINER: Final = "aztask-results"
+BATCH: Final = 256
+MARKS_AT_ONCE: Final = 64
+RUNS_OF_A_TASK: Final = 100_000
+FIRST_WAIT: Final = 0.05
+LONGEST_WAIT: Final = 1.0
+SWEEP_SECONDS: Final = 3600.0
+WORKER_FORGOTTEN_SECONDS: Final = 86400.0
+_WAITING: Final = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class TablesResults:
+    """See the protocol, `aztask.results.base.ResultStore`. A forked child makes its own."""
+
+    remote = True
+
+    def __init__(
+        self,
+        address: TablesAddress,
+        *,
+        table: str = TABLE,
+        container: str = CONTAINER,
+        credential: TokenCredential | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Connects with the first call. Raises ConfigurationError without a credential."""
+        self.address = address
+        self._requests = Requests(address, table, credential)
+        self._blobs = Blobs(address, container, clock, credential)
+        self._index = EndIndex(self._requests, self._blobs, clock)
+        self._runs = Runs(self._requests, self._blobs, self._index)
+        self._clock = clock
+        self._sweep_at = self._forget_at = clock.monotonic()
+        self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
+
+    def __repr__(self) -> str:
+        return f"<TablesResults {self.address}>"
+
+    # -- what an administrator does ----------------------------------------------------------
+
+    def create(self) -> list[str]:
+        """See `Provisioned.create`."""
+        self._requests.create(Call())
+        self._blobs.create(Call())
+        return [self._requests.place, self._blobs.place]
+
+    def check(self) -> None:
+        """See `Provisioned.check`."""
+        self._requests.read(Call(), WORKERS, "-")
+        self._blobs.check(Call())
+
+    # -- what workers and senders do ---------------------------------------------------------
+
+    def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
+        """Try to own each run. New runs, the usual case, cost one insert each."""
+        return [answer for batch in _batches(starts) for answer in self._start(batch)]
+
+    def _start(self, starts: Sequence[Start]) -> list[StartAnswer]:
+        call = Call()
+        partitions = [partition_of(each.key.task_id) for each in starts]
+        shards = sorted({shard_of(each) for each in partitions})
+        work = [*(self._marks(shard) for shard in shards), *map(self._starting, starts)]
+        found: list[Any] = self._requests.each(call, lambda call, what: what(call), work)
+        marks: dict[int, set[str]] = dict(zip(shards, found[: len(shards)], strict=True))
+        answers: list[StartAnswer] = found[len(shards) :]
+        for index, answer in enumerate(answers):
+            page = marks[shard_of(partitions[index])]
+            if isinstance(answer, Owned) and (
+                partitions[index] in page
+                or (len(page) == MARKS_AT_ONCE and self._marked(call, partitions[index]))
+            ):
+                answers[index] = Cancelled(answer.starts)
+        return answers
+
+    def _starting(self, start: Start) -> Callable[[Call], StartAnswer]:
+        return lambda call: self._runs.start(call, start)
+
+    def _marks(self, shard: int) -> Callable[[Call], set[str]]:
+        """The first marks of a shard, which nearly always are all or none."""
+
+        def look(call: Call) -> set[str]:
+            rows = self._requests.query(
+                call,
+                "PartitionKey eq @marks",
+                {"marks": marks_of(shard)},
+                MARKS_AT_ONCE,
+                ("RowKey",),
+            )
+            return {row["RowKey"] for row in rows}
+
+        return look
+
+    def _marked(self, call: Call, partition: str) -> bool:
+        return self._requests.read(call, marks_of(shard_of(partition)), partition) is not None
+
+    def record(self, finishes: Sequence[Finish]) -> list[bool]:
+        """Record outcomes, each by compare-and-set on the row as it was at the start."""
+        return self._each(self._runs.record, finishes)
+
+    def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
+        """Record the end of runs whose messages the broker dead-lettered."""
+        return self._each(self._runs.bury, runs)
+
+    def save(self, key: RunKey, owner: str, state: bytes) -> bool:
+        """Keep a checkpoint, by compare-and-set."""
+        return self._runs.save(Call(), key, owner, state)
+
+    def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
+        """Give runs back; their start is not counted."""
+        self._each(self._runs.disown, runs)
+
+    def expect(self, runs: Iterable[RunRecord]) -> None:
+        """Note runs that are sent and not started."""
+        self._each(self._runs.expect, list(runs))
+
+    def _each(self, work: Callable[[Call, Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        call = self._requests.each
+        return [answer for batch in _batches(items) for answer in call(Call(), work, batch)]
+
+    # -- what is known of a task -------------------------------------------------------------
+
+    def get(self, task_id: str) -> RunRecord | None:
+        """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
+        call = Call()
+        records = self._records(call, task_id, 2)  # the latest run, and that it was expected
+        record = records[0] if records else None
+        waits = record is None or record.state in _WAITING
+        if waits and self._marked(call, partition_of(task_id)):
+            known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
+            return replace(known, state=State.CANCELLED)
+        return record
+
+    def history(self, task_id: str) -> list[RunRecord]:
+        """All runs of a task, oldest first."""
+        return self._records(Call(), task_id, RUNS_OF_A_TASK)[::-1]
+
+    def _records(self, call: Call, task_id: str, limit: int) -> list[RunRecord]:
+        """Newest first, of up to `limit` rows."""
+        records: dict[RunKey, RunRecord] = {}
+        for entity in self._rows(call, task_id, limit):
+            if entity["RowKey"].endswith("e"):
+                record = pending(entity)
+            else:
+                record = self._record_of(call, run_of(entity))
+            records[record.key] = record  # the run comes after the note that it is expected
+        return list(records.values())
+
+    def _rows(self, call: Call, task_id: str, limit: int) -> list[dict[str, Any]]:
+        partition = {"task": partition_of(task_id)}
+        return self._requests.query(call, "PartitionKey eq @task", partition, limit)
+
+    def _record_of(self, call: Call, run: Run) -> RunRecord:
+        """With its value. Raises ResultError where that is missing."""
+        try:
+            return run.record(self._runs.body(call, run))
+        except Gone:
+            now = self._runs.read(call, run.key)
+            if now is not None and now.body_blob == run.body_blob:
+                raise missing(run.key.task_id, run.body_blob) from None
+            return (now or run).record(None if now is None else self._runs.body(call, now))
+
+    def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
+        """The runs that ended last, the last one first. (Runs that have not are in no index.)"""
+        if state is not None and state not in ENDED:
+            raise CapabilityError(
+                f"results in Azure Tables list runs that have ended, not those that are {state}; "
+                "ask for a task by its id, or see aztask queues for what waits"
+            )
+        call = Call()
+        runs = self._index.newest(call, ENDED if state is None else (state,), limit)
+        return self._requests.each(call, self._record_of, runs)
+
+    def cancel(self, task_id: str, at: float) -> bool:
+        """Mark a task as cancelled, unless it has ended."""
+        record = self.get(task_id)
+        if record is not None and record.state.final:
+            return False
+        partition = partition_of(task_id)
+        mark = {"PartitionKey": marks_of(shard_of(partition)), "RowKey": partition, "at": float(at)}
+        self._requests.put(Call(), mark)
+        return True
+
+    def forget(self, task_id: str) -> bool:
+        """Delete what is known of a task: its rows, then their blobs and the index.
+
+        If the process dies in between, purges find the rest.
+        """
+        call = Call()
+        partition = partition_of(task_id)
+        self._requests.delete(call, marks_of(shard_of(partition)), partition)
+        entities = self._rows(call, task_id, RUNS_OF_A_TASK)
+        for entity in entities:
+            self._requests.delete(call, partition, entity["RowKey"])
+            if not entity["RowKey"].endswith("e"):
+                run = run_of(entity)
+                self._blobs.delete(run.body_blob, run.saved_blob)
+                if run.ended:
+                    self._index.forget(call, run)
+        return bool(entities)
+
+    def wait_changed(self, seen: int, timeout: float) -> int:
+        """Wait: nothing tells of changes. 50 ms at first, later up to a second."""
+        pause = min(FIRST_WAIT * 1.5 ** min(seen, 20), LONGEST_WAIT)
+        time.sleep(max(0.0, min(pause, timeout)))
+        return seen + 1
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def heartbeat(self, worker: WorkerRecord) -> None:
+        """Note that a worker lives; once an hour forget those that have been silent for a day."""
+        self._requests.put(Call(), worker_entity(worker))
+        if self._clock.monotonic() >= self._forget_at:
+            self._forget_at = self._clock.monotonic() + SWEEP_SECONDS
+            call = Call()
+            for entity in self._worker_rows(call):
+                if entity["seen_at"] < worker.seen_at - WORKER_FORGOTTEN_SECONDS:
+                    self._requests.delete(call, WORKERS, entity["RowKey"])
+
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that are known, newest sign of life first."""
+        found = [worker_of(entity) for entity in self._worker_rows(Call())]
+        return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
+
+    def _worker_rows(self, call: Call) -> list[dict[str, Any]]:
+        workers = {"workers": WORKERS}
+        return self._requests.query(call, "PartitionKey eq @workers", workers, RUNS_OF_A_TASK)
+
+    def purge(self, before: float) -> int:
+        """Delete what ended before that time, for some seconds; the next call goes on.
+
+        Once an hour also blobs of that age which no row names.
+        """
+        self._index.purge_marks(before)
+        deleted = self._index.purge(before)
+        if self._clock.monotonic() >= self._sweep_at:
+            self._sweep_at = self._clock.monotonic() + SWEEP_SECONDS
+            self._index.sweep(before)
+        return deleted
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._requests.close()
+        self._blobs.close()
+
+
+def _batches(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
+    """Each has the time of one call."""
+    return (items[first : first + BATCH] for first in range(0, len(items), BATCH))

@@ -1,0 +1,162 @@
+"""Values and checkpoints that do not fit a row, each in a blob of its own.
+
+Rules
+1. A blob is written once, under a name that nobody else has, before the row that names it; it is
+   deleted after the row that named it is deleted or names another.
+2. If the process dies in between, a blob is left that no row names. The name begins with the hour
+   it was written in and holds the keys of its row, so `purge` finds such blobs without reading
+   what is young, and asks the row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final
+from uuid import uuid4
+
+from azure.core.credentials import TokenCredential
+from azure.storage.blob import ContainerClient
+
+from aztask.addresses import BlobAddress, TablesAddress
+from aztask.clock import Clock
+from aztask.errors import AztaskError, ResultError
+from aztask.results.base import RunKey
+from aztask.results.eventblobs import container_client
+from aztask.results.tables_client import Call
+from aztask.results.tables_errors import BLOB_ROLE, Gone, There
+from aztask.results.tables_rows import INLINE_BYTES, partition_of, row_of
+
+logger = logging.getLogger(__name__)
+
+PAGE: Final = 1000
+DELETE_SECONDS: Final = 5.0
+NOBODY: Final = "aztask-check"
+
+
+class Blobs:
+    """The container of a store. Any thread may call."""
+
+    def __init__(
+        self,
+        address: TablesAddress,
+        container: str,
+        clock: Clock,
+        credential: TokenCredential | None = None,
+    ) -> None:
+        """Opens with the first blob: a store whose values are small needs no blob service."""
+        self.place = f"the container {container!r} of {address}"
+        self._address = BlobAddress(
+            address.account,
+            address.blob_endpoint,
+            container,
+            "",
+            address.key,
+            address.signature,
+        )
+        self._clock = clock
+        self._credential = credential
+
+    @cached_property
+    def _container(self) -> ContainerClient:
+        return container_client(self._address, given=self._credential)
+
+    def place_of(self, call: Call, key: RunKey, data: bytes | None) -> tuple[bytes | None, str]:
+        """What the row shall hold: the data itself, or where it is long, the name of its blob."""
+        if data is None or len(data) <= INLINE_BYTES:
+            return data, ""
+        hour = hour_of(self._clock.wall())
+        name = f"{hour}/{partition_of(key.task_id)}!{row_of(key)}!{uuid4().hex}"
+        blob = self._container.get_blob_client(name)
+        # nobody else has this name: after a lost answer it may be written again
+        call.request(
+            lambda **times: blob.upload_blob(data, overwrite=True, **times),
+            self.place,
+            BLOB_ROLE,
+            again=True,
+        )
+        return None, name
+
+    def load(self, call: Call, data: bytes | None, name: str) -> bytes | None:
+        """What a row holds, or the blob that it names. Raises Gone where that is missing."""
+        if not name:
+            return data
+        blob = self._container.get_blob_client(name)
+        return call.request(
+            lambda **times: bytes(blob.download_blob(**times).readall()),
+            self.place,
+            BLOB_ROLE,
+            again=True,
+        )
+
+    def delete(self, *names: str) -> None:
+        """Delete these; what cannot be deleted now is found by a later sweep."""
+        for name in filter(None, names):
+            blob = self._container.get_blob_client(name)
+            try:
+                Call(DELETE_SECONDS).request(
+                    blob.delete_blob,
+                    self.place,
+                    BLOB_ROLE,
+                    again=True,
+                )
+            except Gone:
+                continue
+            except AztaskError as error:
+                logger.info("a blob stays until the next sweep: %s", error)
+
+    def older(self, call: Call, before: float) -> Iterator[tuple[str, str, str]]:
+        """Blobs written before that hour: their names, and their rows' keys. One page at most."""
+        limit = hour_of(before)
+
+        def ask(**times: Any) -> list[str]:
+            pages = self._container.list_blob_names(results_per_page=PAGE, **times).by_page()
+            return list(next(pages, ()))
+
+        for name in call.request(ask, self.place, BLOB_ROLE, again=True):
+            hour, _, rest = name.partition("/")
+            if hour >= limit:
+                return
+            partition, _, more = rest.partition("!")
+            yield name, partition, more.partition("!")[0]
+
+    def create(self, call: Call) -> bool:
+        """Make the container; False where it is there."""
+        try:
+            call.request(
+                self._container.create_container,
+                self.place,
+                BLOB_ROLE,
+                again=True,
+            )
+        except There:
+            return False
+        return True
+
+    def check(self, call: Call) -> None:
+        """Raise what would be raised if a value were read."""
+        try:
+            self.load(call, None, NOBODY)
+        except Gone:
+            return
+
+    def close(self) -> None:
+        """Close idle connections."""
+        if "_container" in self.__dict__:
+            self._container.close()
+
+
+def hour_of(at: float) -> str:
+    """``2026112119``, in UTC: sorts as the times do."""
+    latest = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
+    return datetime.fromtimestamp(max(0.0, min(at, latest)), UTC).strftime("%Y%m%d%H")
+
+
+def missing(task_id: str, name: str) -> ResultError:
+    """The error where a row names a blob that is not there."""
+    return ResultError(
+        f"the value of task {task_id} is not in the container any more (blob {name}); somebody "
+        "deleted it, run the task again with force=True"
+    )

@@ -1,0 +1,300 @@
+"""Requests to one table: each with time-outs, side by side, none of them sent twice by the SDK.
+
+Rules
+1. A call of the store ends in time: its requests share one `Call`, and what is left of its time
+   bounds each of them. When one request gives up, those that have not begun are not made.
+2. The SDK retries nothing. A request that was certainly not carried out (the service is busy, or no
+   connection was made) is made again after a short pause; reads are made again in any case; a write
+   whose answer is lost raises `Unsure`, and whoever asked reads what is there.
+3. Requests of one call run on a crew of threads; no request waits for another one on that crew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from azure.core import MatchConditions
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential, TokenCredential
+from azure.core.exceptions import AzureError
+from azure.core.pipeline.transport import HttpTransport, RequestsTransport
+from azure.data.tables import TableClient, UpdateMode
+
+from aztask.addresses import TablesAddress
+from aztask.brokers.azure_access import default_credential, filter_secrets
+from aztask.brokers.crew import Crew
+from aztask.brokers.storage_transport import LeanTransport
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.results.tables_errors import TABLE_ROLE, Busy, Changed, Gone, There, Unsure, verdict
+from aztask.version import __version__
+
+CONNECTIONS: Final = 16
+CALL_SECONDS: Final = 20.0
+CONNECT_SECONDS: Final = 5.0
+READ_SECONDS: Final = 10.0
+PAUSES: Final = (0.1, 0.4, 1.0)
+
+Entity = dict[str, Any]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Call:
+    """The time that one call of the store may take, shared by its requests."""
+
+    def __init__(self, seconds: float = CALL_SECONDS) -> None:
+        self._until = time.monotonic() + seconds
+        self.stopped: AztaskError | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._until - time.monotonic()
+
+    def stop(self, error: AztaskError) -> AztaskError:
+        """Have the requests that have not begun fail as well."""
+        self.stopped = error
+        return error
+
+    def unavailable(self, place: str) -> AztaskError:
+        """The error where others were faster again and again."""
+        return self.stop(BrokerUnavailable(f"{place} is changed by others all the time; try again"))
+
+    def timeouts(self, place: str) -> dict[str, float]:
+        """For the next request. Raises BrokerUnavailable where there is no time for one."""
+        if self.stopped is not None:
+            raise self.stopped
+        left = self.left
+        if left <= 0:
+            raise self.stop(BrokerUnavailable(f"{place} does not answer in time; try again"))
+        return {
+            "connection_timeout": min(CONNECT_SECONDS, left),
+            "read_timeout": min(READ_SECONDS, left),
+        }
+
+    def request(
+        self, make: Callable[..., Answer], place: str, role: str, *, again: bool = False
+    ) -> Answer:
+        """Carry out one request, which gets its time-outs as keywords; rule 2.
+
+        again: whether making it twice does no harm. Raises Gone, There, Changed, Unsure, and the
+        errors for the caller.
+        """
+        pauses = iter(PAUSES)
+        while True:
+            try:
+                return make(**self.timeouts(place))
+            except AzureError as error:
+                found = verdict(error, place, role)
+                if isinstance(found, AztaskError):
+                    raise self.stop(found) from error
+                if not isinstance(found, Busy) and not (again and isinstance(found, Unsure)):
+                    raise found from error
+                pause = next(pauses, None)
+                if pause is None or pause >= self.left:
+                    raise self.stop(found.error) from error
+                time.sleep(pause)
+
+
+class Requests:
+    """One table. Any thread may call; another process makes its own."""
+
+    def __init__(
+        self, address: TablesAddress, table: str, credential: TokenCredential | None = None
+    ) -> None:
+        """Connects with the first request. Raises ConfigurationError without a credential."""
+        filter_secrets()
+        self.place = f"the table {table!r} of {address}"
+        self._transport = _transport(address.endpoint)
+        known = _credential_of(address, credential)
+
+        def client(transport: HttpTransport[Any, Any]) -> TableClient:
+            return TableClient(
+                address.endpoint,
+                table,
+                credential=known,
+                transport=transport,
+                retry_total=0,
+                user_agent=f"aztask/{__version__}",
+            )
+
+        self._table = client(self._transport)
+        self._batches = client(RequestsTransport())  # the lean transport reads no multipart answer
+        self._crew = Crew("tables", CONNECTIONS)
+
+    def each(
+        self, call: Call, work: Callable[[Call, Item], Answer], items: Iterable[Item]
+    ) -> list[Answer]:
+        """`work` of each item, side by side, answers in order. Waits for all, then raises.
+
+        The first error is raised; a refused credential comes before a service that is away.
+        """
+        todo = list(items)
+        if len(todo) == 1:
+            return [work(call, todo[0])]
+        futures: list[Future[Answer]] = [
+            self._crew.submit(lambda item=item: work(call, item))  # type: ignore[misc]
+            for item in todo
+        ]
+        errors = [error for each in futures if (error := each.exception()) is not None]
+        for error in errors:
+            if isinstance(error, ConfigurationError):
+                raise error
+        if errors:
+            raise errors[0]
+        return [each.result() for each in futures]
+
+    def read(self, call: Call, partition: str, row: str) -> Entity | None:
+        """One row, None where there is none."""
+        try:
+            return call.request(
+                lambda **times: self._table.get_entity(partition, row, **times),
+                self.place,
+                TABLE_ROLE,
+                again=True,
+            )
+        except Gone:
+            return None
+
+    def query(
+        self,
+        call: Call,
+        text: str,
+        values: Mapping[str, Any],
+        limit: int,
+        select: Sequence[str] | None = None,
+    ) -> list[Entity]:
+        """The first `limit` rows of a filter, in the order of their keys."""
+
+        def ask(**times: float) -> list[Entity]:
+            found = self._table.query_entities(
+                text,
+                parameters=dict(values),
+                results_per_page=min(limit, 1000),
+                select=list(select) if select else None,
+                **times,
+            )
+            return list(islice(found, limit))
+
+        return call.request(ask, self.place, TABLE_ROLE, again=True)
+
+    def insert(self, call: Call, entity: Mapping[str, Any]) -> str | None:
+        """The new row's ETag; None where there is such a row. Raises Unsure."""
+        try:
+            told = call.request(
+                lambda **times: self._table.create_entity(dict(entity), **times),
+                self.place,
+                TABLE_ROLE,
+            )
+        except There:
+            return None
+        return str(told["etag"])
+
+    def replace(self, call: Call, entity: Mapping[str, Any], tag: str) -> str | None:
+        """The row's new ETag; None where it was changed or deleted since `tag`. Raises Unsure."""
+        try:
+            told = call.request(
+                lambda **times: self._table.update_entity(
+                    dict(entity),
+                    mode=UpdateMode.REPLACE,
+                    etag=tag,
+                    match_condition=MatchConditions.IfNotModified,
+                    **times,
+                ),
+                self.place,
+                TABLE_ROLE,
+            )
+        except (Changed, Gone):
+            return None
+        return str(told["etag"])
+
+    def put(self, call: Call, entity: Mapping[str, Any]) -> None:
+        """Write a row whatever is there. If the answer is lost it is written again."""
+        call.request(
+            lambda **times: self._table.upsert_entity(
+                dict(entity), mode=UpdateMode.REPLACE, **times
+            ),
+            self.place,
+            TABLE_ROLE,
+            again=True,
+        )
+
+    def ensure(self, call: Call, entity: Mapping[str, Any]) -> bool:
+        """Write a row unless it is there; whether it was not. Asks again if an answer is lost."""
+        while True:
+            try:
+                return self.insert(call, entity) is not None
+            except Unsure as lost:
+                if call.left <= PAUSES[0]:
+                    raise call.stop(lost.error) from lost
+                time.sleep(PAUSES[0])
+
+    def delete(self, call: Call, partition: str, row: str) -> bool:
+        """Delete a row whatever it holds; False where there was none, or an answer was lost."""
+        missing: list[int] = []
+
+        def note(response: Any) -> None:
+            if response.http_response.status_code == 404:  # the SDK passes over it in silence
+                missing.append(404)
+
+        call.request(
+            lambda **times: self._table.delete_entity(
+                partition, row, raw_response_hook=note, **times
+            ),
+            self.place,
+            TABLE_ROLE,
+            again=True,
+        )
+        return not missing
+
+    def together(self, call: Call, changes: Sequence[tuple[str, Entity]]) -> None:
+        """Several rows of one partition, all or nothing: ("create" | "delete", row) each.
+
+        Raises There, Gone, Unsure.
+        """
+        call.request(
+            lambda **times: self._batches.submit_transaction(list(changes), **times),
+            self.place,
+            TABLE_ROLE,
+        )
+
+    def create(self, call: Call) -> bool:
+        """Make the table; False where it is there."""
+        try:
+            call.request(
+                self._table.create_table,
+                self.place,
+                TABLE_ROLE,
+                again=True,
+            )
+        except There:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close idle connections; what is under way goes on."""
+        self._crew.close()
+        self._transport.close()
+        self._batches.close()
+
+
+def _credential_of(address: TablesAddress, given: TokenCredential | None) -> Any:
+    if address.key is not None:
+        return AzureNamedKeyCredential(address.account, address.key.reveal())
+    if address.signature is not None:
+        return AzureSasCredential(address.signature.reveal().lstrip("?"))
+    return given or default_credential()
+
+
+def _transport(endpoint: str) -> HttpTransport[Any, Any]:
+    """The lean one, which takes half the CPU time, unless an HTTP proxy is asked for."""
+    parts = urlsplit(endpoint)
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname or ""):
+        transport: HttpTransport[Any, Any] = RequestsTransport()
+        return transport
+    return LeanTransport()

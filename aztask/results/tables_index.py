@@ -1,0 +1,238 @@
+"""The index of ended runs: one row for each, so that nobody ever reads the whole table.
+
+Partitions are named by shard, state and hour, the hours counted down, and so are the milliseconds
+in the row keys: a range of keys gives the newest first, and another one all that is older than a
+time. A row names its run and the blob of its value.
+
+Rules
+1. The index row is written after the outcome, by the call that records it. If the process dies in
+   between, the message is not settled yet: its redelivery finds the outcome, and writes the row.
+2. A run that has ended changes no more, so what its index row names is deleted without a look.
+   The index row goes last: after a death in between the next purge goes on there.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from typing import Any, Final
+
+from aztask.clock import Clock
+from aztask.results.base import State
+from aztask.results.tables_blobs import Blobs
+from aztask.results.tables_client import Call, Requests
+from aztask.results.tables_rows import (
+    SHARDS,
+    Run,
+    marks_of,
+    partition_of,
+    row_of,
+    run_of,
+    shard_of,
+)
+
+ENDED: Final = (
+    State.SUCCEEDED,
+    State.FAILED,
+    State.CANCELLED,
+    State.EXPIRED,
+    State.RETRYING,
+    State.SNOOZED,
+)
+"""States in which a run may have ended; the last two where a clone goes on."""
+
+PURGE_SECONDS: Final = 10.0
+PURGE_PAGE: Final = 200
+SETTLING_SECONDS: Final = 600.0
+"""A blob is older than this before it is thought that no row will name it any more."""
+
+_HOURS: Final = 10**7
+_MILLISECONDS: Final = 10**14
+_END: Final = "~"
+_SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the index."""
+
+    partition: str
+    row: str
+    run_partition: str
+    run_row: str
+    blob: str
+
+
+def entity_of(run: Run) -> dict[str, Any]:
+    """The index row of an ended run."""
+    partition, row = partition_of(run.key.task_id), row_of(run.key)
+    at = run.ended_at or 0.0
+    digest = sha256(f"{partition}!{row}".encode()).hexdigest()[:24]
+    return {
+        "PartitionKey": f"i-{shard_of(partition)}-{run.state.value}-{_hours(at)}",
+        "RowKey": f"{_milliseconds(at)}-{digest}",
+        "partition": partition,
+        "row": row,
+        "blob": run.body_blob,
+    }
+
+
+class EndIndex:
+    """The index in one table."""
+
+    def __init__(self, requests: Requests, blobs: Blobs, clock: Clock) -> None:
+        self._requests = requests
+        self._blobs = blobs
+        self._clock = clock
+
+    def note(self, call: Call, run: Run) -> None:
+        """Have the row there."""
+        self._requests.ensure(call, entity_of(run))
+
+    def forget(self, call: Call, run: Run) -> None:
+        """Have it gone."""
+        entity = entity_of(run)
+        self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
+
+    def newest(self, call: Call, states: Iterable[State], limit: int) -> list[Run]:
+        """The runs that ended last in one of these states, the last one first."""
+
+        def page(call: Call, start: str) -> list[dict[str, Any]]:
+            return self._requests.query(
+                call,
+                "PartitionKey ge @first and PartitionKey lt @end",
+                {"first": start, "end": start + _END},
+                limit,
+                _SELECT,
+            )
+
+        starts = [f"i-{shard}-{state.value}-" for state in states for shard in range(SHARDS)]
+        found = chain.from_iterable(self._requests.each(call, page, starts))
+        entries = sorted(map(_entry, found), key=lambda entry: entry.row)[:limit]
+        return [run for run in self._requests.each(call, self._read, entries) if run is not None]
+
+    def purge(self, before: float) -> int:
+        """Delete what ended before that time, as much as fits the time for one call.
+
+        Ranges are taken in any order, so that several workers are seldom at the same one; where
+        they are, what one of them finds gone is not counted.
+        """
+        deleted = 0
+        call = Call(2 * PURGE_SECONDS)
+        ranges = [(shard, state) for shard in range(SHARDS) for state in ENDED]
+        random.shuffle(ranges)
+        until = time.monotonic() + PURGE_SECONDS
+        while ranges and time.monotonic() < until:
+            pages = self._requests.each(
+                call, lambda call, which: self._old(call, which, before), ranges
+            )
+            entries = list(chain.from_iterable(pages))
+            for first in range(0, len(entries), PURGE_PAGE):
+                deleted += sum(
+                    self._requests.each(call, self._clear, entries[first : first + PURGE_PAGE])
+                )
+                if time.monotonic() >= until:
+                    return deleted
+            ranges = [
+                which for which, page in zip(ranges, pages, strict=True) if len(page) == PURGE_PAGE
+            ]
+        return deleted
+
+    def purge_marks(self, before: float) -> None:
+        """Delete marks of cancellation that are as old."""
+        call = Call()
+
+        def page(call: Call, shard: int) -> list[dict[str, Any]]:
+            return self._requests.query(
+                call,
+                "PartitionKey eq @marks and at lt @before",
+                {"marks": marks_of(shard), "before": before},
+                PURGE_PAGE,
+                ("PartitionKey", "RowKey"),
+            )
+
+        old = chain.from_iterable(self._requests.each(call, page, range(SHARDS)))
+        self._requests.each(
+            call,
+            lambda call, mark: self._requests.delete(call, mark["PartitionKey"], mark["RowKey"]),
+            old,
+        )
+
+    def sweep(self, before: float) -> None:
+        """Delete blobs of that age which no row names."""
+        call = Call()
+        limit = min(before, self._clock.wall() - SETTLING_SECONDS)
+        old = list(self._blobs.older(call, limit))
+        self._requests.each(call, self._sweep, old)
+
+    def _sweep(self, call: Call, found: tuple[str, str, str]) -> None:
+        name, partition, row = found
+        entity = self._requests.read(call, partition, row)
+        if entity is None or name not in (entity.get("body_blob"), entity.get("saved_blob")):
+            self._blobs.delete(name)
+
+    def _read(self, call: Call, entry: Entry) -> Run | None:
+        """The run, if it ended as the entry says; see `Runs.bury` for how it may not have."""
+        entity = self._requests.read(call, entry.run_partition, entry.run_row)
+        if entity is None:
+            return None
+        run = run_of(entity)
+        here = entity_of(run)
+        same = (here["PartitionKey"], here["RowKey"]) == (entry.partition, entry.row)
+        return run if same else None
+
+    def _old(self, call: Call, which: tuple[int, State], before: float) -> list[Entry]:
+        shard, state = which
+        start = f"i-{shard}-{state.value}-"
+        hour = start + _hours(before)
+        # two plain ranges: joined by "or" they would make the service read the whole table
+        rows = self._requests.query(
+            call,
+            "PartitionKey eq @hour and RowKey gt @instant",
+            {"hour": hour, "instant": _milliseconds(before) + _END},
+            PURGE_PAGE,
+            _SELECT,
+        )
+        if len(rows) < PURGE_PAGE:
+            rows += self._requests.query(
+                call,
+                "PartitionKey gt @hour and PartitionKey lt @end",
+                {"hour": hour, "end": start + _END},
+                PURGE_PAGE - len(rows),
+                _SELECT,
+            )
+        return [_entry(row) for row in rows]
+
+    def _clear(self, call: Call, entry: Entry) -> bool:
+        """Delete a run, the note that it was expected, its blob, and its index row."""
+        there = self._requests.delete(call, entry.run_partition, entry.run_row)
+        self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
+        self._blobs.delete(entry.blob)
+        self._requests.delete(call, entry.partition, entry.row)
+        return there
+
+
+def _entry(entity: dict[str, Any]) -> Entry:
+    return Entry(
+        entity["PartitionKey"],
+        entity["RowKey"],
+        entity["partition"],
+        entity["row"],
+        entity.get("blob", ""),
+    )
+
+
+def _hours(at: float) -> str:
+    return f"{_HOURS - _bounded(at // 3600, _HOURS):07d}"
+
+
+def _milliseconds(at: float) -> str:
+    return f"{_MILLISECONDS - _bounded(at * 1000, _MILLISECONDS):014d}"
+
+
+def _bounded(number: float, limit: int) -> int:
+    return int(max(1.0, min(number, limit - 1.0)))

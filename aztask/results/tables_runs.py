@@ -1,0 +1,265 @@
+"""The rows of runs: who owns one, and how it ended. Every change is compare-and-set by ETag.
+
+What a change does is decided from the row as it is: `Step` is the answer, and the row to be written
+if there is one. When the row was changed meanwhile, or the answer to the write was lost, the row is
+read and the same question asked again. So the decisions below say what a second look finds, too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Final, Generic, TypeVar
+
+from aztask.errors import ResultError
+from aztask.results.base import (
+    Elsewhere,
+    Finish,
+    Outcome,
+    Owned,
+    Recorded,
+    RunKey,
+    RunRecord,
+    Start,
+    StartAnswer,
+    State,
+)
+from aztask.results.tables_blobs import Blobs
+from aztask.results.tables_client import Call, Requests
+from aztask.results.tables_errors import Gone, Unsure
+from aztask.results.tables_index import EndIndex
+from aztask.results.tables_rows import (
+    Run,
+    entity_of,
+    expected,
+    new_run,
+    pack,
+    partition_of,
+    row_of,
+    run_of,
+)
+
+TRIES: Final = 10
+REMEMBERED: Final = 10_000
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Answer]):
+    """What a look at a row leads to. row: what is to be written first, None for nothing."""
+
+    answer: Answer
+    row: Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Generic[Answer]):
+    """The answer, the row as it is now, and as it was before the write."""
+
+    answer: Answer
+    row: Run | None
+    before: Run | None = None
+
+
+class Runs:
+    """The runs of one store. Any thread may call."""
+
+    def __init__(self, requests: Requests, blobs: Blobs, index: EndIndex) -> None:
+        self._requests = requests
+        self._blobs = blobs
+        self._index = index
+        self._known: OrderedDict[tuple[RunKey, str], Run] = OrderedDict()
+        self._lock = Lock()
+
+    def start(self, call: Call, start: Start) -> StartAnswer:
+        """Insert the row; if there is one, what it says decides.
+
+        Crash window: a process that dies here leaves a row whose owner is gone, as one does that
+        dies while the task runs; the redelivery takes it over.
+        """
+
+        def decide(run: Run | None) -> Step[StartAnswer]:
+            if run is None:
+                return Step(Owned(1), new_run(start))
+            outcome = run.outcome(None)
+            if outcome is not None and not outcome.again:
+                return Step(Recorded(outcome))
+            counted = Owned(run.starts, None, run.failures, run.snoozes)
+            if run.owner == start.owner:
+                return Step(counted)
+            if run.owner and run.position != start.position:
+                return Step(Elsewhere())
+            return Step(replace(counted, starts=run.starts + 1), run.started(start))
+
+        done = self._change(call, start.key, None, decide)
+        if done.row is None:
+            return done.answer
+        if isinstance(done.answer, Recorded):
+            self._index.note(call, done.row)  # whoever recorded it may have died before that
+            return Recorded(self._outcome(call, done.row) or done.answer.outcome)
+        if not isinstance(done.answer, Owned):
+            return done.answer
+        self._remember(done.row)
+        if done.before is not None and done.before.body_blob != done.row.body_blob:
+            self._blobs.delete(done.before.body_blob)
+        return replace(done.answer, saved=self._saved(call, done.row))
+
+    def record(self, call: Call, finish: Finish) -> bool:
+        """Blob, row, index row, in this order.
+
+        If the process dies after the first, a purge finds the blob; after the second, the message
+        is not settled, and its redelivery completes the index.
+        """
+        known = self._take(finish.key, finish.owner) or self.read(call, finish.key)
+        if known is None:
+            return False
+        body, blob = self._blobs.place_of(call, finish.key, pack(finish.outcome))
+
+        def decide(run: Run | None) -> Step[bool]:
+            if run is None or run.owner != finish.owner:
+                return Step(False)
+            if run.state is not State.STARTED:
+                return Step(True)  # recorded before: that stands
+            return Step(True, run.finished(finish.outcome, body, blob))
+
+        done = self._change(call, finish.key, known, decide)
+        if blob and (done.row is None or done.row.body_blob != blob):
+            self._blobs.delete(blob)
+        if done.answer and done.row is not None and done.row.ended:
+            self._index.note(call, done.row)
+            if done.before is not None and done.before is not done.row:
+                self._blobs.delete(done.before.saved_blob)
+        return done.answer
+
+    def bury(self, call: Call, record: RunRecord) -> bool:
+        """The index row first: once the row says how the run ended, nobody comes back to it.
+
+        If the process dies in between, the index names a run that ends with the next look.
+        """
+        outcome = record.outcome
+        known = self.read(call, record.key)
+        if outcome is None or (known is not None and known.ended):
+            return False
+        body, blob = self._blobs.place_of(call, record.key, pack(outcome))
+
+        def buried(run: Run | None) -> Run:
+            base = run or Run(record.key, record.task, record.queue)
+            return replace(base.finished(outcome, body, blob), owner="")
+
+        def decide(run: Run | None) -> Step[bool]:
+            if run is None or not run.ended:
+                return Step(True, buried(run))
+            # it had not ended at the first look: by us, if the answer to our write was lost
+            return Step(not run.owner and (run.ended_at, run.body_blob) == (outcome.at, blob))
+
+        self._index.note(call, buried(known))
+        done = self._change(call, record.key, known, decide)
+        if blob and (done.row is None or done.row.body_blob != blob):
+            self._blobs.delete(blob)
+        return done.answer
+
+    def save(self, call: Call, key: RunKey, owner: str, state: bytes) -> bool:
+        """Keep a checkpoint. If the process dies before the row is written, the former checkpoint
+        stands, and a purge finds the blob of the new one.
+        """
+        known = self._take(key, owner) or self.read(call, key)
+        if known is None:
+            return False
+        data, blob = self._blobs.place_of(call, key, state)
+
+        def decide(run: Run | None) -> Step[bool]:
+            if run is None or run.owner != owner or run.state is not State.STARTED:
+                return Step(False)
+            if (run.saved, run.saved_blob) == (data, blob):
+                return Step(True)
+            return Step(True, replace(run, saved=data, saved_blob=blob))
+
+        done = self._change(call, key, known, decide)
+        if not done.answer:
+            self._blobs.delete(blob)
+        elif done.row is not None:
+            self._remember(done.row)
+            if known.saved_blob != blob:
+                self._blobs.delete(known.saved_blob)
+        return done.answer
+
+    def disown(self, call: Call, which: tuple[RunKey, str]) -> None:
+        """Give a run back; its start is not counted."""
+        key, owner = which
+
+        def decide(run: Run | None) -> Step[None]:
+            if run is None or run.owner != owner or run.state is not State.STARTED:
+                return Step(None)
+            return Step(None, replace(run, owner="", starts=run.starts - 1))
+
+        known = self._take(key, owner) or self.read(call, key)
+        if known is not None:
+            self._change(call, key, known, decide)
+
+    def expect(self, call: Call, record: RunRecord) -> None:
+        """Note that a run is to come, in a row of its own: a start needs no look at it."""
+        self._requests.ensure(call, expected(record))
+
+    def read(self, call: Call, key: RunKey) -> Run | None:
+        """The run's row."""
+        entity = self._requests.read(call, partition_of(key.task_id), row_of(key))
+        return None if entity is None else run_of(entity)
+
+    def body(self, call: Call, run: Run) -> bytes | None:
+        """What may be long of its outcome. Raises Gone where its blob is missing."""
+        return self._blobs.load(call, run.body, run.body_blob)
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    def _change(
+        self,
+        call: Call,
+        key: RunKey,
+        run: Run | None,
+        decide: Callable[[Run | None], Step[Answer]],
+    ) -> Changed[Answer]:
+        """Look and write until nobody comes between. run: as it was last seen, None for absent."""
+        for _ in range(TRIES):
+            step = decide(run)
+            if step.row is None:
+                return Changed(step.answer, run, run)
+            entity = entity_of(step.row)
+            try:
+                if run is None:
+                    tag = self._requests.insert(call, entity)
+                else:
+                    tag = self._requests.replace(call, entity, run.tag)
+            except Unsure:
+                tag = None
+            if tag is not None:
+                return Changed(step.answer, replace(step.row, tag=tag), run)
+            run = self.read(call, key)
+        raise call.unavailable(f"the row of task {key.task_id}")
+
+    def _outcome(self, call: Call, run: Run) -> Outcome | None:
+        """The whole outcome; None where its blob is missing, and the row must do."""
+        try:
+            return run.outcome(self.body(call, run))
+        except (Gone, ResultError):
+            return None
+
+    def _saved(self, call: Call, run: Run) -> bytes | None:
+        try:
+            return self._blobs.load(call, run.saved, run.saved_blob)
+        except Gone:
+            return None  # somebody deleted it: the task begins anew
+
+    def _remember(self, run: Run) -> None:
+        """Keep the row for its end, unless that would keep a checkpoint in memory."""
+        if run.saved is None:
+            with self._lock:
+                self._known[run.key, run.owner] = run
+                while len(self._known) > REMEMBERED:
+                    self._known.popitem(last=False)
+
+    def _take(self, key: RunKey, owner: str) -> Run | None:
+        with self._lock:
+            return self._known.pop((key, owner), None)
