@@ -16,6 +16,8 @@ finds the mark.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -25,7 +27,7 @@ from azure.core.credentials import TokenCredential
 
 from aztask.addresses import TablesAddress
 from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.errors import CapabilityError
+from aztask.errors import AztaskError, CapabilityError
 from aztask.results.base import (
     Cancelled,
     Finish,
@@ -55,6 +57,8 @@ from aztask.results.tables_rows import (
     worker_of,
 )
 from aztask.results.tables_runs import Runs
+
+logger = logging.getLogger(__name__)
 
 TABLE: Final = "aztaskresults"
 CONTAINER: Final = "aztask-results"
@@ -125,14 +129,16 @@ class TablesResults:
         found: list[Any] = self._requests.each(call, lambda call, what: what(call), work)
         marks: dict[int, set[str]] = dict(zip(shards, found[: len(shards)], strict=True))
         answers: list[StartAnswer] = found[len(shards) :]
-        for index, answer in enumerate(answers):
-            page = marks[shard_of(partitions[index])]
-            if isinstance(answer, Owned) and (
-                partitions[index] in page
-                or (len(page) == MARKS_AT_ONCE and self._marked(call, partitions[index]))
-            ):
-                answers[index] = Cancelled(answer.starts)
-        return answers
+        # a shard with more marks than a page shows is asked for each task
+        uncertain = [each for each in partitions if len(marks[shard_of(each)]) == MARKS_AT_ONCE]
+        seen = self._requests.each(call, self._marked, uncertain)
+        marked = set().union(*marks.values(), itertools.compress(uncertain, seen))
+        return [
+            Cancelled(answer.starts)
+            if isinstance(answer, Owned) and partition in marked
+            else answer
+            for answer, partition in zip(answers, partitions, strict=True)
+        ]
 
     def _starting(self, start: Start) -> Callable[[Call], StartAnswer]:
         return lambda call: self._runs.start(call, start)
@@ -296,7 +302,10 @@ class TablesResults:
         deleted = self._index.purge(before)
         if self._clock.monotonic() >= self._sweep_at:
             self._sweep_at = self._clock.monotonic() + SWEEP_SECONDS
-            self._index.sweep(before)
+            try:
+                self._index.sweep(before)
+            except AztaskError as error:
+                logger.warning("old blobs could not be looked for: %s", error)
         return deleted
 
     def close(self) -> None:

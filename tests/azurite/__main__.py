@@ -1,7 +1,7 @@
-"""``python -m tests.azurite [PORT]``: the Storage queue emulator for a developer, until Ctrl-C.
+"""``python -m tests.azurite [PORT]``: the storage emulator for a developer, until Ctrl-C.
 
-Its data lies in a temporary folder. The default port is the one that UseDevelopmentStorage=true
-means, 10001.
+Its data lies in a temporary folder. Without a port it has queues, tables and blobs, on the ports
+that UseDevelopmentStorage=true means; on a port of its own queues alone.
 """
 
 from __future__ import annotations
@@ -14,24 +14,30 @@ from pathlib import Path
 
 from tests.azurite import Azurite, NodeMissing
 
-DEVELOPMENT_PORT = 10001
+DEVELOPMENT_PORTS = {"queue": 10001, "table": 10002, "blob": 10000}
 
 
 def main() -> int:
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else DEVELOPMENT_PORT
+    ports = {"queue": int(sys.argv[1])} if len(sys.argv) > 1 else DEVELOPMENT_PORTS
+    started: list[Azurite] = []
     with tempfile.TemporaryDirectory(prefix="aztask-azurite-") as folder:
         try:
-            azurite = Azurite(Path(folder), port=port)
+            for service, port in ports.items():
+                started.append(Azurite(Path(folder, service), port=port, service=service))
+            standard = ports == DEVELOPMENT_PORTS
+            address = "UseDevelopmentStorage=true" if standard else started[0].connection_string
+            print(f"Azurite is running; use AZTASK_BROKER='{address}'")
+            if standard:
+                print(f"and for results AZTASK_RESULTS='{address}'")
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
         except (NodeMissing, RuntimeError) as error:
             print(error, file=sys.stderr)
             return 1
-        standard = port == DEVELOPMENT_PORT
-        address = "UseDevelopmentStorage=true" if standard else azurite.connection_string
-        print(f"Azurite is running; use AZTASK_BROKER='{address}'")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
-        azurite.stop()
+        finally:
+            for azurite in started:
+                azurite.stop()
     return 0
 
 

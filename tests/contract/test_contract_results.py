@@ -311,11 +311,11 @@ def test_a_cancellation_is_shown_until_a_worker_meets_it_and_holds_for_later_hop
 
 
 def test_among_very_many_cancelled_tasks_each_one_is_known(results: ResultStore) -> None:
-    tasks = [f"t{n}" for n in range(300)]
-    for task in tasks[::2]:
-        assert results.cancel(task, 1.0)
+    tasks = [f"t{n}" for n in range(640)]
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(lambda task: results.cancel(task, 1.0), tasks[::2]))
     answers = results.start([a_start("one", n, RunKey(task)) for n, task in enumerate(tasks)])
-    assert answers == [Cancelled(1), Owned(1)] * 150
+    assert answers == [Cancelled(1), Owned(1)] * 320
 
 
 @pytest.mark.parametrize("value", [b"", LONG], ids=["small", "large"])

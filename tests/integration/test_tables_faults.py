@@ -1,0 +1,466 @@
+"""The Tables store when answers are lost, the service is away or refuses, and processes die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import azurite
+import pytest
+from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
+from azurite import Azurite
+from proxy import Proxy
+
+from aztask.addresses import TablesAddress
+from aztask.envelope import Envelope
+from aztask.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    ResultError,
+)
+from aztask.results import tables_client, tables_index
+from aztask.results.base import (
+    Elsewhere,
+    Finish,
+    Outcome,
+    Owned,
+    Recorded,
+    RunKey,
+    RunRecord,
+    Start,
+    State,
+)
+from aztask.results.deadindex import NotedDead
+from aztask.results.tables import TablesResults
+from aztask.settlement import Abandon, Complete, DeadLetter
+from aztask.urls import parse_results
+
+KEY = RunKey("a")
+LONG = b"x" * 200_000
+DONE = Outcome(State.SUCCEEDED, Complete(), b"v", at=100.0, duration=1.0)
+LARGE = replace(DONE, value=LONG)
+DEAD = Outcome(State.FAILED, DeadLetter("Max"), None, "Max", "10", "", 3000.0)
+_names = count(1)
+
+
+def a_start(owner: str, position: int = 1, key: RunKey = KEY) -> Start:
+    return Start(key, "shop.resize", "default", position, owner, "worker", 1000.0)
+
+
+def address_of(text: str) -> TablesAddress:
+    address = parse_results(text)
+    assert isinstance(address, TablesAddress)
+    return address
+
+
+@dataclass
+class Tables:
+    """results: through the proxies. direct: past them, as another process would see it."""
+
+    services: tuple[Azurite, Azurite]
+    table: Proxy
+    blob: Proxy
+    names: dict[str, str]
+    opened: list[TablesResults] = field(default_factory=list)
+
+    def open(self, text: str, **names: str) -> TablesResults:
+        made = TablesResults(address_of(text), **{**self.names, **names})
+        self.opened.append(made)
+        return made
+
+    @property
+    def text(self) -> str:
+        return azurite.account_of(*self.services)
+
+    def proxied(self) -> TablesResults:
+        return self.open(
+            azurite.account_of(*self.services, table=self.table.port, blob=self.blob.port)
+        )
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Azurite, Azurite]]:
+    with azurite.storing(tmp_path_factory.mktemp("tables")) as both:
+        yield both
+
+
+@pytest.fixture
+def tables(services: tuple[Azurite, Azurite]) -> Iterator[Tables]:
+    number = next(_names)
+    names = {"table": f"faults{number}", "container": f"faults-{number}"}
+    made = Tables(services, Proxy(services[0].port), Proxy(services[1].port), names)
+    yield made
+    for each in made.opened:
+        each.close()
+    made.table.close()
+    made.blob.close()
+
+
+@pytest.fixture
+def direct(tables: Tables) -> TablesResults:
+    made = tables.open(tables.text)
+    made.create()
+    return made
+
+
+@pytest.fixture
+def results(tables: Tables, direct: TablesResults) -> TablesResults:
+    return tables.proxied()
+
+
+def losing(proxy: Proxy, kind: str, number: int) -> None:
+    """Lose the answer to the request of that kind (POST, PUT, ...) that comes `number`-th from
+    now; it is carried out.
+    """
+    before = proxy.counts[kind]
+
+    def hook(line: bytes, seen: int) -> str | None:
+        lost = line.startswith(kind.encode()) and seen == before + number
+        return "drop-reply" if lost else None
+
+    proxy.hook = hook
+
+
+# -- lost answers ----------------------------------------------------------------------------
+
+
+def test_the_answer_to_a_start_is_lost(
+    tables: Tables, results: TablesResults, direct: TablesResults
+) -> None:
+    losing(tables.table, "POST", 1)
+    assert results.start([a_start("one")]) == [Owned(1)]
+    assert direct.start([a_start("two", position=2)]) == [Elsewhere()]
+    losing(tables.table, "PUT", 1)
+    assert results.start([a_start("two")]) == [Owned(2)], "taken over, counted once"
+    assert results.record([Finish(KEY, "two", DONE)]) == [True]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("PUT", 1), ("POST", 1)], ids=["row", "index"])
+@pytest.mark.parametrize("outcome", [DONE, LARGE], ids=["small", "large"])
+def test_the_answer_to_a_record_is_lost(
+    tables: Tables,
+    results: TablesResults,
+    direct: TablesResults,
+    kind: str,
+    number: int,
+    outcome: Outcome,
+) -> None:
+    results.start([a_start("one")])
+    losing(tables.table, kind, number)
+    losing(tables.blob, "PUT", 1)
+    assert results.record([Finish(KEY, "one", outcome)]) == [True]
+    record = direct.get("a")
+    assert record is not None
+    assert record.outcome == outcome
+    assert [run.outcome for run in direct.recent()] == [outcome]
+    assert direct.purge(200.0) == 1
+    assert blobs_of(direct) == []
+
+
+def test_the_answers_to_everything_else_are_lost(
+    tables: Tables, results: TablesResults, direct: TablesResults
+) -> None:
+    results.start([a_start("one")])
+    losing(tables.table, "PUT", 1)
+    assert results.save(KEY, "one", LONG)
+    losing(tables.table, "PUT", 1)
+    results.disown([(KEY, "one")])
+    assert results.start([a_start("two")]) == [Owned(1, LONG)], "given back once"
+    losing(tables.table, "POST", 1)
+    other = RunRecord(RunKey("b"), "task", "queue", State.FAILED, outcome=DEAD)
+    results.expect([other])
+    losing(tables.table, "POST", 2)  # the first is the index
+    assert results.bury([other]) == [True], "ours, although the answer was lost"
+    assert direct.bury([other]) == [False]
+    losing(tables.table, "PUT", 1)
+    assert results.cancel("c", 1.0)
+    losing(tables.table, "DELETE", 1)
+    assert results.forget("b")
+    assert direct.get("b") is None
+    assert [run.key for run in direct.recent()] == []
+    note = NotedDead("orders", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
+    losing(tables.table, "POST", 1)
+    results.dead_index.note([note])
+    assert len(direct.dead_index.page("orders", 0, 10)) == 1
+    losing(tables.table, "POST", 1)
+    results.dead_index.drop("orders", ["m"])
+    assert direct.dead_index.page("orders", 0, 10) == []
+
+
+# -- away, slow, refused ---------------------------------------------------------------------
+
+
+CALLS: dict[str, Callable[[TablesResults], object]] = {
+    "start": lambda store: store.start([a_start("one", n, RunKey(f"t{n}")) for n in range(40)]),
+    "record": lambda store: store.record([Finish(KEY, "one", DONE)]),
+    "get": lambda store: store.get("a"),
+    "recent": lambda store: store.recent(),
+    "purge": lambda store: store.purge(1.0),
+    "workers": lambda store: store.workers(),
+    "check": lambda store: store.check(),
+    "dead": lambda store: store.dead_index.page("q", 0, 5),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mode", ["reset", "blackhole"])
+def test_a_service_that_is_away_is_told_in_time(
+    tables: Tables,
+    results: TablesResults,
+    direct: TablesResults,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    call: str,
+) -> None:
+    monkeypatch.setattr(tables_client, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(tables_client.Call.__init__, "__defaults__", (1.5,))
+    monkeypatch.setattr(tables_index, "PURGE_SECONDS", 0.75)
+    tables.table.set(mode)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"(?s)^the table '\w+' of tables://.*; try again$"):
+        CALLS[call](results)
+    assert time.monotonic() - began < 4.0
+    tables.table.set("pass")
+    tables.table.reset_all()
+    assert results.start([a_start("one")]) == [Owned(1)]
+    assert results.record([Finish(KEY, "one", DONE)]) == [True]
+
+
+def test_a_short_outage_is_not_noticed(tables: Tables, results: TablesResults) -> None:
+    """Connections that are refused, or reset before an answer, are made again inside the call."""
+    results.start([a_start("one")])
+    tables.table.hook = lambda line, seen: "reset" if seen == 1 else None
+    tables.table.reset_all()
+    assert results.record([Finish(KEY, "one", DONE)]) == [True]
+    assert results.workers() == []
+
+
+def test_answers_that_are_late_are_waited_for(tables: Tables, results: TablesResults) -> None:
+    tables.table.delay = 1.0
+    assert results.start([a_start("one", n, RunKey(f"t{n}")) for n in range(20)]) == [Owned(1)] * 20
+
+
+def test_what_is_missing_is_said_with_the_command(tables: Tables) -> None:
+    nowhere = tables.open(tables.text, table="nowhere")
+    for call in CALLS.values():
+        with pytest.raises(BrokerError) as caught:
+            call(nowhere)
+        assert re.fullmatch(
+            r"the table 'nowhere' of tables://devstoreaccount1 does not exist; create it with: "
+            r"aztask -A MODULE:APP queues create QUEUE",
+            str(caught.value),
+        )
+    store = tables.open(tables.text, container="no-container")
+    tables.open(tables.text).create()
+    with pytest.raises(BrokerError, match=r"the container 'no-container' of .* does not exist"):
+        store.check()
+    store.start([a_start("one")])
+    with pytest.raises(BrokerError, match=r"the container 'no-container' of .* does not exist"):
+        store.record([Finish(KEY, "one", LARGE)])
+
+
+def signed(tables: Tables, permission: str) -> str:
+    token = generate_account_sas(
+        azurite.ACCOUNT,
+        azurite.KEY,
+        ResourceTypes.from_string("co"),
+        AccountSasPermissions.from_string(permission),
+        datetime.now(UTC) + timedelta(hours=1),
+        services="bt",
+    )
+    table, blob = tables.services
+    return (
+        f"TableEndpoint={table.endpoint};BlobEndpoint={blob.endpoint};SharedAccessSignature={token}"
+    )
+
+
+def test_wrong_credentials_and_rights_name_the_role(tables: Tables, direct: TablesResults) -> None:
+    wrong_key = tables.text.replace(azurite.KEY, "d3Jvbmcta2V5LW9mLXRoaXMtdGVzdA==")
+    for store in (tables.open(wrong_key), tables.open(signed(tables, "r"))):
+        with pytest.raises(ConfigurationError) as caught:
+            store.start([a_start("one", n, RunKey(f"t{n}")) for n in range(3)])
+        text = str(caught.value)
+        assert "Storage Table Data Contributor" in text
+        assert "\n" not in text
+        assert "sig=" not in text
+        assert "d3Jvbmc" not in text
+
+
+def test_a_signature_with_the_rights_is_enough(tables: Tables, direct: TablesResults) -> None:
+    store = tables.open(signed(tables, "rwdlau"))
+    store.check()
+    assert store.start([a_start("one")]) == [Owned(1)]
+    assert store.record([Finish(KEY, "one", LARGE)]) == [True]
+    assert store.get("a") == direct.get("a")
+    assert store.cancel("b", 1.0)
+    assert store.purge(200.0) == 1
+    assert blobs_of(direct) == []
+    assert "sig" not in repr(store)
+
+
+def test_what_a_task_costs(tables: Tables, results: TablesResults) -> None:
+    """The figures of docs/how-to/production/keep-results-in-tables.md."""
+    keys = [RunKey(f"t{n}") for n in range(100)]
+
+    def spent(call: Callable[[], object]) -> dict[str, int]:
+        before = Counter(tables.table.counts)
+        call()
+        return dict(tables.table.counts - before)
+
+    starts = [a_start("one", n, key) for n, key in enumerate(keys)]
+    assert spent(lambda: results.start(starts)) == {"POST": 100, "GET": 4}
+    finishes = [Finish(key, "one", DONE) for key in keys]
+    assert spent(lambda: results.record(finishes)) == {"PUT": 100, "POST": 100}
+    assert spent(lambda: results.recent(limit=10)) == {"GET": 24 + 10}
+    assert spent(lambda: results.get("t1")) == {"GET": 1}
+    assert spent(lambda: results.get("nobody")) == {"GET": 2}
+    assert spent(lambda: results.purge(50.0)) == {"GET": 4 + 48}
+    assert spent(lambda: results.purge(200.0)) == {"GET": 4 + 48, "DELETE": 300}
+    assert tables.blob.total == 1, "one listing of old blobs, by the first purge"
+
+
+# -- who dies, who is frozen -----------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for the end of the process at that point."""
+
+
+def dying(*arguments: object) -> None:
+    raise Killed
+
+
+def test_a_death_between_the_outcome_and_its_index_is_made_good(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tables.open(tables.text)
+    dead.start([a_start("one")])
+    monkeypatch.setattr(dead._index, "note", dying)
+    with pytest.raises(Killed):
+        dead.record([Finish(KEY, "one", DONE)])
+    assert direct.recent() == []
+    assert direct.start([a_start("two")]) == [Recorded(DONE)]
+    assert [run.outcome for run in direct.recent()] == [DONE]
+
+
+def test_a_death_between_the_index_and_a_burial_leaves_the_run_to_its_owner(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tables.open(tables.text)
+    direct.start([a_start("one")])
+    monkeypatch.setattr(dead._runs, "_change", dying)
+    with pytest.raises(Killed):
+        dead.bury([RunRecord(KEY, "task", "queue", State.FAILED, outcome=DEAD)])
+    assert direct.recent() == [], "it has not ended"
+    assert direct.record([Finish(KEY, "one", DONE)]) == [True]
+    assert [run.outcome for run in direct.recent()] == [DONE]
+
+
+def blobs_of(store: TablesResults) -> list[str]:
+    return list(store._blobs._container.list_blob_names())
+
+
+def test_blobs_that_no_row_names_are_swept_and_the_others_stay(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tables.open(tables.text)
+    dead.start([a_start("one")])
+    assert dead.save(KEY, "one", LONG)
+    (kept,) = blobs_of(direct)
+    monkeypatch.setattr(dead._runs, "_change", dying)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            dead.record([Finish(KEY, "one", LARGE)])
+    assert len(blobs_of(direct)) == 3
+    monkeypatch.setattr(tables_index, "SETTLING_SECONDS", -7200.0)
+    direct.purge(time.time() - 3600.0)
+    assert len(blobs_of(direct)) == 3, "they are young"
+    tables.open(tables.text).purge(time.time() + 3600.0)
+    assert blobs_of(direct) == [kept]
+    assert direct.start([a_start("two")]) == [Owned(2, LONG)]
+    assert direct.record([Finish(KEY, "two", LARGE)]) == [True]
+    assert len(blobs_of(direct)) == 1, "the checkpoint is needed no more"
+    assert direct.forget("a")
+    assert blobs_of(direct) == []
+
+
+def test_a_fenced_owner_leaves_no_blob(direct: TablesResults, tables: Tables) -> None:
+    frozen = tables.open(tables.text)
+    frozen.start([a_start("one")])
+    direct.start([a_start("two")])
+    assert frozen.record([Finish(KEY, "one", LARGE)]) == [False]
+    assert not frozen.save(KEY, "one", LONG)
+    assert blobs_of(direct) == []
+
+
+def test_a_value_that_somebody_deleted_is_an_error_and_not_nothing(direct: TablesResults) -> None:
+    direct.start([a_start("one")])
+    direct.record([Finish(KEY, "one", LARGE)])
+    (name,) = blobs_of(direct)
+    direct._blobs.delete(name)
+    with pytest.raises(ResultError, match="the value of task a is not in the container any more"):
+        direct.get("a")
+    (answer,) = direct.start([a_start("two")])
+    assert isinstance(answer, Recorded)
+    assert answer.outcome.settlement == Complete(), "its message can be settled all the same"
+
+
+def _race(text: str, names: dict[str, str], owner: int, gate: object) -> list[tuple[bool, bool]]:
+    store = TablesResults(address_of(text), **names)
+    gate.wait()  # type: ignore[attr-defined]
+    won = []
+    for n in range(30):
+        key = RunKey(f"race-{n}")
+        (answer,) = store.start([a_start(f"owner-{owner}", owner, key)])
+        (kept,) = store.record([Finish(key, f"owner-{owner}", replace(DONE, at=float(owner)))])
+        won.append((isinstance(answer, Owned), kept))
+    store.close()
+    return won
+
+
+def test_processes_race_and_one_owns_each_run(tables: Tables, direct: TablesResults) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, spawn.Pool(3) as pool:
+        gate = manager.Barrier(3)
+        arguments = [(tables.text, tables.names, owner, gate) for owner in range(3)]
+        won = pool.starmap(_race, arguments, chunksize=1)
+    for n, answers in enumerate(zip(*won, strict=True)):
+        assert sorted(answers) == [(False, False), (False, False), (True, True)]
+        record = direct.get(f"race-{n}")
+        assert record is not None
+        assert record.outcome is not None
+        assert record.outcome.at == float(answers.index((True, True)))
+
+
+def test_owners_that_take_each_other_over_under_lost_answers_leave_one_outcome(
+    tables: Tables, results: TablesResults, direct: TablesResults
+) -> None:
+    """Every third answer is lost, whatever it is to; each owner's view agrees with what stands."""
+    tables.table.hook = lambda line, seen: "drop-reply" if seen % 3 == 0 else None
+    for n in range(20):
+        key = RunKey(f"t{n}")
+        (first,) = _insisting(lambda key=key: results.start([a_start("one", 1, key)]))
+        assert first == Owned(1)
+        if n % 2:
+            assert direct.start([a_start("two", 1, key)]) == [Owned(2)]
+        (kept,) = _insisting(lambda key=key: results.record([Finish(key, "one", DONE)]))
+        assert kept == (n % 2 == 0)
+        retrying = Outcome(State.RETRYING, Abandon(), at=5.0)
+        assert direct.record([Finish(key, "two", retrying)]) == [n % 2 == 1]
+
+
+def _insisting(call: Callable[[], list[object]]) -> list[object]:
+    """As a worker does: try again while the store does not answer."""
+    for _ in range(20):
+        try:
+            return call()
+        except BrokerUnavailable:
+            continue
+    raise AssertionError("it never answered")

@@ -1,0 +1,210 @@
+"""Workers of several machines: each in a folder of its own, with nothing in common but Azure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import azurite
+import pytest
+from harness import ROOT, Site, site_in, wait_until
+from ledger_app import big, flaky, work
+from test_kills import runs_allowed
+
+from aztask import App
+from aztask.deadletters import DeadLetters
+from aztask.results.base import Provisioned, State
+
+LEASE = 2.0
+ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The account's queues, tables and blobs: its connection string."""
+    folder = tmp_path_factory.mktemp("account")
+    with azurite.storing(folder) as stores, azurite.running(folder / "queue") as queues:
+        yield azurite.account_of(queues, *stores)
+
+
+@pytest.fixture
+def machines(services: str, tmp_path: Path) -> Iterator[list[Site]]:
+    """Two folders with an app on one account; the queue is new."""
+    with (
+        site_in(tmp_path / "one", joint=False, broker=services, results=services) as one,
+        site_in(tmp_path / "two", joint=False, broker=services, results=services) as two,
+    ):
+        app = one.app()
+        for queue in app.broker.queues():
+            app.broker.delete(queue)
+        app.broker.declare("default")
+        assert isinstance(app.results, Provisioned)
+        app.results.create()
+        yield [one, two]
+
+
+def total(site: Site) -> int:
+    return site.app().broker.stats("default").total or 0
+
+
+def runs(machines: list[Site], event: str, key: str) -> int:
+    return sum(len(site.lines(event, key)) for site in machines)
+
+
+@pytest.mark.parametrize("step", ["claimed", "ran", "recorded", "settled"])
+def test_killed_at_a_step_and_another_machine_goes_on(machines: list[Site], step: str) -> None:
+    """Above all ``recorded``: the other one settles as it was recorded, and runs nothing."""
+    one, two = machines
+    app = one.app()
+    app.send(work.name, [step], task_id=f"killed-{step}")
+    first = one.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
+    assert first.wait() == -signal.SIGKILL, first.log
+    second = two.worker(*ARGUMENTS)
+    assert app.result(f"killed-{step}").get(timeout=30) == step
+    wait_until(lambda: total(one) == 0, 20, "all is settled")
+    least, most = runs_allowed(step, joint=False)
+    assert least <= runs(machines, "end", step) <= most
+    if step == "recorded":
+        assert runs(machines, "end", step) == 1
+    history = app.results.history(f"killed-{step}")
+    assert [record.state for record in history] == [State.SUCCEEDED]
+    assert second.stop() == 0, second.log
+
+
+@pytest.mark.parametrize("step", ["ran", "recorded"])
+def test_frozen_past_its_lease_and_thawed_on_another_machine(
+    machines: list[Site], step: str
+) -> None:
+    one, two = machines
+    app = one.app()
+    task_id = f"frozen-{step}"
+    app.send(work.name, ["a"], task_id=task_id)
+    first = one.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:STOP")
+    wait_until(first.stopped, 30, "the first worker freezes")
+    second = two.worker(*ARGUMENTS)
+    wait_until(lambda: total(one) == 0, 30, "the second worker settles it")
+    before = app.results.get(task_id)
+    assert before is not None
+    assert before.worker.split("-")[-2] == str((second if step == "ran" else first).process.pid), (
+        "whose outcome stands"
+    )
+    first.signal(signal.SIGCONT)
+    app.send(work.name, ["b"], task_id=f"{task_id}-b").get(timeout=30)
+    assert first.stop() == 0, first.log
+    assert app.results.get(task_id) == before, "the thawed one recorded nothing"
+    assert runs(machines, "end", "a") == (2 if step == "ran" else 1)
+    assert second.stop() == 0, second.log
+
+
+def test_both_machines_share_the_work_and_each_task_runs_once(machines: list[Site]) -> None:
+    one, two = machines
+    app = one.app()
+    keys = [f"k{n}" for n in range(60)]
+    results = [app.send(work.name, [key]) for key in keys]
+    retried = app.send(flaky.name, ["f", 2])
+    large = app.send(big.name, [300_000])
+    workers = [one.worker(*ARGUMENTS), two.worker(*ARGUMENTS)]
+    assert [result.get(timeout=60) for result in results] == keys
+    assert retried.get(timeout=30) == 2
+    assert len(large.get(timeout=30)) == 300_000
+    wait_until(lambda: total(one) == 0, 20, "all is settled")
+    assert [runs(machines, "end", key) for key in keys] == [1] * len(keys)
+    assert len(app.results.workers()) >= 2
+    for worker in workers:
+        assert worker.stop() == 0, worker.log
+
+
+def command(folder: Path, services: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "shop.py").write_text(
+        "from aztask import App\n"
+        'app = App("shop")\n'
+        '@app.task(queue="orders")\n'
+        "def ship(order: int) -> int:\n"
+        "    return order\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "aztask", *arguments],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{folder}",
+            "AZTASK_APP": "shop:app",
+            "AZTASK_BROKER": services,
+            "AZTASK_RESULTS": services,
+        },
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[str]:
+    """An account with nothing in it."""
+    with azurite.storing(tmp_path) as stores, azurite.running(tmp_path / "queue") as queues:
+        yield azurite.account_of(queues, *stores)
+
+
+def test_from_an_empty_account_by_the_command_line(tmp_path: Path, fresh: str) -> None:
+    missing = "does not exist; create it with: aztask -A MODULE:APP queues create QUEUE"
+    app = App("shop", broker=fresh, results=fresh)
+    app.broker.declare("orders")
+    found = command(tmp_path, fresh, "worker", "-Q", "orders", "--burst")
+    assert found.returncode == 5, found.stderr
+    assert found.stderr.strip().splitlines()[-1].endswith(missing)
+    examined = command(tmp_path, fresh, "doctor", "--json")
+    assert examined.returncode == 5
+    lines = [json.loads(line) for line in examined.stdout.splitlines()]
+    assert [line["text"].endswith(missing) for line in lines if line["subject"] == "results"] == [
+        True
+    ]
+    asked = command(tmp_path, fresh, "send", "shop.ship", "--args", "[1]", "--task-id", "one")
+    assert asked.returncode == 5, asked.stderr
+    assert missing in asked.stderr
+    created = command(tmp_path, fresh, "queues", "create", "orders")
+    assert created.returncode == 0, created.stderr
+    assert created.stdout.splitlines() == [
+        "queue orders is there",
+        "the table 'aztaskresults' of tables://devstoreaccount1 is there",
+        "the container 'aztask-results' of tables://devstoreaccount1 is there",
+    ]
+    assert command(tmp_path, fresh, "queues", "create", "orders").returncode == 0
+    sent = command(tmp_path, fresh, "send", "shop.ship", "--args", "[1]", "--task-id", "one")
+    assert sent.returncode == 0, sent.stderr
+    worked = command(tmp_path, fresh, "worker", "-Q", "orders", "--burst", "-c", "1")
+    assert worked.returncode == 0, worked.stderr
+    assert app.result("one").get(timeout=5) == 1
+    listed = command(tmp_path, fresh, "result", "--json")
+    assert [json.loads(line)["id"] for line in listed.stdout.splitlines()] == ["one"]
+    running = command(tmp_path, fresh, "result", "--state", "started")
+    assert running.returncode == 4
+    assert "list runs that have ended" in running.stderr
+    (worker,) = command(tmp_path, fresh, "workers", "--json").stdout.splitlines()
+    assert json.loads(worker)["state"] == "stopped"
+    examined = command(tmp_path, fresh, "doctor", "-Q", "orders", "--json")
+    assert examined.returncode == 0, examined.stdout
+    assert azurite.KEY not in found.stderr + examined.stdout + created.stdout
+    app.close()
+
+
+def test_more_dead_letters_than_the_service_shows_are_listed_from_the_table(
+    machines: list[Site],
+) -> None:
+    one, two = machines
+    app = one.app()
+    for n in range(40):
+        app.send("nobody.knows", [n], task_id=f"dead-{n}")
+    two.extra["LEDGER_GRACE"] = "0"
+    worker = two.worker(*ARGUMENTS)
+    wait_until(lambda: app.broker.stats("default").dead == 40, 60, "all are dead")
+    found = DeadLetters(app, "default").list(limit=100)
+    assert {letter.message.id for letter in found if letter.message} == {
+        f"dead-{n}" for n in range(40)
+    }
+    assert worker.stop() == 0, worker.log

@@ -1,0 +1,151 @@
+"""Requests to tables: what an answer means, what is made again, and how long a call may take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+
+from aztask.connections import Connections
+from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
+from aztask.results import tables_client
+from aztask.results.tables_client import Call
+from aztask.results.tables_errors import Busy, Changed, Gone, There, Unsure, verdict
+
+PLACE, ROLE = "the table 't' of tables://shop", "Storage Table Data Contributor"
+
+
+def answered(status: int, code: str, *, in_header: bool = True) -> HttpResponseError:
+    """An error as the SDK raises it: blobs tell the code in a header, tables in the body."""
+    body = "" if in_header else json.dumps({"odata.error": {"code": code, "message": {}}})
+    response: Any = SimpleNamespace(
+        status_code=status,
+        reason="",
+        headers={"x-ms-error-code": code} if in_header else {},
+        text=lambda: body,
+    )
+    return HttpResponseError(f"{code}\nsecond line", response=response)
+
+
+@pytest.mark.parametrize("in_header", [True, False])
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "ResourceNotFound", Gone),
+        (404, "BlobNotFound", Gone),
+        (404, "TableNotFound", QueueNotFound),
+        (404, "ContainerNotFound", QueueNotFound),
+        (409, "EntityAlreadyExists", There),
+        (409, "TableBeingDeleted", QueueNotFound),
+        (412, "UpdateConditionNotSatisfied", Changed),
+        (403, "AuthorizationPermissionMismatch", ConfigurationError),
+        (401, "", ConfigurationError),
+        (503, "ServerBusy", Busy),
+        (429, "", Busy),
+        (500, "InternalError", Unsure),
+        (500, "OperationTimedOut", Unsure),
+        (400, "EntityTooLarge", BrokerError),
+        (404, "", BrokerError),
+    ],
+)
+def test_answers_are_told_by_their_codes(
+    status: int, code: str, kind: type[Exception], in_header: bool
+) -> None:
+    found = verdict(answered(status, code, in_header=in_header), PLACE, ROLE)
+    assert type(found) is kind
+    assert "\n" not in str(found)
+
+
+def test_failures_without_an_answer() -> None:
+    assert type(verdict(ServiceRequestError("refused"), PLACE, ROLE)) is Busy
+    assert type(verdict(ServiceResponseError("reset"), PLACE, ROLE)) is Unsure
+    no_token = ClientAuthenticationError("DefaultAzureCredential failed\nand why, for pages")
+    found = verdict(no_token, PLACE, ROLE)
+    assert isinstance(found, ConfigurationError)
+    assert str(found) == f"no credential for {PLACE}: DefaultAzureCredential failed"
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    made: list[float] = []
+    monkeypatch.setattr(tables_client, "time", SimpleNamespace(sleep=made.append, monotonic=_now))
+    return made
+
+
+def _now() -> float:
+    return 1000.0
+
+
+def failing(*errors: AzureError) -> Callable[..., str]:
+    """A request that ends with each of these once, and then well."""
+    left = list(errors)
+
+    def make(**times: float) -> str:
+        assert set(times) == {"connection_timeout", "read_timeout"}
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return make
+
+
+def test_a_busy_service_is_asked_again_after_pauses(pauses: list[float]) -> None:
+    busy = answered(503, "ServerBusy")
+    assert Call().request(failing(busy, busy, busy), PLACE, ROLE) == "done"
+    assert pauses == [0.1, 0.4, 1.0]
+    with pytest.raises(BrokerUnavailable, match="cannot be reached now"):
+        Call().request(failing(*[busy] * 4), PLACE, ROLE)
+
+
+def test_a_write_that_is_unsure_is_not_made_again_and_a_read_is(pauses: list[float]) -> None:
+    lost = ServiceResponseError("reset")
+    with pytest.raises(Unsure):
+        Call().request(failing(lost), PLACE, ROLE)
+    assert pauses == []
+    assert Call().request(failing(lost, lost), PLACE, ROLE, again=True) == "done"
+
+
+def test_once_a_request_gave_up_no_other_one_of_the_call_is_made(pauses: list[float]) -> None:
+    call = Call()
+    with pytest.raises(ConfigurationError):
+        call.request(failing(answered(403, "AuthorizationFailure")), PLACE, ROLE)
+    with pytest.raises(ConfigurationError):
+        call.request(failing(), PLACE, ROLE)
+
+
+def test_a_call_without_time_makes_no_request(pauses: list[float]) -> None:
+    with pytest.raises(BrokerUnavailable, match="does not answer in time; try again"):
+        Call(0.0).request(failing(), PLACE, ROLE)
+    with pytest.raises(BrokerUnavailable, match="ServerBusy"):
+        Call(0.05).request(failing(answered(503, "ServerBusy")), PLACE, ROLE)
+    assert pauses == [], "a pause that is longer than what is left is not begun"
+
+
+def test_the_last_request_of_a_call_gets_the_time_that_is_left(pauses: list[float]) -> None:
+    times = Call(3.0).request(lambda **times: times, PLACE, ROLE)
+    assert times == {"connection_timeout": 3.0, "read_timeout": 3.0}
+    assert Call(60.0).timeouts(PLACE) == {"connection_timeout": 5.0, "read_timeout": 10.0}
+
+
+def test_a_missing_package_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.data.tables", None)
+    for name in [name for name in sys.modules if name.startswith("aztask.results.tables")]:
+        monkeypatch.delitem(sys.modules, name)
+    connections = Connections("local://:memory:", "tables://myaccount")
+    with pytest.raises(ConfigurationError) as caught:
+        connections.results()
+    assert str(caught.value) == (
+        "results in Azure Tables need a package that is missing (azure.data.tables); install it "
+        "with: pip install 'aztask[tables]'"
+    )
