@@ -249,21 +249,22 @@ class TablesResults:
         return True
 
     def forget(self, task_id: str) -> bool:
-        """Delete what is known of a task: its rows, then their blobs and the index.
+        """Delete what is known of a task: of each run the index row, the row, its blobs.
 
-        If the process dies in between, purges find the rest.
+        If the process dies in between, forget it again; purges find the rest, but for a row whose
+        index row is gone.
         """
         call = Call()
         partition = partition_of(task_id)
         self._requests.delete(call, marks_of(shard_of(partition)), partition)
         entities = self._rows(call, task_id, RUNS_OF_A_TASK)
         for entity in entities:
+            run = None if entity["RowKey"].endswith("e") else run_of(entity)
+            if run is not None and run.ended:
+                self._index.forget(call, run)
             self._requests.delete(call, partition, entity["RowKey"])
-            if not entity["RowKey"].endswith("e"):
-                run = run_of(entity)
+            if run is not None:
                 self._blobs.delete(run.body_blob, run.saved_blob)
-                if run.ended:
-                    self._index.forget(call, run)
         return bool(entities)
 
     def wait_changed(self, seen: int, timeout: float) -> int:

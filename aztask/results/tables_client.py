@@ -149,11 +149,14 @@ class Requests:
             raise errors[0]
         return [each.result() for each in futures]
 
-    def read(self, call: Call, partition: str, row: str) -> Entity | None:
-        """One row, None where there is none."""
+    def read(
+        self, call: Call, partition: str, row: str, select: Sequence[str] | None = None
+    ) -> Entity | None:
+        """One row, or some properties of it; None where there is none."""
+        names = list(select) if select else None
         try:
             return call.request(
-                lambda **times: self._table.get_entity(partition, row, **times),
+                lambda **times: self._table.get_entity(partition, row, select=names, **times),
                 self.place,
                 TABLE_ROLE,
                 again=True,
@@ -234,8 +237,14 @@ class Requests:
                     raise call.stop(lost.error) from lost
                 time.sleep(PAUSES[0])
 
-    def delete(self, call: Call, partition: str, row: str) -> bool:
-        """Delete a row whatever it holds; False where there was none, or an answer was lost."""
+    def delete(self, call: Call, partition: str, row: str, tag: str = "") -> bool:
+        """Delete a row; False where there was none, or an answer was lost.
+
+        tag: only if the row is as it was then. Raises Changed.
+        """
+        condition: dict[str, Any] = {}
+        if tag:
+            condition = {"etag": tag, "match_condition": MatchConditions.IfNotModified}
         missing: list[int] = []
 
         def note(response: Any) -> None:
@@ -244,7 +253,7 @@ class Requests:
 
         call.request(
             lambda **times: self._table.delete_entity(
-                partition, row, raw_response_hook=note, **times
+                partition, row, raw_response_hook=note, **condition, **times
             ),
             self.place,
             TABLE_ROLE,

@@ -7,15 +7,16 @@ time. A row names its run and the blob of its value.
 Rules
 1. The index row is written after the outcome, by the call that records it. If the process dies in
    between, the message is not settled yet: its redelivery finds the outcome, and writes the row.
-2. A run that has ended changes no more, so what its index row names is deleted without a look.
-   The index row goes last: after a death in between the next purge goes on there.
+2. An index row may outlive its run, or name one that ended otherwise: a process may die in a purge
+   or a burial, and a task id may be used again after its retention. So the run is asked.
+   In a purge the index row goes last: after a death in between the next purge goes on there.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
@@ -45,10 +46,15 @@ ENDED: Final = (
 )
 """States in which a run may have ended; the last two where a clone goes on."""
 
-PURGE_SECONDS: Final = 10.0
+PURGE_SECONDS: Final = 4.0
+"""A worker's signs of life wait meanwhile."""
+
 PURGE_PAGE: Final = 200
 SETTLING_SECONDS: Final = 600.0
 """A blob is older than this before it is thought that no row will name it any more."""
+
+ENDING: Final = ("key", "state", "starts", "failures", "snoozes", "duration", "ended_at")
+"""What tells how a run ended, without its value."""
 
 _HOURS: Final = 10**7
 _MILLISECONDS: Final = 10**14
@@ -122,7 +128,7 @@ class EndIndex:
         they are, what one of them finds gone is not counted.
         """
         deleted = 0
-        call = Call(2 * PURGE_SECONDS)
+        call = Call()
         ranges = [(shard, state) for shard in range(SHARDS) for state in ENDED]
         random.shuffle(ranges)
         until = time.monotonic() + PURGE_SECONDS
@@ -175,12 +181,14 @@ class EndIndex:
         if entity is None or name not in (entity.get("body_blob"), entity.get("saved_blob")):
             self._blobs.delete(name)
 
-    def _read(self, call: Call, entry: Entry) -> Run | None:
-        """The run, if it ended as the entry says; see `Runs.bury` for how it may not have."""
-        entity = self._requests.read(call, entry.run_partition, entry.run_row)
+    def _read(self, call: Call, entry: Entry, select: Sequence[str] | None = None) -> Run | None:
+        """The run, if it ended as the entry says; see rule 2 for how it may not have."""
+        entity = self._requests.read(call, entry.run_partition, entry.run_row, select)
         if entity is None:
             return None
         run = run_of(entity)
+        if run.ended_at is None:
+            return None
         here = entity_of(run)
         same = (here["PartitionKey"], here["RowKey"]) == (entry.partition, entry.row)
         return run if same else None
@@ -209,8 +217,11 @@ class EndIndex:
 
     def _clear(self, call: Call, entry: Entry) -> bool:
         """Delete a run, the note that it was expected, its blob, and its index row."""
-        there = self._requests.delete(call, entry.run_partition, entry.run_row)
-        self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
+        there = False
+        run = self._read(call, entry, ENDING)
+        if run is not None:
+            there = self._requests.delete(call, entry.run_partition, entry.run_row, run.tag)
+            self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
         self._blobs.delete(entry.blob)
         self._requests.delete(call, entry.partition, entry.row)
         return there

@@ -9,7 +9,7 @@ from functools import partial
 from aztask.app import App
 from aztask.clock import Clock
 from aztask.errors import AztaskError
-from aztask.results.base import WorkerRecord
+from aztask.results.base import ResultStore, WorkerRecord
 from aztask.worker.deadwatch import DeadWatch
 from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox
@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 PURGE_SECONDS = 60.0
+PURGE_AGAIN_SECONDS = 5.0
+PURGED_MANY = 1000
+"""A purge that found as much was perhaps not the end of it: some stores stop after some seconds."""
+
 DRAINED_SECONDS = 0.1
 DEAD_SECONDS = 15.0
 
@@ -55,7 +59,11 @@ class Chores:
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds
-            self._lane.submit([partial(results.purge, before)])
+            self._lane.submit([partial(self._purge, results, before)])
+
+    def _purge(self, results: ResultStore, before: float) -> None:
+        if results.purge(before) >= PURGED_MANY:
+            self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
 
     def tell(self, record: WorkerRecord) -> None:
         """Give a sign of life."""

@@ -322,7 +322,7 @@ def test_what_a_task_costs(tables: Tables, results: TablesResults) -> None:
     assert spent(lambda: results.get("t1")) == {"GET": 1}
     assert spent(lambda: results.get("nobody")) == {"GET": 2}
     assert spent(lambda: results.purge(50.0)) == {"GET": 4 + 48}
-    assert spent(lambda: results.purge(200.0)) == {"GET": 4 + 48, "DELETE": 300}
+    assert spent(lambda: results.purge(200.0)) == {"GET": 4 + 48 + 100, "DELETE": 300}
     assert tables.blob.total == 1, "one listing of old blobs, by the first purge"
 
 
@@ -361,6 +361,22 @@ def test_a_death_between_the_index_and_a_burial_leaves_the_run_to_its_owner(
     assert direct.recent() == [], "it has not ended"
     assert direct.record([Finish(KEY, "one", DONE)]) == [True]
     assert [run.outcome for run in direct.recent()] == [DONE]
+
+
+def test_a_death_in_a_purge_leaves_a_later_run_of_the_same_id_alone(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = tables.open(tables.text)
+    dead.start([a_start("one")])
+    dead.record([Finish(KEY, "one", LARGE)])
+    monkeypatch.setattr(dead._blobs, "delete", dying)
+    with pytest.raises(Killed):
+        dead.purge(200.0)
+    assert direct.get("a") is None
+    assert direct.start([a_start("again")]) == [Owned(1)]
+    assert direct.purge(200.0) == 0
+    assert blobs_of(direct) == []
+    assert direct.record([Finish(KEY, "again", DONE)]) == [True]
 
 
 def blobs_of(store: TablesResults) -> list[str]:
