@@ -7,13 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import azurite
 import pytest
+from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
+from azurite import Azurite
 from harness import ROOT, Site, site_in, wait_until
 from ledger_app import big, flaky, work
+from proxy import Proxy, proxied
 from test_kills import runs_allowed
 
 from aztask import App
@@ -117,6 +123,83 @@ def test_both_machines_share_the_work_and_each_task_runs_once(machines: list[Sit
     assert len(app.results.workers()) >= 2
     for worker in workers:
         assert worker.stop() == 0, worker.log
+
+
+@dataclass
+class Account:
+    """An account's services, of which the tables can be taken away."""
+
+    queues: Azurite
+    stores: tuple[Azurite, Azurite]
+    tables: Proxy
+
+    @property
+    def through_the_proxy(self) -> str:
+        return azurite.account_of(self.queues, *self.stores, table=self.tables.port)
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Iterator[Account]:
+    with (
+        azurite.storing(tmp_path) as stores,
+        azurite.running(tmp_path / "queue") as queues,
+        proxied(stores[0].port) as proxy,
+    ):
+        yield Account(queues, stores, proxy)
+
+
+def test_an_outage_of_the_tables_while_a_task_runs(account: Account, tmp_path: Path) -> None:
+    """Its delivery waits, renewed, until the outcome is recorded; it runs once."""
+    text = account.through_the_proxy
+    with site_in(tmp_path / "site", joint=False, broker=text, results=text) as site:
+        app = site.app()
+        app.broker.declare("default")
+        assert isinstance(app.results, Provisioned)
+        app.results.create()
+        worker = site.worker(*ARGUMENTS)
+        sent = app.send(work.name, ["a", 1.0])
+        wait_until(lambda: site.lines("start", "a"), 20, "it runs")
+        account.tables.set("reset")
+        wait_until(lambda: "deliveries wait: the table" in worker.log, 20, "the outage is met")
+        time.sleep(2 * LEASE)
+        assert total(site) == 1, "it is not settled before its outcome is recorded"
+        account.tables.set("pass")
+        assert sent.get(timeout=30) == "a"
+        wait_until(lambda: total(site) == 0, 20, "it is settled")
+        assert len(site.lines("end", "a")) == 1
+        assert worker.stop() == 0, worker.log
+
+
+def test_rights_that_are_missing_keep_deliveries_waiting_and_the_worker_alive(
+    account: Account, tmp_path: Path
+) -> None:
+    text = account.through_the_proxy
+    token = generate_account_sas(
+        azurite.ACCOUNT,
+        azurite.KEY,
+        ResourceTypes.from_string("co"),
+        AccountSasPermissions.from_string("r"),
+        datetime.now(UTC) + timedelta(hours=1),
+        services="bt",
+    )
+    table, blob = account.stores
+    reading = (
+        f"TableEndpoint={table.endpoint};BlobEndpoint={blob.endpoint};SharedAccessSignature={token}"
+    )
+    with site_in(tmp_path / "site", joint=False, broker=text, results=text) as site:
+        app = site.app()
+        app.broker.declare("default")
+        assert isinstance(app.results, Provisioned)
+        app.results.create()
+        worker = site.worker(*ARGUMENTS, LEDGER_RESULTS=reading)
+        app.send(work.name, ["a"])
+        wait_until(lambda: "1 deliveries wait: the service refused" in worker.log, 30, "refused")
+        assert "assign the role Storage Table Data Contributor" in worker.log
+        assert "Traceback" not in worker.log
+        assert token.partition("sig=")[2] not in worker.log
+        assert worker.stop() == 0, worker.log
+        assert site.lines() == []
+        assert total(site) == 1
 
 
 def command(folder: Path, services: str, *arguments: str) -> subprocess.CompletedProcess[str]:
