@@ -7,14 +7,14 @@ import random
 from pathlib import Path
 
 import pytest
-from azurite import running
+from azurite import account_of, running, storing
 from bus import bus_site
 from harness import Site, site_in, wait_until
 from killing import kill_while_they_last
 from ledger_app import work
 
 from aztask.brokers.base import QueueOptions
-from aztask.results.base import State
+from aztask.results.base import Provisioned, State
 from aztask.testing import emulator
 
 TASKS = int(os.environ.get("CHAOS_TASKS", "2000"))
@@ -44,6 +44,23 @@ def test_random_kills_lose_nothing_on_a_storage_queue(tmp_path: Path, capsys) ->
     ):
         site.app().broker.declare("default")
         chaos(site, STORAGE_TASKS, capsys)
+
+
+def test_random_kills_lose_nothing_with_results_in_tables(tmp_path: Path, capsys) -> None:
+    """The index of ended runs is whole too: no run is missing in it."""
+    with storing(tmp_path) as stores, running(tmp_path / "queue") as queues:
+        text = account_of(queues, *stores)
+        extra = {"LEDGER_MAX_DELIVERIES": "1000"}
+        with site_in(
+            tmp_path / "site", joint=False, broker=text, results=text, extra=extra
+        ) as site:
+            results = site.app().results
+            assert isinstance(results, Provisioned)
+            results.create()
+            site.app().broker.declare("default")
+            chaos(site, STORAGE_TASKS, capsys)
+            listed = {run.key.task_id for run in results.recent(limit=2 * STORAGE_TASKS)}
+            assert listed == {f"t{n}" for n in range(STORAGE_TASKS)}
 
 
 def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> None:
