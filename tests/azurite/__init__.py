@@ -169,11 +169,11 @@ def running(folder: Path, **options: object) -> Iterator[Azurite]:
 
 
 @contextmanager
-def storing(folder: Path) -> Iterator[tuple[Azurite, Azurite]]:
+def storing(folder: Path, **options: object) -> Iterator[tuple[Azurite, Azurite]]:
     """Where results are kept: a table service and a blob service of one account."""
     with (
-        running(folder / "table", service="table") as table,
-        running(folder / "blob", service="blob") as blob,
+        running(folder / "table", service="table", **options) as table,
+        running(folder / "blob", service="blob", **options) as blob,
     ):
         yield table, blob
 

@@ -18,12 +18,15 @@ from azure.core.credentials import AccessToken
 from azure.storage.queue import AccountSasPermissions, ResourceTypes, generate_account_sas
 from storage import broker_at
 
-from aztask.addresses import StorageQueueAddress
+from aztask.addresses import StorageQueueAddress, TablesAddress
 from aztask.brokers.storagequeue import StorageQueueBroker
 from aztask.delivery import Settled
 from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError
 from aztask.masking import SecretFilter
+from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
+from aztask.results.deadindex import NotedDead
+from aztask.results.tables import TablesResults
 from aztask.settlement import Complete
 
 
@@ -151,6 +154,30 @@ def test_entra_id_over_tls(certificate, tmp_path, monkeypatch):
         wrong = StorageQueueBroker(address, credential=StaticCredential("https://example.org"))
         with pytest.raises(ConfigurationError, match="refused the credential"):
             wrong.send("entra", [Envelope(b"x")])
+        wrong.close()
+
+
+def test_results_by_entra_id_over_tls(certificate, tmp_path, monkeypatch):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate[0]))
+    with azurite.storing(tmp_path, certificate=certificate, oauth=True) as (table, blob):
+        address = TablesAddress(azurite.ACCOUNT, table.endpoint, blob.endpoint)
+        credential = StaticCredential()
+        store = TablesResults(address, credential=credential)
+        store.create()
+        store.check()
+        key = RunKey("a")
+        assert store.start([Start(key, "task", "queue", 1, "me", "worker", 1.0)]) == [Owned(1)]
+        outcome = Outcome(State.SUCCEEDED, Complete(), b"x" * 100_000, at=5.0)
+        assert store.record([Finish(key, "me", outcome)]) == [True]
+        assert store.history("a")[0].outcome == outcome
+        note = NotedDead("queue", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
+        store.dead_index.note([note])
+        assert len(store.dead_index.page("queue", 0, 10)) == 1
+        assert credential.asked <= 4, "tokens are used again"
+        store.close()
+        wrong = TablesResults(address, credential=StaticCredential("https://example.org"))
+        with pytest.raises(ConfigurationError, match="assign the role Storage Table Data Contr"):
+            wrong.get("a")
         wrong.close()
 
 
