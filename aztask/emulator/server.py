@@ -51,7 +51,8 @@ class Endpoint(asyncio.BufferedProtocol):
             None if tracer is None else self._traced(tracer),
         )
         self.connection.wake = partial(server.touched, self)
-        self.since = self.last_read = self.last_write = server.time
+        # not the time of the last tick: a clock that jumped meanwhile would end the handshake
+        self.since = self.last_read = self.last_write = server.broker.clock.monotonic()
         self.remote = ""
 
     def _traced(self, tracer: Callable[[str, str, int, Any], None]) -> Tracer:
