@@ -67,8 +67,11 @@ class Azurite:
         oauth: bool = False,
         clock_offset: float = 0.0,
         service: str = "queue",
+        movable: bool = True,
     ) -> None:
+        """movable: whether its clock can be moved; a benchmark wants Azurite as it comes."""
         install()
+        self._movable = movable
         self.service = service
         self.port = port or free_port()
         self.scheme = "https" if certificate else "http"
@@ -121,13 +124,14 @@ class Azurite:
                 self.stop()
                 raise RuntimeError(f"Azurite did not start: {text}")
             time.sleep(0.02)
-        mark = "clock on "
-        self._clock_port = int(text[text.index(mark) + len(mark) :].split()[0])
+        if self._movable:
+            mark = "clock on "
+            self._clock_port = int(text[text.index(mark) + len(mark) :].split()[0])
 
     def _command(self) -> Sequence[str]:
         return [
             "node",
-            *("--require", str(HERE / "clock.js")),
+            *(("--require", str(HERE / "clock.js")) if self._movable else ()),
             str(SERVICES / self.service / "main.js"),
             *(f"--{self.service}Host", "127.0.0.1", f"--{self.service}Port", str(self.port)),
             *("--location", str(self._folder / "data")),
