@@ -282,7 +282,7 @@ def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]
     ends keep every delivery of a link for as long as it lives. It is a disposition that is settled
     and says no outcome (AMQP 1.0, 2.6.12): it changes nothing of the message, and gets no answer.
     """
-    link = getattr(getattr(receiver, "_handler", None), "_link", None)
+    link: Any = getattr(getattr(receiver, "_handler", None), "_link", None)
     tags = getattr(link, "_received_delivery_tags", None)
     if not available() or tags is None:
         return
@@ -290,7 +290,7 @@ def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]
     for _, run in groupby(enumerate(ours), key=lambda item: item[1][0] - item[0]):
         numbers = [each for _, each in run]
         with _translated(receiver):
-            link._outgoing_disposition(  # type: ignore[union-attr]
+            link._outgoing_disposition(
                 first=numbers[0][0],
                 last=numbers[-1][0],
                 delivery_tag=numbers[0][1],

@@ -90,13 +90,17 @@ class Database:
         try:
             return connection.execute(sql, values).rowcount
         except BaseException as error:
-            if self._depth and self._doomed is None:
-                self._doomed = error
-            if isinstance(error, TRANSLATED):
-                raise translate(error, self.path) from error
+            self._failed(error)
             raise
         finally:
             self._lock.release()
+
+    def _failed(self, error: BaseException) -> None:
+        """A statement failed, and with it the transaction around it. Translates SQLite's errors."""
+        if self._depth and self._doomed is None:
+            self._doomed = error
+        if isinstance(error, TRANSLATED):
+            raise translate(error, self.path) from error
 
     def read(self) -> Statement:
         """One reading statement; use `transaction` for several that must see the same state."""
@@ -245,11 +249,11 @@ class Statement:
         traceback: TracebackType | None,
     ) -> None:
         database = self._database
-        if error is not None and database._depth and database._doomed is None:
-            database._doomed = error
-        database._lock.release()
-        if isinstance(error, TRANSLATED):
-            raise translate(error, database.path) from error
+        try:
+            if error is not None:
+                database._failed(error)
+        finally:
+            database._lock.release()
 
 
 class Transaction:

@@ -83,8 +83,8 @@ class LeaseFile:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, self.path)  # noqa: PTH105 - a temporary name, not a Path
+            Path(name).replace(self.path)
         except BaseException:
             with suppress(OSError):
-                os.unlink(name)  # noqa: PTH108
+                Path(name).unlink()
             raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -138,8 +139,7 @@ class Requests:
         if len(todo) == 1:
             return [work(call, todo[0])]
         futures: list[Future[Answer]] = [
-            self._crew.submit(lambda item=item: work(call, item))  # type: ignore[misc]
-            for item in todo
+            self._crew.submit(partial(work, call, item)) for item in todo
         ]
         errors = [error for each in futures if (error := each.exception()) is not None]
         for error in errors:

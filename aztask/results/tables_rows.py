@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
 import msgpack
@@ -31,6 +31,9 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.settlement import Decision, from_record, to_record
+
+if TYPE_CHECKING:
+    from azure.data.tables import TableEntity
 
 SHARDS: Final = 4
 """A partition takes 2,000 requests a second, an account 20,000: at four for each task these are
@@ -248,7 +251,7 @@ def run_of(entity: Mapping[str, Any]) -> Run:
         entity.get("body_blob", ""),
         entity.get("saved"),
         entity.get("saved_blob", ""),
-        entity.metadata["etag"],  # type: ignore[attr-defined]
+        str(cast("TableEntity", entity).metadata["etag"]),
     )
 
 

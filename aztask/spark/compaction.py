@@ -194,15 +194,24 @@ def _unique(place: EventPlace, chunk: Chunk, report: CompactionReport) -> Iterat
                     report.odd += batch.num_rows
                     yield batch
                     continue
-                ids = batch.column("id").to_pylist()
-                fresh = set(ids)
-                if len(fresh) < len(ids) or not fresh.isdisjoint(seen):
-                    wanted = [not (key in seen or seen.add(key)) for key in ids]  # type: ignore[func-returns-value]
-                    batch = batch.filter(pa.array(wanted))  # noqa: PLW2901  # the same, fewer rows
-                seen |= fresh
-                report.duplicates += len(ids) - batch.num_rows
-                report.events += batch.num_rows
-                yield batch
+                fresh = _fresh(batch, seen)
+                report.duplicates += batch.num_rows - fresh.num_rows
+                report.events += fresh.num_rows
+                yield fresh
+
+
+def _fresh(batch: pa.RecordBatch, seen: set[str]) -> pa.RecordBatch:
+    """The rows whose ids were not seen before; now they are."""
+    ids = batch.column("id").to_pylist()
+    fresh = set(ids)
+    if len(fresh) == len(ids) and fresh.isdisjoint(seen):  # the usual case
+        seen |= fresh
+        return batch
+    wanted = []
+    for key in ids:
+        wanted.append(key not in seen)
+        seen.add(key)
+    return batch.filter(pa.array(wanted))
 
 
 def _opened(place: EventPlace, name: str) -> BinaryIO:

@@ -75,7 +75,7 @@ class AztaskDataSource(DataSource):
             )
         return Writer(plan)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  # Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Called on the driver, before each batch and after it."""
         return StreamWriter(self._plan(schema, overwrite))
 
@@ -132,7 +132,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         plan = self._plan.in_batch(query or "", batch)
         return Written(send_partition(plan, iterator, partition=partition_number()))
 
-    def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
+    def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Called on the driver after each batch.
 
         If it raises, or the driver dies before, a restarted query sends the batch again, under the
@@ -140,7 +140,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         check_messages(self._plan, messages)
 
-    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """What was sent stays sent; the batch will come again."""
 
 

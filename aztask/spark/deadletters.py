@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812  # as every text on Spark calls it
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql import functions as F
 
 from aztask.spark.compactfiles import Plan, plan_of
 from aztask.spark.eventcolumns import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS

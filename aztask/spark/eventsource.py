@@ -63,7 +63,7 @@ class EventSource(DataSource):
         files = self.options.get("files")
         return EventFilesReader(self._place(), unpack(files) if files else None)
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """For a stream. Raises ConfigurationError where PySpark is too old, or an option wrong."""
         try:
             streams = import_module(STREAMS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql import functions as F
 
 from aztask.event import EVENT_KINDS
 

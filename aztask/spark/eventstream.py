@@ -37,19 +37,19 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settle = SETTLE_SECONDS if settle is None else settle
         self._target: float | None = None
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
+    def initialOffset(self) -> dict[str, int]:
         """Before every file."""
         return {"until": 0}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         """What the option ``maxfilespertrigger`` says."""
         return ReadAllAvailable() if self._most is None else ReadMaxFiles(self._most)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         """From now on nothing newer counts."""
         self._target = self._ripe()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
         """The moment, in microseconds, up to which the next batch goes."""
         begin = int(start["until"])
         end = self._ripe() if self._target is None else self._target

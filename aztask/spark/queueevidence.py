@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql import functions as F
 
 from aztask.leaseadvice import Evidence
 from aztask.leaselearning import SAME

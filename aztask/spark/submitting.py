@@ -17,7 +17,7 @@ from typing import Any, TypedDict, Unpack
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+from pyspark.sql import functions as F
 
 from aztask.app import App
 from aztask.codec import Codec

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 import pytest
 from azurite import KEY
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from aztask import App
 from aztask.errors import ConfigurationError

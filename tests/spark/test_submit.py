@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from aztask import App
 from aztask.errors import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from drain import drained, executions
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from aztask.errors import QueueNotFound, SubmitFailed
 from aztask.spark import submit

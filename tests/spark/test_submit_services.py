@@ -6,7 +6,7 @@ import threading
 import pytest
 from busy import Front
 from drain import drained, executions
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from aztask import App
 from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
