@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from aztask.errors import ResultError
+from aztask.failpoint import hit
 from aztask.results.base import (
     Elsewhere,
     Finish,
@@ -128,6 +129,7 @@ class Runs:
         done = self._change(call, finish.key, known, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
             self._blobs.delete(blob)
+        hit("unindexed")
         if done.answer and done.row is not None and done.row.ended:
             self._index.note(call, done.row)
             if done.before is not None and done.before is not done.row:
