@@ -123,7 +123,9 @@ def statistics(events: DataFrame) -> Statistics:
     spreads = _spreads(measured)
     same = [counts[name].eqNullSafe(spreads[name]) for name in ("level", *KEYS)]
     joined = counts.join(spreads, same, "left").select(counts["*"], *_spread_columns(spreads))
-    return Statistics(events, _derived(joined).persist())
+    # In one partition, for the rows are few: those of a persisted frame are not put together, and
+    # each use of it would be as many tasks as a shuffle has partitions.
+    return Statistics(events, _derived(joined).repartition(1).persist())
 
 
 def columns() -> list[str]:
