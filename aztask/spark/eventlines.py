@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -50,7 +51,14 @@ _NULL: Final = re.compile(rb":\s*null")
 _LINE: Final = pa.schema(
     [("v", pa.int64()), *(ARROW.field(name) for name in EVENT_COLUMNS)],
 )
-_KINDS: Final = pa.array(sorted(EVENT_KINDS))
+
+
+@cache
+def _kinds() -> pa.Array:
+    """Made when it is needed, for Arrow imports pandas with its first array: workers of Spark that
+    only plan do without.
+    """
+    return pa.array(sorted(EVENT_KINDS))
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[pa.RecordBatch]:
@@ -199,7 +207,7 @@ def _sound(table: pa.Table) -> bool:
         return False
     if not pc.all(pc.equal(table.column("v"), VERSION)).as_py():
         return False
-    if not pc.all(pc.is_in(table.column("event"), _KINDS)).as_py():
+    if not pc.all(pc.is_in(table.column("event"), _kinds())).as_py():
         return False
     for name in ("ts", *NUMBERS):
         in_range = pc.less(pc.abs(table.column(name)), LONGEST_NUMBER)  # false for nan too

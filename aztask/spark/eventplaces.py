@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from aztask.errors import ConfigurationError
 from aztask.masking import printable
-from aztask.spark.eventcontainer import ACCOUNT_VARIABLE, Container
 from aztask.spark.eventdirectory import Directory
 
-EventPlace: TypeAlias = Directory | Container
+if TYPE_CHECKING:
+    from aztask.spark.eventcontainer import Container
+
+EventPlace: TypeAlias = Union[Directory, "Container"]
 
 
 def place_of(text: str | os.PathLike[str], account_variable: str | None = None) -> EventPlace:
@@ -32,12 +34,21 @@ def place_of(text: str | os.PathLike[str], account_variable: str | None = None) 
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if text.startswith("blob://") or account_variable is not None:
-        container = Container(text, account_variable or ACCOUNT_VARIABLE)
-        container.address()
-        return container
+        return _container(text, account_variable)
     if "://" in text:
         raise ConfigurationError(
             f"{printable(text)} is neither a directory nor blob://ACCOUNT/CONTAINER; mount it, or "
             "copy the files to where this session can read them"
         )
     return Directory(str(Path(text).absolute()))
+
+
+def _container(text: str, account_variable: str | None) -> Container:
+    """A container that can be addressed. The SDK is imported here: every Python worker of Spark
+    imports this module, and most read directories.
+    """
+    from aztask.spark.eventcontainer import ACCOUNT_VARIABLE, Container  # noqa: PLC0415
+
+    container = Container(text, account_variable or ACCOUNT_VARIABLE)
+    container.address()
+    return container
