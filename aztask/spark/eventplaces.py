@@ -47,7 +47,7 @@ def _container(text: str, account_variable: str | None) -> Container:
     """A container that can be addressed. The SDK is imported here: every Python worker of Spark
     imports this module, and most read directories.
     """
-    from aztask.spark.eventcontainer import ACCOUNT_VARIABLE, Container  # noqa: PLC0415
+    from aztask.spark.eventcontainer import ACCOUNT_VARIABLE, Container
 
     container = Container(text, account_variable or ACCOUNT_VARIABLE)
     container.address()

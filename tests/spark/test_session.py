@@ -48,10 +48,19 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = aztask.spark.sumbit
 
 
-def test_spark_is_not_imported_with_the_package():
-    code = (
-        "import sys, aztask.app, aztask.spark, aztask.cli.spark\n"
-        "print([name for name in ('pyspark', 'pyarrow', 'pandas') if name in sys.modules])"
-    )
+def imported(code, *names):
+    """Which of the modules `code` imports."""
+    code += f"\nimport sys; print(*[name for name in {names} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout == "[]\n"
+    return ended.stdout.split()
+
+
+def test_spark_is_not_imported_with_the_package():
+    package = "import aztask.app, aztask.spark, aztask.cli.spark"
+    assert imported(package, "pyspark", "pyarrow", "pandas") == []
+
+
+def test_python_workers_that_plan_import_little():
+    """Spark starts several for each read; these two would take two thirds of their time."""
+    source = "import aztask.spark.eventsource, aztask.spark.eventstream"
+    assert imported(source, "pyarrow", "pandas", "azure.storage.blob") == ["pyarrow"]
