@@ -9,8 +9,9 @@ or not at all (False: it is there already); ``remove``.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 from aztask.errors import ConfigurationError
 from aztask.masking import printable
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from aztask.spark.eventcontainer import Container
 
 EventPlace: TypeAlias = Union[Directory, "Container"]
+CONTAINERS: Final = "aztask.spark.eventcontainer"
+"""Imported when a container is named: every Python worker of Spark imports this module here, most
+read directories, and the blob SDK takes longer to import than all the rest.
+"""
 
 
 def place_of(text: str | os.PathLike[str], account_variable: str | None = None) -> EventPlace:
@@ -44,11 +49,8 @@ def place_of(text: str | os.PathLike[str], account_variable: str | None = None) 
 
 
 def _container(text: str, account_variable: str | None) -> Container:
-    """A container that can be addressed. The SDK is imported here: every Python worker of Spark
-    imports this module, and most read directories.
-    """
-    from aztask.spark.eventcontainer import ACCOUNT_VARIABLE, Container
-
-    container = Container(text, account_variable or ACCOUNT_VARIABLE)
+    """A container that can be addressed."""
+    module = import_module(CONTAINERS)
+    container: Container = module.Container(text, account_variable or module.ACCOUNT_VARIABLE)
     container.address()
     return container
