@@ -4,10 +4,10 @@ Usage: python benchmarks/storagequeue.py [--check] [--no-peers] [> docs/benchmar
 
 Every figure is the median of interleaved rounds: each round measures every system once. A worker,
 and the loop of the bare SDK, is timed once it is warm: its first 100 tasks are not counted, its
-last 150 are. The queue is never deeper than 500, since Azurite's own cost grows with the depth.
-Azurite's data lies in memory where the machine has a file system for it (/dev/shm): otherwise its
-disk is what is measured. A first round, which warms Azurite up, is not counted. Results and events
-are off.
+last 150 are. The queue is never deeper than 500 (where workers are killed: 900), since Azurite's
+own cost grows with the depth. Azurite's data lies in memory where the machine has a file system for
+it (/dev/shm): otherwise its disk is what is measured. A first round, which warms Azurite up, is not
+counted. Results and events are off.
 """
 
 from __future__ import annotations
