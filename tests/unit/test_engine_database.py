@@ -258,3 +258,15 @@ def test_values_that_cannot_be_stored_are_refused_in_plain_words():
     assert engine.send("q", [NewMessage(b"x", "\0")])
     assert engine.receive("q", 1)[0].message_id == "\0"
     database.close()
+
+
+def test_pages_in_memory_are_large(path):
+    """A commit may look through every page in memory: a million messages are to be few of them."""
+    sizes = {}
+    for place in (":memory:", path):
+        database = Database(place)
+        database.migrate("test", [TABLE])
+        with database.read() as connection:
+            (sizes[place],) = connection.execute("PRAGMA page_size").fetchone()
+        database.close()
+    assert sizes == {":memory:": 8192, path: 2048}
