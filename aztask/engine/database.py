@@ -37,7 +37,7 @@ _APPLICATION_ID: Final = 0x617A7471  # "aztq": marks the file as ours (sqlite.or
 _PAGE_BYTES: Final = 2048  # small messages change few bytes: half of SQLite's page is faster
 # Where pages of a tree change places, the commit looks through all that the cache of pages has
 # (SQLite 3.40, pcache1TruncateUnsafe): in memory that is every page, so they are to be few. A
-# million messages on pages of 2 KiB: up to 4 ms a commit; on these, a send costs what it does empty.
+# million messages on pages of 2 KiB: up to 4 ms a commit; on these a send costs no more than empty.
 _MEMORY_PAGE_BYTES: Final = 8192
 _CHECKPOINT_PAGES: Final = 2000
 _LOG_BYTES: Final = (

@@ -26,7 +26,8 @@ from aztask.spark.eventcolumns import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMN
 from aztask.spark.eventdirectory import Directory
 from aztask.spark.eventfiles import EventFile
 from aztask.spark.eventplaces import EventPlace, place_of
-from aztask.spark.eventsource import FORMAT, EventSource, pack
+from aztask.spark.eventportions import read_files
+from aztask.spark.eventsource import FORMAT, EventSource
 
 FEW: Final = 100_000
 """Repeated ids that are told to every executor; where there are more, all rows are shuffled."""
@@ -192,7 +193,7 @@ def without_duplicates(events: DataFrame) -> tuple[DataFrame, int]:
 def _rows(spark: SparkSession, place: EventPlace, plan: Plan) -> tuple[DataFrame, DataFrame]:
     """Every row of the planned files, and the part of them that is kept once read.
 
-    Spark's own reader takes the Parquet files of a directory; the rest is read by ours.
+    Spark's own reader takes the Parquet files of a directory; the rest is read by us.
     """
     ours: list[EventFile] = list(plan.lines)
     frames: list[DataFrame] = []
@@ -203,7 +204,7 @@ def _rows(spark: SparkSession, place: EventPlace, plan: Plan) -> tuple[DataFrame
         ours += plan.compacted
     if ours or not frames:
         # Lines are parsed once; the columns wait in memory, and on disk where that is short.
-        frames.append(_by_our_source(spark, place, ours).persist())
+        frames.append(read_files(spark, place, ours).persist())
     rows = frames[0]
     for frame in frames[1:]:
         rows = rows.unionByName(frame)
@@ -218,14 +219,3 @@ def _parquet(spark: SparkSession, place: Directory, files: Sequence[EventFile]) 
     ]
     names = [*EVENT_COLUMNS, *ODD_COLUMNS]
     return spark.read.schema(DDL).parquet(*paths).select(*names)
-
-
-def _by_our_source(spark: SparkSession, place: EventPlace, files: Sequence[EventFile]) -> DataFrame:
-    spark.dataSource.register(EventSource)
-    reader = spark.read.format(FORMAT).option("files", pack(files))
-    if isinstance(place, Directory):
-        return reader.option("path", place.path).load()
-    reader = reader.option("path", place.text)
-    if "://" not in place.text:
-        reader = reader.option("accountvariable", place.account_variable)
-    return reader.load()

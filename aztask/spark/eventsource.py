@@ -11,11 +11,7 @@ Rules
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
@@ -28,19 +24,14 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from aztask.errors import AztaskError, ConfigurationError
+from aztask.errors import ConfigurationError
 from aztask.masking import printable
-from aztask.spark.compactfiles import plan_of, read_compacted
+from aztask.spark.compactfiles import plan_of
 from aztask.spark.eventcolumns import DDL
-from aztask.spark.eventfiles import EventFile
-from aztask.spark.eventlines import read_lines
 from aztask.spark.eventplaces import EventPlace, place_of
+from aztask.spark.eventportions import Portion, portions, read_portion
 
 FORMAT: Final = "aztask_events"
-PARTITION_BYTES: Final = 64 << 20
-"""Bytes of lines for one Spark task."""
-COMPACTED_WEIGHT: Final = 8
-"""A compacted byte is as much work as so many bytes of lines."""
 STREAMS: Final = "aztask.spark.eventstream"
 
 
@@ -60,8 +51,7 @@ class EventSource(DataSource):
 
     def reader(self, schema: Any) -> EventFilesReader:
         """For a batch read."""
-        files = self.options.get("files")
-        return EventFilesReader(self._place(), unpack(files) if files else None)
+        return EventFilesReader(self._place())
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """For a stream. Raises ConfigurationError where PySpark is too old, or an option wrong."""
@@ -96,74 +86,17 @@ class EventSource(DataSource):
         return place_of(path, self.options.get("accountvariable"))
 
 
-@dataclass(frozen=True)
-class Portion(InputPartition):
-    """The files of one Spark task."""
-
-    files: tuple[EventFile, ...]
-
-
 class EventFilesReader(DataSourceReader):
-    """Reads the files that it is given, or all that the place holds."""
+    """Reads all that the place holds."""
 
-    def __init__(self, place: EventPlace, files: Sequence[EventFile] | None) -> None:
+    def __init__(self, place: EventPlace) -> None:
         self._place = place
-        self._files = files
 
     def partitions(self) -> list[Portion]:
         """The files, dealt out."""
-        files = self._files
-        if files is None:
-            plan = plan_of(self._place)
-            files = [*plan.compacted, *plan.lines]
-        return portions(files)
+        plan = plan_of(self._place)
+        return portions([*plan.compacted, *plan.lines])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one portion."""
         yield from read_portion(self._place, partition)
-
-
-def portions(files: Sequence[EventFile]) -> list[Portion]:
-    """The files in portions of about equal work."""
-    made: list[Portion] = []
-    portion: list[EventFile] = []
-    size = 0
-    for file in files:
-        weight = file.size * (COMPACTED_WEIGHT if file.compacted else 1)
-        if portion and size + weight > PARTITION_BYTES:
-            made.append(Portion(tuple(portion)))
-            portion, size = [], 0
-        portion.append(file)
-        size += weight
-    return [*made, Portion(tuple(portion))] if portion else made
-
-
-def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a portion's files. Raises AztaskError where one is gone.
-
-    Spark asks for no portion at all where there is none.
-    """
-    for file in partition.files if isinstance(partition, Portion) else ():
-        try:
-            if file.compacted:
-                yield from read_compacted(place, file.name)
-            else:
-                with place.open(file.name) as stream:
-                    yield from read_lines(stream, file.name)
-        except FileNotFoundError:
-            raise AztaskError(
-                f"{file.name} was removed from {place} while it was read, probably by a compaction "
-                "or an upload: read again"
-            ) from None
-
-
-def pack(files: Sequence[EventFile]) -> str:
-    """The files as the text of an option."""
-    rows = [[file.name, file.size] for file in files]
-    return base64.b64encode(zlib.compress(json.dumps(rows).encode())).decode()
-
-
-def unpack(text: str) -> list[EventFile]:
-    """What `pack` packed."""
-    rows = json.loads(zlib.decompress(base64.b64decode(text)))
-    return [EventFile(name, size, 0.0) for name, size in rows]

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from aztask.spark.eventfiles import EventFile
 from aztask.spark.eventplaces import EventPlace
-from aztask.spark.eventsource import Portion, portions, read_portion
+from aztask.spark.eventportions import Portion, portions, read_portion
 
 SETTLE_SECONDS: Final = 10.0
 

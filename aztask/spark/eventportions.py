@@ -1,0 +1,106 @@
+"""Event files dealt out to Spark's tasks, and read there.
+
+Rules
+1. A file that is gone when its turn comes fails the read: what is missing is never passed over in
+   silence.
+2. What travels to executors names files and holds no secret.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
+
+from aztask.errors import AztaskError
+from aztask.spark.compactfiles import read_compacted
+from aztask.spark.eventcolumns import DDL
+from aztask.spark.eventfiles import EventFile
+from aztask.spark.eventlines import read_lines
+from aztask.spark.eventplaces import EventPlace
+
+PARTITION_BYTES: Final = 64 << 20
+"""Bytes of lines for one Spark task."""
+COMPACTED_WEIGHT: Final = 8
+"""A compacted byte is as much work as so many bytes of lines."""
+
+
+@dataclass(frozen=True)
+class Portion(InputPartition):
+    """The files of one Spark task."""
+
+    files: tuple[EventFile, ...]
+
+
+def portions(files: Sequence[EventFile]) -> list[Portion]:
+    """The files in portions of about equal work."""
+    made: list[Portion] = []
+    portion: list[EventFile] = []
+    size = 0
+    for file in files:
+        weight = file.size * (COMPACTED_WEIGHT if file.compacted else 1)
+        if portion and size + weight > PARTITION_BYTES:
+            made.append(Portion(tuple(portion)))
+            portion, size = [], 0
+        portion.append(file)
+        size += weight
+    return [*made, Portion(tuple(portion))] if portion else made
+
+
+def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The rows of a portion's files. Raises AztaskError where one is gone.
+
+    Spark asks for no portion at all where there is none.
+    """
+    for file in partition.files if isinstance(partition, Portion) else ():
+        try:
+            if file.compacted:
+                yield from read_compacted(place, file.name)
+            else:
+                with place.open(file.name) as stream:
+                    yield from read_lines(stream, file.name)
+        except FileNotFoundError:
+            raise AztaskError(
+                f"{file.name} was removed from {place} while it was read, probably by a compaction "
+                "or an upload: read again"
+            ) from None
+
+
+def read_files(spark: SparkSession, place: EventPlace, files: Sequence[EventFile]) -> DataFrame:
+    """The rows of files that the driver has listed, a Spark task for each portion.
+
+    As the data source would read them, but planned here: Spark starts three more Python processes
+    for a source in Python [measured: 5 s of the 20 s that statistics of a small log took].
+    """
+    dealt = portions(files)
+    tasks = spark.range(0, len(dealt), 1, max(1, len(dealt)))
+    return tasks.mapInArrow(_Work(place, tuple(map(_pack, dealt))), DDL)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a task does: it reads the portions of its numbers. Packed, for each task has all."""
+
+    place: EventPlace
+    portions: tuple[bytes, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_portion(self.place, _unpack(self.portions[number]))
+
+
+def _pack(portion: Portion) -> bytes:
+    rows = [[file.name, file.size] for file in portion.files]
+    return zlib.compress(json.dumps(rows).encode())
+
+
+def _unpack(data: bytes) -> Portion:
+    rows = json.loads(zlib.decompress(data))
+    return Portion(tuple(EventFile(name, size, 0.0) for name, size in rows))
