@@ -98,6 +98,28 @@ def test_compacted_and_not_the_same_numbers(spark, log):
     assert not list(directory.glob("date=*/hour=*/[!._]*.jsonl"))
 
 
+def test_many_tasks_and_the_data_source_read_the_same_rows(spark, log, monkeypatch):
+    """Lines, a compacted hour and what is odd, dealt out to more tasks than one."""
+    directory, _ = log
+    make_hostile(directory)
+    compact(None, place_of(directory), now=BEGIN + 2.5 * 3600)
+    whole = read_events(spark, directory, check_duplicates=False)
+    expected = rows(whole.events), rows(whole.odd)
+    monkeypatch.setattr("aztask.spark.eventportions.PARTITION_BYTES", 40_000)
+    dealt = read_events(spark, directory, check_duplicates=False)
+    assert dealt.events.rdd.getNumPartitions() > whole.events.rdd.getNumPartitions() > 1
+    assert (rows(dealt.events), rows(dealt.odd)) == expected
+    source = spark.read.format("aztask_events").load(str(directory))
+    odd = source.where("odd IS NOT NULL").select(whole.odd.columns)
+    assert (rows(source.where("odd IS NULL").select(whole.events.columns)), rows(odd)) == expected
+    assert len(expected[0]) > SIZE
+    assert expected[1]
+
+
+def rows(frame):
+    return sorted(map(repr, frame.collect()))
+
+
 def test_sources_that_are_kept_do_not_count_twice(spark, log):
     directory, _ = log
     report = compact(None, place_of(directory), now=NOW, keep=True)
