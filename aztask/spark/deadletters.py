@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -21,9 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from aztask.app import App
 from aztask.brokers.base import Position
@@ -31,9 +29,8 @@ from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
 from aztask.errors import CapabilityError, ConfigurationError
 from aztask.positions import Positions
 from aztask.results.deadindex import index_for
-from aztask.spark.target import OPTIONS, Target
+from aztask.spark.target import Target
 
-FORMAT: Final = "aztask_deadletters"
 PAGE: Final = 250
 DEFAULT_SLICES: Final = 8
 """Ranges of positions that a queue is read in, side by side."""
@@ -74,12 +71,18 @@ def dead_letters(
 ) -> DataFrame:
     """The dead letters of these queues, or of all, with the columns of `SCHEMA`.
 
-    slices: ranges of positions in which each queue is read side by side. Nothing is read before an
-    action; write the result to Parquet to keep a snapshot. Raises ConfigurationError.
+    slices: 1 to 1000, ranges of positions in which each queue is read side by side. They are found
+    here, and read by each action; write the result to Parquet to keep a snapshot. Raises
+    ConfigurationError, QueueNotFound and CapabilityError (see `plan`).
     """
-    spark.dataSource.register(DeadLetterSource)
-    options = {**target.options(), "queues": ",".join(queues), "slices": str(slices)}
-    return spark.read.format(FORMAT).options(**options).load()
+    if isinstance(slices, bool) or not isinstance(slices, int) or not 1 <= slices <= 1000:
+        raise ConfigurationError(f"slices takes a whole number from 1 to 1000, not {slices!r}")
+    with target.open(keep=True) as app:
+        names = queues or app.broker.queues()
+        found = tuple(each for name in names for each in plan(app, name, slices))
+    # Not a data source: for one in Python, Spark starts three more processes before it reads.
+    tasks = spark.range(0, len(found), 1, max(1, len(found)))
+    return tasks.mapInArrow(_Work(target, found), from_arrow_schema(SCHEMA))
 
 
 def groups(letters: DataFrame) -> DataFrame:
@@ -151,28 +154,8 @@ def replay(
     }
 
 
-class DeadLetterSource(DataSource):
-    """``spark.read.format("aztask_deadletters")``.
-
-    Options: those of `aztask.spark.target.Target`; queues (a,b; without it all), slices.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        """The format's name."""
-        return FORMAT
-
-    def schema(self) -> StructType:
-        """`SCHEMA`, in Spark's words."""
-        return from_arrow_schema(SCHEMA)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Checks the options. Raises ConfigurationError."""
-        return DeadLetterReader(dict(self.options))
-
-
-@dataclass
-class Slice(InputPartition):
+@dataclass(frozen=True)
+class Slice:
     """Dead letters of one queue at positions above `after`, up to `last`; None: without end."""
 
     queue: str
@@ -180,37 +163,22 @@ class Slice(InputPartition):
     last: int | None = None
 
 
-class DeadLetterReader(DataSourceReader):
-    """Plans slices on the driver, peeks on the executors."""
+@dataclass(frozen=True)
+class _Work:
+    """What an executor does: it reads the slices of its numbers, a page at a time."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        known = {*OPTIONS, "queues", "slices"}
-        for name in options:
-            if name not in known:
-                raise ConfigurationError(
-                    f"{FORMAT} has no option {name!r}; it has {', '.join(sorted(known))}"
-                )
-        self._target = Target.of_options(options)
-        self._queues = [name for name in options.get("queues", "").split(",") if name]
-        slices = options.get("slices", str(DEFAULT_SLICES))
-        if not slices.isascii() or not slices.isdecimal() or not 1 <= int(slices) <= 1000:
-            raise ConfigurationError(f"slices takes a whole number from 1 to 1000, not {slices!r}")
-        self._slices = int(slices)
+    target: Target
+    slices: tuple[Slice, ...]
 
-    def partitions(self) -> Sequence[InputPartition]:
-        """The slices of all queues, ended at what is there now."""
-        with self._target.open() as app:
-            names = self._queues or app.broker.queues()
-            found = [each for name in names for each in plan(app, name, self._slices)]
-        return found or [Slice("", None, -1)]  # Spark wants one
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._read(self.slices[number])
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One slice, a page at a time."""
-        if not isinstance(partition, Slice) or not partition.queue:
-            return
-        with self._target.open() as app:
+    def _read(self, part: Slice) -> Iterator[pa.RecordBatch]:
+        with self.target.open() as app:
             paged = app.broker.capabilities.paged_peek
-            for page in pages(DeadLetters(app, partition.queue), partition, paged=paged):
+            for page in pages(DeadLetters(app, part.queue), part, paged=paged):
                 yield pa.RecordBatch.from_pylist([row_of(letter) for letter in page], SCHEMA)
 
 

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
@@ -27,8 +27,6 @@ BROKER_VARIABLE: Final = "AZTASK_BROKER"
 RESULTS_VARIABLE: Final = "AZTASK_RESULTS"
 NAME: Final = "aztask-spark"
 """Of an app that is known by its addresses alone."""
-OPTIONS: Final = ("app", "broker", "broker_env", "results", "results_env")
-"""The names of a data source's options that `Target.of_options` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +58,6 @@ class Target:
             )
 
     @classmethod
-    def of_options(cls, options: Mapping[str, str]) -> Self:
-        """The target that a data source's options name; others among them are not looked at."""
-        return cls(**{name: options[name] for name in OPTIONS if options.get(name)})
-
-    @classmethod
     def of_environment(cls, app: str | None = None) -> Self:
         """What ``-A`` and this process's environment name.
 
@@ -81,14 +74,11 @@ class Target:
             results=str(store) if isinstance(store, LocalAddress) else "",
         )
 
-    def options(self) -> dict[str, str]:
-        """As a data source takes them."""
-        return {name: getattr(self, name) for name in OPTIONS if getattr(self, name)}
-
     @contextmanager
-    def open(self) -> Iterator[App]:
+    def open(self, *, keep: bool = False) -> Iterator[App]:
         """The app, on whichever machine this runs; its connections are closed at the end.
 
+        keep: not those of an app by name, which on the driver the program may be using itself.
         Raises ConfigurationError where the module or the variable is missing here.
         """
         results = self.results or os.environ.get(self.results_env, "")
@@ -96,7 +86,8 @@ class Target:
         try:
             yield app
         finally:
-            app.close()
+            if not (keep and self.app):
+                app.close()
 
 
 def app_at(app: str, broker: str, broker_env: str, results: str = "") -> App:

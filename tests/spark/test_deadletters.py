@@ -21,7 +21,6 @@ from aztask.results.deadindex import NotedDead, index_for
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
 from aztask.spark.deadletters import (
-    DeadLetterSource,
     dead_letters,
     groups,
     last_position,
@@ -201,6 +200,14 @@ def test_a_selection_is_replayed_from_a_snapshot(spark, tmp_path):
     app.close()
 
 
+def test_the_drivers_own_app_stays_open(spark, shop):
+    """Where the slices are found, the program may be using the app itself."""
+    shop.app.broker.declare("default")
+    broker = shop.app.broker
+    dead_letters(spark, Target(app="spark_shop:app"), ["default"])
+    assert shop.app.broker is broker
+
+
 def test_no_dead_letters_are_no_rows(spark, tmp_path):
     app = App("shop", broker=f"local://{tmp_path}/q.db")
     app.broker.declare("default")
@@ -219,11 +226,6 @@ class TestRefusals:
     def test_a_wrong_column(self, spark, dead_shop):
         with pytest.raises(ConfigurationError, match="Spark refuses the query"), told_plainly():
             dead_letters(spark, dead_shop[1]).where("nosuch = 1")
-
-    def test_an_unknown_option(self, spark, dead_shop):
-        spark.dataSource.register(DeadLetterSource)
-        with pytest.raises(ConfigurationError, match="has no option 'colour'"), told_plainly():
-            spark.read.format("aztask_deadletters").options(colour="red").load().count()
 
     @pytest.mark.parametrize("slices", [0, 1001, "x"])
     def test_impossible_slices(self, spark, dead_shop, slices):
@@ -332,7 +334,7 @@ def test_no_credential_shows_in_what_a_session_of_its_own_says(tmp_path):
         assert replay(app, selected)["default"].done == 10
         assert len(DeadLetters(app, "default").list()) == 21
         app.close()
-    assert "BatchScan aztask_deadletters" in ended.stdout
+    assert "MapInArrow" in ended.stdout
     assert " INFO " in ended.stderr
     assert "no success for 1 s" in ended.stderr
     for text in (ended.stdout, ended.stderr):
