@@ -1,8 +1,11 @@
-"""What holds for all tests: how hypothesis draws its examples.
+"""What holds for all tests: how hypothesis draws examples, and that Ctrl-C ends what they start.
 
 Profiles: ``default`` as hypothesis has it, without a deadline, for this would be a test of speed;
 ``ci`` draws the same examples each time; ``fuzz`` draws many more, new each time.
 """
+
+import signal
+import threading
 
 from hypothesis import HealthCheck, settings
 
@@ -12,3 +15,10 @@ settings.register_profile(
     "fuzz", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+# A shell's background job ignores SIGINT, and every process that it starts inherits that.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -90,7 +90,7 @@ def test_holding_does_not_survive_the_worker(how: signal.Signals, tmp_path: Path
         second = site.worker(*ARGUMENTS)
         assert app.result("a").get(timeout=10)
         assert site.counts("start") == {"a": 2}
-        assert started(site, "a")[1] - ended_at <= LEASE + 2.0
+        assert started(site, "a")[1] - ended_at <= LEASE + 10.0  # it was held for 60 s
         assert second.stop() == 0, second.log
 
 
