@@ -20,6 +20,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import groupby
 from typing import Any, BinaryIO, Final
 
@@ -30,6 +31,7 @@ from pyspark.sql import SparkSession
 from aztask.errors import ConfigurationError
 from aztask.failpoint import hit
 from aztask.spark.compactfiles import ORIGIN_KEY, Origin, plan_of
+from aztask.spark.dealing import deal
 from aztask.spark.eventcolumns import ARROW
 from aztask.spark.eventfiles import PARQUET, EventFile
 from aztask.spark.eventlines import read_lines
@@ -246,26 +248,15 @@ def _here(place: EventPlace, chunks: Iterable[Chunk], keep: bool) -> Iterator[Co
 def _on_spark(
     spark: SparkSession, place: EventPlace, chunks: Sequence[Chunk], keep: bool
 ) -> Iterator[CompactionReport]:
-    rows = [(json.dumps([chunk.folder, chunk.names, chunk.bytes]),) for chunk in chunks]
-    for first in range(0, len(rows), JOB_CHUNKS):
-        some = rows[first : first + JOB_CHUNKS]
-        frame = spark.createDataFrame(some, "chunk STRING").repartition(len(some))
-        for row in frame.mapInArrow(_Work(place, keep), "report STRING").collect():
+    for first in range(0, len(chunks), JOB_CHUNKS):
+        some = chunks[first : first + JOB_CHUNKS]
+        frame = deal(spark, some, partial(_reported, place, keep), "report STRING")
+        for row in frame.collect():
             yield CompactionReport(**json.loads(row["report"]))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What an executor does with its chunks."""
-
-    place: EventPlace
-    keep: bool
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for text in batch.column(0).to_pylist():
-                folder, names, size = json.loads(text)
-                chunk = Chunk(folder, tuple(names), size)
-                report = compact_chunk(self.place, chunk, keep=self.keep)
-                record: dict[str, Any] = {f.name: getattr(report, f.name) for f in fields(report)}
-                yield pa.RecordBatch.from_pydict({"report": [json.dumps(record)]})
+def _reported(place: EventPlace, keep: bool, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    """What an executor does with its chunk."""
+    report = compact_chunk(place, chunk, keep=keep)
+    record: dict[str, Any] = {f.name: getattr(report, f.name) for f in fields(report)}
+    yield pa.RecordBatch.from_pydict({"report": [json.dumps(record)]})

@@ -13,8 +13,9 @@ Rules
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
 from aztask.errors import CapabilityError, ConfigurationError
 from aztask.positions import Positions
 from aztask.results.deadindex import index_for
+from aztask.spark.dealing import deal
 from aztask.spark.target import Target
 
 PAGE: Final = 250
@@ -73,16 +75,14 @@ def dead_letters(
 
     slices: 1 to 1000, ranges of positions in which each queue is read side by side. They are found
     here, and read by each action; write the result to Parquet to keep a snapshot. Raises
-    ConfigurationError, QueueNotFound and CapabilityError (see `plan`).
+    ConfigurationError, QueueNotFound, BrokerUnavailable, and CapabilityError (see `plan`).
     """
     if isinstance(slices, bool) or not isinstance(slices, int) or not 1 <= slices <= 1000:
         raise ConfigurationError(f"slices takes a whole number from 1 to 1000, not {slices!r}")
     with target.open(keep=True) as app:
         names = queues or app.broker.queues()
-        found = tuple(each for name in names for each in plan(app, name, slices))
-    # Not a data source: for one in Python, Spark starts three more processes before it reads.
-    tasks = spark.range(0, len(found), 1, max(1, len(found)))
-    return tasks.mapInArrow(_Work(target, found), from_arrow_schema(SCHEMA))
+        found = [each for name in names for each in plan(app, name, slices)]
+    return deal(spark, found, partial(_read, target), from_arrow_schema(SCHEMA))
 
 
 def groups(letters: DataFrame) -> DataFrame:
@@ -163,23 +163,12 @@ class Slice:
     last: int | None = None
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What an executor does: it reads the slices of its numbers, a page at a time."""
-
-    target: Target
-    slices: tuple[Slice, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._read(self.slices[number])
-
-    def _read(self, part: Slice) -> Iterator[pa.RecordBatch]:
-        with self.target.open() as app:
-            paged = app.broker.capabilities.paged_peek
-            for page in pages(DeadLetters(app, part.queue), part, paged=paged):
-                yield pa.RecordBatch.from_pylist([row_of(letter) for letter in page], SCHEMA)
+def _read(target: Target, part: Slice) -> Iterator[pa.RecordBatch]:
+    """What an executor does with a slice: it reads a page at a time."""
+    with target.open() as app:
+        paged = app.broker.capabilities.paged_peek
+        for page in pages(DeadLetters(app, part.queue), part, paged=paged):
+            yield pa.RecordBatch.from_pylist([row_of(letter) for letter in page], SCHEMA)
 
 
 def plan(app: App, queue: str, slices: int) -> list[Slice]:
