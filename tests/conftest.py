@@ -5,7 +5,6 @@ Profiles: ``default`` as hypothesis has it, without a deadline, for this would b
 """
 
 import signal
-import threading
 
 from hypothesis import HealthCheck, settings
 
@@ -17,8 +16,5 @@ settings.register_profile(
 settings.load_profile("default")
 
 # A shell's background job ignores SIGINT, and every process that it starts inherits that.
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    and threading.current_thread() is threading.main_thread()
-):
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
