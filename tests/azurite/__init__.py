@@ -10,12 +10,13 @@ from __future__ import annotations
 import fcntl
 import http.client
 import os
+import random
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -46,10 +47,16 @@ def install() -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on now.
+
+    Not one that the system picks: it gives such a port to the next client as well, so that it may
+    be taken when a service that is started later comes to it.
+    """
+    while True:
+        port = random.randint(10_240, 32_767)  # Linux picks from 32,768 on
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Azurite:
