@@ -4,7 +4,8 @@ Rules
 1. A platform's session (a notebook's, spark-submit's) is used as it is, and never stopped by us.
 2. A session of our own runs where ``master`` says, else where spark-submit or SPARK settings say,
    else on this machine, and then its Python workers run this very interpreter, not the first
-   ``python3`` of the PATH, which may lack aztask.
+   ``python3`` of the PATH, which may lack aztask. Where PySpark's own Spark runs them, they also
+   import what the driver imports (see `workers`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
 }
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
+DAEMON_MODULE = "spark.python.daemon.module"
+WORKERS = "aztask.spark.workers"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -55,7 +58,7 @@ def get_session(
     settings = {"spark.ui.enabled": str(ui).lower(), **DEFAULTS, **(conf or {})}
     where = master or settings.get("spark.master") or known.get("spark.master") or LOCAL
     if where.startswith("local"):
-        os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
+        settings = {**own_workers(known), **settings}
         if not os.environ.get("SPARK_CONF_DIR"):
             settings.setdefault(JAVA_OPTIONS, f"-Dlog4j2.configurationFile={LOGGING.as_uri()}")
     builder = SparkSession.builder.appName(name).master(where)
@@ -73,6 +76,16 @@ def get_session(
     if bridge.level == logging.NOTSET:
         bridge.setLevel(logging.WARNING)  # it tells of every connection and every call
     return session
+
+
+def own_workers(known: SparkConf) -> dict[str, str]:
+    """The settings by which Python workers on this machine run what the driver runs.
+
+    known: what the surroundings set. Nothing where they choose workers, or another Spark.
+    """
+    python = os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
+    chosen = "SPARK_HOME" in os.environ or known.contains(DAEMON_MODULE)
+    return {} if chosen or python != sys.executable else {DAEMON_MODULE: WORKERS}
 
 
 def active_session() -> SparkSession | None:

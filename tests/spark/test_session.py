@@ -4,16 +4,46 @@ import importlib.util
 import subprocess
 import sys
 
+import py4j
+import pyspark
 import pytest
+from pyspark import SparkConf
 
 import aztask.spark
 from aztask.errors import ConfigurationError
-from aztask.spark import get_session, needs
+from aztask.spark import get_session, needs, session, workers
 
 
 def test_python_workers_run_this_interpreter(spark):
     found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == [sys.executable]
+
+
+def test_python_workers_import_the_pyspark_of_the_driver(spark):
+    files = {pyspark.__file__, py4j.__file__}
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: imported_from()).collect()
+    assert set(found[0]) == files
+
+
+def imported_from():
+    return [sys.modules[name].__file__ for name in ("pyspark", "py4j")]
+
+
+@pytest.mark.parametrize("name", ["SPARK_HOME", "PYSPARK_PYTHON"])
+def test_what_the_surroundings_choose_is_left_alone(monkeypatch, name):
+    module = session.DAEMON_MODULE
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    assert module in session.own_workers(SparkConf(loadDefaults=False))
+    assert session.own_workers(SparkConf(loadDefaults=False).set(module, "theirs")) == {}
+    monkeypatch.setenv(name, "/opt/other")
+    assert session.own_workers(SparkConf(loadDefaults=False)) == {}
+
+
+def test_archives_are_dropped_only_where_pyspark_is_found_without_them():
+    archives = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9.9-src.zip"]
+    assert workers.without_archives(["/here", *archives, *sys.path]) == ["/here", *sys.path]
+    assert workers.without_archives(["/here", *archives]) == ["/here", *archives]
 
 
 def test_the_active_session_is_used_as_it_is(spark):
