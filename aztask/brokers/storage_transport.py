@@ -288,7 +288,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         connection_timeout, read_timeout: seconds, per request.
         """
         reading = float(kwargs.get("read_timeout", READ_SECONDS))
-        data = _bytes_of(request)
+        data = bytes_of(request)
         connection = self._connection(request, kwargs.get("connection_timeout", CONNECT_SECONDS))
         keep = False
         try:
@@ -343,7 +343,7 @@ def _has_port(netloc: str) -> bool:
     return netloc.rpartition(":")[2].isdigit() and not netloc.endswith("]")
 
 
-def _bytes_of(request: HttpRequest) -> bytes:
+def bytes_of(request: HttpRequest) -> bytes:
     """The request as it travels."""
     content = request.content
     body = content.encode() if isinstance(content, str) else bytes(content or b"")

@@ -1,0 +1,86 @@
+"""The most that Azurite takes: sends that were composed before, and nobody who computes meanwhile.
+
+What `.map` reaches is to be read beside it: on two cores the sender and Azurite share one machine.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from azure.core.pipeline.transport import HttpTransport
+from azure.core.rest import HttpRequest
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from storage_systems import Bench  # noqa: E402
+
+from aztask.brokers.storage_messages import MessagePipeline, QueueMessages  # noqa: E402
+from aztask.brokers.storage_transport import Response, bytes_of  # noqa: E402
+
+CONNECTIONS = 8
+TEXT = "x" * 620  # as long as the message of a no-op
+
+
+class Composing(HttpTransport[Any, Any]):
+    """Keeps what would travel, and says that it was stored."""
+
+    def __init__(self) -> None:
+        self.composed: list[bytes] = []
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+    def send(self, request: HttpRequest, **kwargs: Any) -> Response:
+        self.composed.append(bytes_of(request))
+        return Response(request, 201, "Created", {}, b"")
+
+
+def ceiling(bench: Bench, count: int) -> float:
+    """Sends a second of `count`, over as many connections as `.map` uses."""
+    composing = Composing()
+    url = bench.service.get_queue_client("default").url
+    messages = QueueMessages(MessagePipeline(bench.service, composing), url)
+    for _ in range(count):
+        messages.put(TEXT, 0, seconds=5.0)
+    address = urlsplit(url)
+    open_ones = [
+        socket.create_connection((address.hostname or "", address.port or 80))
+        for _ in range(CONNECTIONS)
+    ]
+    try:
+        began = time.perf_counter()
+        answered(open_ones, iter(composing.composed), count)
+        return count / (time.perf_counter() - began)
+    finally:
+        for connection in open_ones:
+            connection.close()
+
+
+def answered(open_ones: list[socket.socket], requests: Iterator[bytes], left: int) -> None:
+    """Send each when the one before it on its connection is answered, until all are."""
+    waiting = select.epoll()
+    by_number = {connection.fileno(): connection for connection in open_ones}
+    for number, connection in by_number.items():
+        waiting.register(number, select.EPOLLIN)
+        connection.sendall(next(requests))
+    while left:
+        for number, _ in waiting.poll():
+            answer = by_number[number].recv(65536)
+            if not answer.startswith(b"HTTP/1.1 201 "):
+                raise RuntimeError(f"Azurite answered {answer[:100]!r}")
+            left -= 1
+            if (request := next(requests, None)) is not None:
+                by_number[number].sendall(request)
