@@ -75,7 +75,7 @@ def hit(step: str, times: int = 1) -> None:
             _armed.reached(os.getpid())
 
 
-def hit_in_pool(step: str) -> None:
-    """Say that `step` was reached in a pool process: the worker, its parent, is struck."""
+def hit_in_pool(step: str, worker: int) -> None:
+    """Say that `step` was reached in a pool process: the worker, that process, is struck."""
     if _armed is not None and _armed.step == step:
-        _armed.reached(os.getppid())
+        _armed.reached(worker)

@@ -15,6 +15,7 @@ from aztask.worker.deliveries import Deliveries
 from aztask.worker.executor import Executor
 from aztask.worker.job import Job, Stage
 from aztask.worker.pool.children import Pool, PoolProcess
+from aztask.worker.pool.forking import Server
 from aztask.worker.pool.requests import Requests
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Dispatcher:
         self._finish = finish
         self._over = over
         pool.on_process = self._watch
+        pool.on_server = self._watch_server
 
     def feed(self) -> None:
         """Send ready deliveries to the pool; those whose lease lapsed meanwhile never run."""
@@ -86,7 +88,18 @@ class Dispatcher:
 
     def _watch(self, process: PoolProcess) -> None:
         self._selector.register(process.outbox, selectors.EVENT_READ, lambda: self._read(process))
-        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._ended(process))
+
+    def _watch_server(self, server: Server) -> None:
+        self._selector.register(server, selectors.EVENT_READ, lambda: self._served(server))
+
+    def _served(self, server: Server) -> None:
+        """Pool processes have started or ended, or their server has and all of them with it."""
+        ended = self._pool.served(server)
+        if server.gone:
+            self._selector.unregister(server)
+            server.close()
+        for process in ended:
+            self._ended(process)
 
     def _read(self, process: PoolProcess) -> None:
         """Take a process's answers; see `aztask.worker.pool.runner` for what they are."""
@@ -140,7 +153,6 @@ class Dispatcher:
         """A pool process is gone: what it had not read goes on, what it ran has failed."""
         self._read(process)
         self._selector.unregister(process.outbox)
-        self._selector.unregister(process.pidfd)
         reason = process.ending()
         self._deliveries.back(process.take_back())
         running = list(process.jobs.values())

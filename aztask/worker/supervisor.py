@@ -189,7 +189,7 @@ class Supervisor:
         for process in self._pool.processes:
             process.kill("the worker stops")
         for process in self._pool.processes:
-            process.process.wait()
+            process.wait()
         logger.warning("%d running tasks are given back", len(jobs))
         self.executor.release([job for job in jobs if job.settlement is None])
         self._over(jobs)

@@ -192,8 +192,8 @@ def holds_a_write_lock(site: Site) -> bool:
     return False
 
 
-def living_pool_processes(folder: Path) -> list[int]:
-    """Pool processes whose ledger lies in `folder`, found by their environment."""
+def pool_processes(folder: Path, name: str = "aztask-pool") -> list[int]:
+    """Processes of pools whose ledger lies in `folder`, found by their environment and name."""
     mark = f"LEDGER={folder}/ledger".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -202,12 +202,17 @@ def living_pool_processes(folder: Path) -> list[int]:
         try:
             if (
                 mark in (entry / "environ").read_bytes()
-                and b"pool.child" in (entry / "cmdline").read_bytes()
+                and (entry / "comm").read_text().rstrip() == name
             ):
                 found.append(int(entry.name))
         except OSError:
             continue
     return found
+
+
+def living_pool_processes(folder: Path) -> list[int]:
+    """Pool processes, and the servers that fork them."""
+    return pool_processes(folder) + pool_processes(folder, "aztask-fork")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The pool process: takes deliveries from the worker, runs them in its slots, and answers.
 
-Started by `aztask.worker.pool.children` as ``python -m aztask.worker.pool.child SETUP``. Rules
+Forked by `aztask.worker.pool.forkserver`, or started by it as ``python -m aztask.worker.pool.child
+SETUP``. Rules
 1. With one slot, tasks run in the main thread; with more, each slot is a thread.
 2. One thread at a time waits for the next delivery: the others wait for its lock, so that a packet
    wakes one thread, not all of them.
@@ -18,7 +19,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from aztask.loading import load_app
 from aztask.worker.board import Board
@@ -29,7 +30,11 @@ from aztask.worker.pool.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+NAME: Final = b"aztask-pool"
+"""What the kernel calls a pool process, in `top` and `/proc/PID/comm`."""
+
+_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+_PR_SET_NAME: Final = 15
 
 
 def die_with_parent(parent: int) -> None:
@@ -38,6 +43,12 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call above
         os._exit(1)
+
+
+def name_thread(name: bytes) -> None:
+    """Have the kernel show this name, of 15 bytes at most, for the calling thread (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 class Child:
@@ -52,6 +63,7 @@ class Child:
         slots = setup["slots"]
         self._slots = [Slot(index, main_thread=slots == 1) for index in range(slots)]
         self._app_spec: str = setup["app"]
+        self._worker: int = setup["worker"]
 
     @staticmethod
     def _packets(descriptor: int, setup: dict[str, Any]) -> Packets:
@@ -64,7 +76,7 @@ class Child:
         except BaseException as error:  # noqa: BLE001  # user code: whatever it is, say it
             self._outbox.send(["broken", f"{type(error).__name__}: {error}"])
             return
-        self._runner = Runner(app, self._board, self._outbox)
+        self._runner = Runner(app, self._board, self._outbox, self._worker)
         threading.Thread(target=self._listen, name="aztask-control", daemon=True).start()
         self._outbox.send(["ready"])
         if len(self._slots) == 1:
@@ -98,12 +110,13 @@ class Child:
         os._exit(0)
 
 
-def main() -> None:
-    """Start from the command line."""
-    setup = json.loads(sys.argv[1])
+def serve(setup: dict[str, Any]) -> NoReturn:
+    """Be a pool process until the worker says that it is enough.
+
+    setup: see `aztask.worker.pool.children`, with the parent's process id and four descriptors.
+    """
     die_with_parent(setup["parent"])
-    # ^C reaches the whole terminal: the worker alone decides when its pool ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name_thread(NAME)
     sys.path[:0] = [path for path in setup["path"] if path not in sys.path]
     configure(*setup["log"])
     try:
@@ -111,6 +124,11 @@ def main() -> None:
     except (BrokenPipeError, ConnectionResetError):
         os._exit(1)  # the worker is gone; nobody is left to tell
     os._exit(0)  # threads that tasks left behind do not keep the process
+
+
+def main() -> None:
+    """Start from the command line."""
+    serve(json.loads(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The worker's side of the pool: starts processes, feeds them, and knows what each one holds.
+"""The worker's side of the pool: has processes started, feeds them, and knows what each one holds.
 
 Rules
 1. A delivery is either in the socket (not read: it can be taken back), or read (it counts as
@@ -12,12 +12,10 @@ Rules
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -29,6 +27,7 @@ from aztask.worker.board import Board
 from aztask.worker.job import Job
 from aztask.worker.logs import configured
 from aztask.worker.packets import Packets, socket_pair
+from aztask.worker.pool.forking import Forked, Server
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +40,9 @@ ANSWERS_A_TURN = 512
 class PoolProcess:
     """One pool process as the worker sees it."""
 
-    def __init__(self, app_spec: str, slots: int, folder: str) -> None:
-        theirs = []
+    def __init__(self, server: Server, app_spec: str, slots: int, folder: str) -> None:
+        """Raises OSError where the server is gone."""
+        theirs: list[socket.socket] = []
         self._sockets: list[Packets] = []
         for _ in range(3):
             ours, other = socket_pair()
@@ -61,24 +61,22 @@ class PoolProcess:
             "app": app_spec,
             "slots": slots,
             "folder": folder,
-            "parent": os.getpid(),
-            "inbox": theirs[0].fileno(),
-            "outbox": theirs[1].fileno(),
-            "control": theirs[2].fileno(),
-            "board": self.board.descriptor,
+            "worker": os.getpid(),
             "path": [path for path in sys.path if path],
             "log": configured(),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "aztask.worker.pool.child", json.dumps(setup)],
-            pass_fds=[*(end.fileno() for end in theirs), self.board.descriptor],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        descriptors = [*(end.fileno() for end in theirs), self.board.descriptor]
+        try:
+            self.forked = server.fork(setup, descriptors)
+        except OSError:
+            ends: list[Packets | socket.socket] = [*self._sockets, *theirs]
+            for end in ends:
+                end.close()
+            self.board.close()
+            raise
         self._peek = Packets(theirs[0], folder)
         theirs[1].close()
         theirs[2].close()
-        self.pidfd = os.pidfd_open(self.process.pid)
 
     def send(self, job: Job, packet: list[Any]) -> bool:
         """Put one delivery into its socket; False when it is full or the process is gone."""
@@ -94,7 +92,7 @@ class PoolProcess:
         """A control packet; a process that is gone or does not listen misses it."""
         try:
             if not self._control.send(packet):
-                logger.warning("pool process %d does not listen", self.process.pid)
+                logger.warning("pool process %d does not listen", self.forked.pid)
         except OSError:
             pass  # it is dead: its end is noticed through its pidfd
 
@@ -134,13 +132,21 @@ class PoolProcess:
         """End it now, whatever it does."""
         if not self.kill_reason:
             self.kill_reason, self.culprit = reason, culprit
-            self.process.send_signal(signal.SIGKILL)
+            self.forked.kill()
+
+    def wait(self) -> None:
+        """Until it has ended, or a few seconds."""
+        self.forked.wait()
 
     def ending(self) -> str:
         """Why it ended, in words."""
-        status = self.process.wait()
+        status = self.forked.status
         if self.kill_reason:
             return self.kill_reason
+        if self.forked.failed:
+            return f"a pool process cannot start: {self.forked.failed}"
+        if status is None:
+            return "the pool process ended together with the pool's fork server"
         if status < 0:
             try:
                 name = signal.Signals(-status).name
@@ -151,7 +157,7 @@ class PoolProcess:
 
     def close(self) -> None:
         """Let go of everything."""
-        os.close(self.pidfd)
+        self.forked.close()
         for end in (*self._sockets, self._peek):
             end.close()
         self.board.close()
@@ -173,6 +179,8 @@ class Pool:
         self._slots = slots
         self.on_process: Callable[[PoolProcess], None] = lambda process: None
         self._clock = clock
+        self.on_server: Callable[[Server], None] = lambda server: None
+        self._server: Server | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="aztask-")
         self.processes: list[PoolProcess] = []
         self.mean_seconds: float | None = None
@@ -194,9 +202,30 @@ class Pool:
             and (not self.processes or any(process.ready for process in self.processes))
             and self._clock.monotonic() >= self._start_after
         ):
-            process = PoolProcess(self._app_spec, self._slots, self._folder.name)
+            try:
+                process = PoolProcess(
+                    self._serving(), self._app_spec, self._slots, self._folder.name
+                )
+            except OSError as error:
+                logger.error("a pool process cannot start: %s", error)
+                self._start_later()
+                return
             self.processes.append(process)
             self.on_process(process)
+
+    def served(self, server: Server) -> list[PoolProcess]:
+        """Take what the server says; the processes that have ended. `ended` is told of each."""
+        over: list[Forked] = server.read()
+        if server.gone and self._server is server:
+            self._server = None
+        return [process for process in self.processes if process.forked in over]
+
+    def _serving(self) -> Server:
+        """The fork server, started if there is none. Raises OSError."""
+        if self._server is None:
+            self._server = Server()
+            self.on_server(self._server)
+        return self._server
 
     def room(self) -> int:
         """How many deliveries can be sent now, those sent ahead included."""
@@ -246,9 +275,7 @@ class Pool:
         if process.ready:
             self._failed_starts = 0
         else:
-            self._failed_starts += 1
-            pause = min(30.0, 0.5 * 2**self._failed_starts)
-            self._start_after = self._clock.monotonic() + pause
+            self._start_later()
         process.close()
 
     def close(self) -> None:
@@ -256,11 +283,19 @@ class Pool:
         for process in self.processes:
             process.kill("the worker ends")
         for process in self.processes:
-            process.process.wait()
+            process.wait()
             process.close()
         self.processes.clear()
+        if self._server is not None:
+            self._server.close()
         if Path(self._folder.name).exists():
             self._folder.cleanup()
+
+    def _start_later(self) -> None:
+        """The next start waits, the longer the more of them failed."""
+        self._failed_starts += 1
+        pause = min(30.0, 0.5 * 2**self._failed_starts)
+        self._start_after = self._clock.monotonic() + pause
 
     def _ahead(self) -> int:
         """How many deliveries to send beyond the slots of a process."""

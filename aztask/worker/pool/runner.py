@@ -59,8 +59,10 @@ INTERRUPTS: dict[str, type[AztaskError]] = {
 class Runner:
     """Runs deliveries; shared by all slots of a pool process."""
 
-    def __init__(self, app: App, board: Board, outbox: Packets) -> None:
+    def __init__(self, app: App, board: Board, outbox: Packets, worker: int) -> None:
+        """worker: its process id."""
         self._app = app
+        self._worker = worker
         self._board = board
         self._outbox = outbox
         self._leases: dict[int, TaskLease] = {}
@@ -135,7 +137,7 @@ class Runner:
                     slot.end()
             finally:
                 set_current_context(None)
-            hit_in_pool("ran")
+            hit_in_pool("ran", self._worker)
             return ["done", self._app.codec.encode_value(value)]
         except LeaseLost:
             return ["lost"]

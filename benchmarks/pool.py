@@ -1,0 +1,127 @@
+"""What starting a worker takes: its pool forked, and as new interpreters.
+
+Usage: python benchmarks/pool.py [> docs/benchmarks/pool.txt]
+
+A worker of eight processes is started on the embedded broker with an app of one task. New
+interpreters are what the fork server starts where something in it has a thread: here a module that
+Python loads by itself. Medians of interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from common import machine, spread
+
+ROOT = Path(__file__).parents[1]
+ROUNDS = 7
+PROCESSES = 8
+APP = """
+from aztask import App
+app = App("shop", broker="local://", results="local://")
+@app.task
+def noop(): pass
+"""
+AGENT = """
+import sys, threading, time
+if "aztask.worker.pool.forkserver" in sys.orig_argv:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+KINDS = {"new interpreters": True, "forked": False}
+
+
+def processes_under(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for each in found:
+        try:
+            children = Path(f"/proc/{each}/task/{each}/children").read_text()
+        except OSError:
+            continue
+        found += map(int, children.split())
+    return found
+
+
+def ready(pid: int) -> bool:
+    """Whether a pool process has its app and waits: from then on it has a second thread."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().rstrip()
+        return name == "aztask-pool" and len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except OSError:
+        return False
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def megabytes(pid: int) -> float:
+    """Its memory; of what it shares with others its share."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(f"process {pid} has no Pss")
+
+
+def start(agent: bool) -> dict[str, float]:
+    """One worker until all of its pool is ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "shop.py").write_text(APP)
+        if agent:
+            Path(folder, "sitecustomize.py").write_text(AGENT)
+        began = time.perf_counter()
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "aztask", "-A", "shop", "worker", "-c", str(PROCESSES)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            while sum(map(ready, found := processes_under(worker.pid))) < PROCESSES:
+                if worker.poll() is not None or time.perf_counter() - began > 60:
+                    raise RuntimeError("the worker did not start")
+                time.sleep(0.01)
+            seconds = time.perf_counter() - began
+            time.sleep(0.3)
+            return {
+                "ready after, s": seconds,
+                "processor time, s": sum(map(processor_seconds, found)),
+                "memory, MB": sum(map(megabytes, found)),
+            }
+        finally:
+            worker.terminate()
+            worker.wait()
+
+
+def main() -> None:
+    """Measure and print."""
+    print(f"benchmark: starting a worker of {PROCESSES} processes, one small app")
+    print(machine())
+    print("command: python benchmarks/pool.py\n")
+    figures: dict[str, list[float]] = defaultdict(list)
+    for number in range(ROUNDS + 1):
+        for kind, agent in KINDS.items():
+            for what, value in start(agent).items():
+                if number:  # the first compiles
+                    figures[f"{kind}: {what}"].append(value)
+    for name, values in figures.items():
+        print(f"  {name:<36} {spread(values)}")
+    for what in ("ready after, s", "processor time, s", "memory, MB"):
+        before, after = (statistics.median(figures[f"{kind}: {what}"]) for kind in KINDS)
+        print(f"  {what.partition(',')[0]}: forked needs {after / before:.2f} of it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Pool processes that cannot be started: the worker says so, and tries again later."""
+
+import logging
+import select
+import sys
+
+import pytest
+
+from aztask.worker.pool.children import Pool
+from aztask.worker.pool.forking import Server
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """An interpreter that ends as soon as it was asked for something."""
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nsleep 0.1\nexit 1\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+
+def answered(server):
+    """Wait until the server says something, or is gone."""
+    poll = select.poll()
+    poll.register(server, select.POLLIN)
+    assert poll.poll(5000)
+
+
+@pytest.mark.usefixtures("broken")
+def test_what_a_server_was_asked_for_ends_with_it():
+    server = Server()
+    forked = server.fork({}, [])
+    forked.kill()
+    forked.wait()
+    assert server.gone
+    assert (forked.ended, forked.pid, forked.status) == (True, 0, None)
+    with pytest.raises(OSError, match=r"pipe|not connected"):
+        server.fork({}, [])
+    server.close()
+
+
+@pytest.mark.usefixtures("broken")
+def test_starts_that_fail_are_tried_again_after_longer_and_longer(caplog):
+    clock, servers, tries = Clock(), [], []
+    pool = Pool("shop:app", processes=2, slots=1, clock=clock)
+    pool.on_server = servers.append
+    while clock.now < 20:
+        pool.fill()
+        if servers:
+            tries.append(clock.now)
+            answered(servers[0])
+            (process,) = pool.served(servers[0])
+            assert process.ending() == "the pool process ended together with the pool's fork server"
+            pool.ended(process)
+            servers.pop().close()
+        clock.now += 0.5
+    pool.close()
+    assert tries == [0, 1, 3, 7, 15]
+    assert not caplog.records
+
+
+def test_an_interpreter_that_is_not_there_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    pool = Pool("shop:app", processes=2, slots=1, clock=Clock())
+    with caplog.at_level(logging.ERROR):
+        pool.fill()
+    pool.close()
+    assert pool.processes == []
+    assert "a pool process cannot start: " in caplog.text
