@@ -94,7 +94,7 @@ class PoolProcess:
             if not self._control.send(packet):
                 logger.warning("pool process %d does not listen", self.forked.pid)
         except OSError:
-            pass  # it is dead: its end is noticed through its pidfd
+            pass  # it is dead: the fork server says so
 
     def answers(self) -> list[list[Any]]:
         """What it has answered since the last call, some hundreds at most."""
@@ -135,7 +135,7 @@ class PoolProcess:
             self.forked.kill()
 
     def wait(self) -> None:
-        """Until it has ended, or a few seconds."""
+        """Until it is dead."""
         self.forked.wait()
 
     def ending(self) -> str:

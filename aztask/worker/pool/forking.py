@@ -56,8 +56,15 @@ class Forked:
             self.kill()
 
     def wait(self) -> None:
-        """Until it has ended, for `ENDING_SECONDS` at most."""
-        self._server.wait(self)
+        """Until it is dead. One that the server has not started yet: for `ENDING_SECONDS` at most,
+        since it holds nothing.
+        """
+        if self._pidfd < 0:
+            self._server.wait(self)
+        if self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll()
 
     def close(self) -> None:
         """Let go of it."""
@@ -100,25 +107,34 @@ class Server:
         return forked
 
     def read(self) -> list[Forked]:
-        """Take what the server says; the processes that have ended."""
+        """Take what the server says; the processes that have ended.
+
+        A dying server closes its socket before the kernel strikes its processes: they are dead when
+        this returns, for what they ran may be given to another one then.
+        """
         ended = []
         with suppress(BlockingIOError):
             while not self.gone:
                 if (forked := self._read_one()) is not None:
                     ended.append(self._processes.pop(forked.number))
         if self.gone:
-            ended += self._processes.values()
+            for forked in self._processes.values():
+                forked.kill()
+                forked.wait()
+                ended.append(forked)
             self._processes.clear()
         for forked in ended:
             forked.ended = True
         return ended
 
     def wait(self, forked: Forked) -> None:
-        """Until that process has ended, for `ENDING_SECONDS` at most."""
+        """Until that process was started, or there is none, for `ENDING_SECONDS` at most."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         give_up_at = time.monotonic() + ENDING_SECONDS
-        while not forked.ended and (left := give_up_at - time.monotonic()) > 0:
+        while not (forked.pid or forked.ended or self.gone):
+            if (left := give_up_at - time.monotonic()) <= 0:
+                break
             if poll.poll(1000 * left):
                 self.read()
 
