@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import Site, pool_processes, wait_until
+from harness import Site, living_pool_processes, pool_processes, wait_until
 from ledger_app import work
 
 IMPORTED = """
@@ -15,6 +15,23 @@ import os
 from ledger_app import app
 with open("imported", "a") as file:
     print(os.getpid(), file=file)
+"""
+PROGRAMS = """
+import multiprocessing, os, signal, subprocess, time
+from ledger_app import app
+@app.task
+def program(name):
+    program = subprocess.Popen(["sleep", "60"])
+    program.send_signal(getattr(signal, name))
+    return program.wait()
+@app.task
+def process(name):
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    time.sleep(0.2)
+    os.kill(process.pid, getattr(signal, name))
+    process.join()
+    return process.exitcode
 """
 AGENT = """
 import sys, threading, time
@@ -89,14 +106,42 @@ def test_the_server_has_no_thread_of_its_own(site: Site) -> None:
     assert worker.stop() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("pool", ["processes", "threads"])
+def test_a_signal_to_all_processes_is_the_workers(site: Site, pool: str, number: int) -> None:
+    """systemd sends SIGTERM to every process of a service, a terminal SIGINT."""
+    worker = site.worker("-c", "2", "--pool", pool)
+    site.app().send(work.name, ["a", 1.5], task_id="a")
+    wait_until(lambda: len(site.lines("start")) == 1, 20, "it runs")
+    for pid in living_pool_processes(site.folder):
+        os.kill(pid, number)
+    worker.signal(number)
+    assert worker.wait() == 0
+    assert site.app().result("a").get(timeout=1) == "a"
+    assert site.counts("start") == {"a": 1}
+
+
+@pytest.mark.parametrize("pool", ["processes", "threads"])
+def test_what_a_task_starts_can_be_ended(site: Site, pool: str) -> None:
+    (site.folder / "programs_app.py").write_text(PROGRAMS)
+    site.module = "programs_app"
+    worker = site.worker("-c", "1", "--pool", pool)
+    expected = {
+        ("program", "SIGTERM"): -signal.SIGTERM,
+        ("program", "SIGINT"): -signal.SIGINT,
+        ("process", "SIGTERM"): -signal.SIGTERM,
+        ("process", "SIGINT"): 1,  # KeyboardInterrupt
+    }
+    for (kind, name), code in expected.items():
+        site.app().send(f"ledger.{kind}", [name], task_id=f"{kind}-{name}")
+        assert site.app().result(f"{kind}-{name}").get(timeout=30) == code
+    assert worker.stop() == 0
+
+
 def test_a_stopped_worker_leaves_no_process(site: Site) -> None:
     worker = site.worker("-c", "2")
     run_all(site, "a")
     site.app().send(work.name, ["b", 60.0], task_id="b")
     wait_until(lambda: len(site.lines("start", "b")) == 1, 20, "it runs")
     worker.kill()
-    wait_until(
-        lambda: not pool_processes(site.folder) + pool_processes(site.folder, "aztask-fork"),
-        5,
-        "all of it ends with the worker",
-    )
+    wait_until(lambda: not living_pool_processes(site.folder), 5, "all of it ends with the worker")

@@ -51,6 +51,24 @@ def name_thread(name: bytes) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
+def leave_ending_to_worker() -> None:
+    """Have ^C, which reaches a whole terminal, and SIGTERM, which systemd sends to all processes of
+    a service, do nothing here: the worker alone decides when its pool ends.
+
+    By a handler: that a signal is ignored would be inherited by the programs that tasks start. What
+    they fork (`multiprocessing`) ends by these signals as usual.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=end_as_usual)
+
+
+def end_as_usual() -> None:
+    """Have ^C and SIGTERM do what they do in any Python program."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Child:
     """One pool process."""
 
@@ -116,6 +134,7 @@ def serve(setup: dict[str, Any]) -> NoReturn:
     setup: see `aztask.worker.pool.children`, with the parent's process id and four descriptors.
     """
     die_with_parent(setup["parent"])
+    leave_ending_to_worker()
     name_thread(NAME)
     sys.path[:0] = [path for path in setup["path"] if path not in sys.path]
     configure(*setup["log"])

@@ -21,7 +21,6 @@ import gc
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import traceback
@@ -123,8 +122,7 @@ def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
     child.die_with_parent(int(sys.argv[2]))
-    # ^C reaches the whole terminal: the worker alone decides when its pool ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child.leave_ending_to_worker()
     gc.freeze()  # a collection would write to, and so copy, the pages that are shared
     ForkServer(end).run()
 
