@@ -8,8 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,19 +74,4 @@ def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterato
 
 def read_files(spark: SparkSession, place: EventPlace, files: Sequence[EventFile]) -> DataFrame:
     """The rows of files that the driver has listed, a Spark task for each portion."""
-    packed = [_pack(portion) for portion in portions(files)]
-    return deal(spark, packed, partial(_read_packed, place), DDL)
-
-
-def _read_packed(place: EventPlace, data: bytes) -> Iterator[pa.RecordBatch]:
-    return read_portion(place, _unpack(data))
-
-
-def _pack(portion: Portion) -> bytes:
-    rows = [[file.name, file.size] for file in portion.files]
-    return zlib.compress(json.dumps(rows).encode())
-
-
-def _unpack(data: bytes) -> Portion:
-    rows = json.loads(zlib.decompress(data))
-    return Portion(tuple(EventFile(name, size, 0.0) for name, size in rows))
+    return deal(spark, portions(files), partial(read_portion, place), DDL)
