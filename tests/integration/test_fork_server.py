@@ -40,10 +40,10 @@ if "aztask.worker.pool.forkserver" in sys.orig_argv:
 """
 
 
-def run_all(site: Site, *keys: str, seconds: float = 0.0) -> None:
+def run_all(site: Site, *keys: str) -> None:
     """Have the tasks of these keys run, and wait for each of them."""
     for key in keys:
-        site.app().send(work.name, [key, seconds], task_id=key)
+        site.app().send(work.name, [key], task_id=key)
     for key in keys:
         assert site.app().result(key).get(timeout=30) == key
 
@@ -73,7 +73,7 @@ def test_a_killed_server_takes_its_pool_with_it_and_nothing_is_lost(site: Site, 
     for key in ("a", "b"):
         site.app().send(work.name, [key, 1.0], task_id=key)
     wait_until(lambda: len(site.lines("start")) == 2, 20, "both run")
-    before = living = pool_processes(site.folder)
+    before = pool_processes(site.folder)
     (server,) = pool_processes(site.folder, "aztask-fork")
     os.kill(server, signal.SIGKILL)
     for key in ("a", "b"):
@@ -138,7 +138,7 @@ def test_what_a_task_starts_can_be_ended(site: Site, pool: str) -> None:
     assert worker.stop() == 0
 
 
-def test_a_stopped_worker_leaves_no_process(site: Site) -> None:
+def test_a_killed_worker_leaves_no_process(site: Site) -> None:
     worker = site.worker("-c", "2")
     run_all(site, "a")
     site.app().send(work.name, ["b", 60.0], task_id="b")

@@ -135,7 +135,7 @@ class PoolProcess:
             self.forked.kill()
 
     def wait(self) -> None:
-        """Until it is dead."""
+        """Until it is dead, once it was killed."""
         self.forked.wait()
 
     def ending(self) -> str:

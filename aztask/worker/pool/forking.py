@@ -1,8 +1,9 @@
 """The worker's side of the fork server: it has pool processes started, and learns how they ended.
 
 Rules
-1. One thread calls, the supervisor's: the kernel's parent-death signal follows it. It never waits
-   for the server but when the pool is closed: a lease may be short.
+1. One thread calls, the supervisor's: the kernel's parent-death signal follows it. It waits for the
+   server only when the pool is closed, and for processes only when they are killed: a lease may be
+   short.
 2. A server that is gone has taken its pool processes with it. The next start makes another one.
 """
 
@@ -56,15 +57,17 @@ class Forked:
             self.kill()
 
     def wait(self) -> None:
-        """Until it is dead. One that the server has not started yet: for `ENDING_SECONDS` at most,
-        since it holds nothing.
+        """Until it is dead, for `ENDING_SECONDS` at most.
+
+        One that was killed and is not dead by then hangs in the kernel, and runs no line any more;
+        one that the server has not started yet holds nothing.
         """
         if self._pidfd < 0:
             self._server.wait(self)
         if self._pidfd >= 0:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
-            poll.poll()
+            poll.poll(1000 * ENDING_SECONDS)
 
     def close(self) -> None:
         """Let go of it."""
