@@ -10,12 +10,6 @@ from azurite import ACCOUNT, KEY, free_port, running
 from aztask.spark import get_session, register
 
 HERE = Path(__file__).parent
-# Two partitions, and no plan that is made anew between its stages: the tables are small.
-CONF = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-}
 LONGEST = (
     *("test_deadletters.py", "test_example.py", "test_submit.py", "test_real_run.py"),
     *("test_submit_services.py", "test_cli_submit.py", "test_event_frames.py"),
@@ -83,7 +77,7 @@ def spark(shop_folder):
     session = get_session(
         name="aztask-tests",
         master="local[2]",
-        conf=CONF,
+        conf={"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"},
     )
     register(session)
     yield session

@@ -1,10 +1,12 @@
 """The session, and what is said where Spark cannot be had."""
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-import py4j
 import pyspark
 import pytest
 from pyspark import SparkConf
@@ -19,14 +21,28 @@ def test_python_workers_run_this_interpreter(spark):
     assert found == [sys.executable]
 
 
-def test_python_workers_import_the_pyspark_of_the_driver(spark):
-    files = {pyspark.__file__, py4j.__file__}
-    found = spark.sparkContext.parallelize([0], 1).map(lambda _: imported_from()).collect()
-    assert set(found[0]) == files
+def test_python_workers_are_forked_by_our_daemon(spark):
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.orig_argv).collect()
+    assert session.WORKERS in found[0]
 
 
-def imported_from():
-    return [sys.modules[name].__file__ for name in ("pyspark", "py4j")]
+@pytest.mark.parametrize(
+    ("module", "archive"), [(session.WORKERS, False), ("pyspark.daemon", True)]
+)
+def test_our_daemon_imports_nothing_from_the_archives(module, archive):
+    """Beside Spark's own. It ends when its standard input does, as with its Java machine."""
+    folder = Path(pyspark.__file__).parent / "python" / "lib"
+    path = [*map(str, folder.glob("*.zip")), str(Path(aztask.__file__).parents[1])]
+    ended = subprocess.run(
+        [sys.executable, "-v", "-m", module],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,  # Spark's daemon ends with 1 then
+    )
+    found = re.search(r"^import 'pyspark.serializers' .*$", ended.stderr.decode(), re.MULTILINE)
+    assert ("zipimporter" in found[0]) == archive
 
 
 @pytest.mark.parametrize("name", ["SPARK_HOME", "PYSPARK_PYTHON"])
