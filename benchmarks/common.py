@@ -82,3 +82,32 @@ def conclude(checks: Sequence[Check]) -> None:
         print(" ", check.line())
     if "--check" in sys.argv and not all(check.holds for check in checks):
         sys.exit(1)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for each in found:
+        try:
+            children = Path(f"/proc/{each}/task/{each}/children").read_text()
+        except OSError:
+            continue  # it has ended
+        found += map(int, children.split())
+    return found
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time that a process has used, seconds; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def megabytes(pid: int) -> float:
+    """Its memory; of what it shares with others its share."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(f"process {pid} has no Pss")

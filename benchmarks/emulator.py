@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
+from common import processor_seconds
 
 BODY = b"x" * 200
 BATCH = 100
 QUEUE = "bench"
-TICKS = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -42,8 +42,7 @@ class Process:
 
     def cpu(self) -> float:
         """Seconds of CPU used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return processor_seconds(self.process.pid)
 
 
 @contextmanager

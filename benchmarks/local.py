@@ -19,7 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common import Check, conclude, machine, percentile, spread
+from common import (
+    Check,
+    conclude,
+    family,
+    machine,
+    megabytes,
+    percentile,
+    processor_seconds,
+    spread,
+)
 
 HERE = Path(__file__).parent
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -112,25 +121,6 @@ def throughput(pool: str, count: int) -> float:
         return count / (last - began)
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def children(pid: int) -> list[int]:
-    """The processes that `pid` started."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(each) for each in text.split()]
-
-
-def resident_mib(pid: int) -> float:
-    """Memory that is resident and not shared, MiB."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    sizes = [line.split() for line in text.splitlines()[1:]]
-    return sum(int(size[1]) for size in sizes if size[0].startswith("Private")) / 1024
-
-
 def idle() -> dict[str, float]:
     """Latency of an idle worker, and what it costs to be idle."""
     with fresh() as site:
@@ -139,11 +129,11 @@ def idle() -> dict[str, float]:
         with site.worker("-c", "8", "--pool", "processes") as worker:
             start_seconds = first.get(timeout=30) - began
             time.sleep(3.0)
-            everyone = [worker.pid, *children(worker.pid)]
-            used = -sum(map(cpu_seconds, everyone))
+            everyone = family(worker.pid)
+            used = -sum(map(processor_seconds, everyone))
             time.sleep(5.0)
-            used += sum(map(cpu_seconds, everyone))
-            memory = sum(map(resident_mib, everyone))
+            used += sum(map(processor_seconds, everyone))
+            memory = sum(map(megabytes, everyone))
             delays = []
             for _ in range(LATENCIES):
                 time.sleep(0.05)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import machine, spread
+from common import family, machine, megabytes, processor_seconds, spread
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 7
@@ -39,18 +39,6 @@ if "aztask.worker.pool.forkserver" in sys.orig_argv:
 KINDS = {"new interpreters": True, "forked": False}
 
 
-def processes_under(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [pid]
-    for each in found:
-        try:
-            children = Path(f"/proc/{each}/task/{each}/children").read_text()
-        except OSError:
-            continue
-        found += map(int, children.split())
-    return found
-
-
 def ready(pid: int) -> bool:
     """Whether a pool process has its app and waits: from then on it has a second thread."""
     try:
@@ -58,20 +46,6 @@ def ready(pid: int) -> bool:
         return name == "aztask-pool" and len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
         return False
-
-
-def processor_seconds(pid: int) -> float:
-    """What a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def megabytes(pid: int) -> float:
-    """Its memory; of what it shares with others its share."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"process {pid} has no Pss")
 
 
 def start(agent: bool) -> dict[str, float]:
@@ -89,7 +63,7 @@ def start(agent: bool) -> dict[str, float]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            while sum(map(ready, found := processes_under(worker.pid))) < PROCESSES:
+            while sum(map(ready, found := family(worker.pid))) < PROCESSES:
                 if worker.poll() is not None or time.perf_counter() - began > 60:
                     raise RuntimeError("the worker did not start")
                 time.sleep(0.01)

@@ -26,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent)]
 
-from common import Check, conclude, machine  # noqa: E402
+from common import Check, conclude, family, machine  # noqa: E402
 from servicebus import Bench  # noqa: E402
 
 from aztask import App  # noqa: E402
@@ -81,15 +81,6 @@ def status_of(pid: int, name: str) -> int:
     return 0
 
 
-def children_of(pid: int) -> list[int]:
-    """The processes that it started and that still run."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in text.split()]
-
-
 def files_of(pid: int) -> list[str]:
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -110,7 +101,7 @@ def connections_of(pid: int, port: int) -> int:
 
 
 def look(pid: int, port: int, tasks: int, seconds: float) -> Look:
-    pool = children_of(pid)
+    pool = family(pid)[1:]  # the fork server among them
     return Look(
         tasks,
         seconds,

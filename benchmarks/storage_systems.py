@@ -189,18 +189,3 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to the worker and all that it started."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def group_cpu(process: subprocess.Popen[bytes]) -> float:
-    """CPU seconds that the worker and its children have used."""
-    total = 0.0
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[2]) == process.pid:  # its process group
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total

@@ -27,10 +27,18 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "peers"), str(HERE.parent / "tests"), str(HERE.parent)]
 
 import azurite  # noqa: E402
-from common import Check, conclude, machine, percentile, spread  # noqa: E402
+from common import (  # noqa: E402
+    Check,
+    conclude,
+    family,
+    machine,
+    percentile,
+    processor_seconds,
+    spread,
+)
 from proxy import Proxy  # noqa: E402
 from storage_ceiling import ceiling  # noqa: E402
-from storage_systems import Bench, System, group_cpu, kill_group, systems  # noqa: E402
+from storage_systems import Bench, System, kill_group, systems  # noqa: E402
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 KILLS = int(os.environ.get("BENCH_KILLS", "20"))
@@ -86,15 +94,20 @@ def consume(bench: Bench, system: System, server_pid: int) -> dict[str, float]:
     fill(bench, system)
     with bench.worker(system) as process:
         at = warmed(bench, system)
-        began, cpu, server = time.perf_counter(), group_cpu(process), cpu_of(server_pid)
+        began, cpu, server = time.perf_counter(), cpu_of(process.pid), processor_seconds(server_pid)
         emptied(bench, system)
         seconds = time.perf_counter() - began
-        cpu, server = group_cpu(process) - cpu, cpu_of(server_pid) - server
+        cpu, server = cpu_of(process.pid) - cpu, processor_seconds(server_pid) - server
     return {
         "tasks/s": at / seconds,
         "worker CPU, % of a core": 100 * cpu / seconds,
         "Azurite CPU, % of a core": 100 * server / seconds,
     }
+
+
+def cpu_of(worker: int) -> float:
+    """CPU seconds that a worker and its children have used."""
+    return sum(map(processor_seconds, family(worker)))
 
 
 def fill(bench: Bench, system: System) -> None:
@@ -125,12 +138,6 @@ def emptied(bench: Bench, system: System) -> None:
 def pause(left: int) -> None:
     """Wait before the next look at the depth: each look costs Azurite what a task costs it."""
     time.sleep(min(max(left / 4000, 0.01), 0.05))
-
-
-def cpu_of(pid: int) -> float:
-    """CPU seconds of one process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def latencies(bench: Bench, system: System) -> list[float]:
