@@ -132,7 +132,7 @@ class BusClient:
 
 def _close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
     with suppress(*SDK_ERRORS):  # the connection may be gone already
-        handler.close()
+        private.close(handler)
 
 
 def credential_of(address: ServiceBusAddress, credential: TokenCredential | None) -> Any:

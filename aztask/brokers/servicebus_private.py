@@ -215,6 +215,21 @@ def is_open(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
     return bool(getattr(handler, "_running", False))
 
 
+def close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
+    """Say goodbye, and close the connection whatever comes of that.
+
+    The SDK leaves the socket to the garbage collector when the goodbye fails: ``Connection.close``
+    then sets the state by which ``_disconnect`` takes it for closed. The service would see the
+    connection, and hold what was received over it, for as long. Raises the SDK's errors.
+    """
+    sock = _wire_of(handler)
+    try:
+        handler.close()
+    finally:
+        if sock is not None:
+            sock.close()
+
+
 def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
     """Close its connection, however broken it is."""
     link: Any = handler

@@ -1,5 +1,6 @@
 """What is relied on of the SDK's private side: a new SDK that changes it fails here first."""
 
+import contextlib
 import inspect
 import queue
 import socket
@@ -9,7 +10,12 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceiver,
+    ServiceBusSender,
+)
 from azure.servicebus._base_handler import BaseHandler
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
@@ -43,6 +49,22 @@ def receiver(bus):
 
 def test_this_sdk_has_the_calls():
     assert private.available()
+
+
+@pytest.mark.parametrize(
+    ("close", "open_still"), [(private.close, False), (ServiceBusSender.close, True)]
+)
+def test_a_socket_is_closed_though_the_goodbye_fails(bus, close, open_still):
+    """Beside the SDK's own close, for which this is done."""
+    client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
+    sender = client.get_queue_sender("q")
+    private.open_link(sender, 10)
+    sock = sender._handler._connection._transport.sock
+    sock.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(ServiceBusError, OSError):
+        close(sender)
+    assert (sock.fileno() >= 0) == open_still
+    sock.close()
 
 
 @pytest.mark.parametrize(
