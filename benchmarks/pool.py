@@ -3,8 +3,8 @@
 Usage: python benchmarks/pool.py [> docs/benchmarks/pool.txt]
 
 A worker of eight processes is started on the embedded broker with an app of one task. New
-interpreters are what the fork server starts where something in it has a thread: here a module that
-Python loads by itself. Medians of interleaved rounds.
+interpreters are what is started where something has a thread before the app is imported: here a
+module that Python loads by itself. Medians of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def noop(): pass
 """
 AGENT = """
 import sys, threading, time
-if "aztask.worker.pool.forkserver" in sys.orig_argv:
+if {"worker", "aztask.worker.pool.forkserver"} & set(sys.orig_argv):
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
 KINDS = {"new interpreters": True, "forked": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from aztask.errors import AztaskError, ConfigurationError
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
+from aztask.worker.pool.forking import Server, first_server
 from aztask.worker.supervisor import Supervisor
 
 logger = logging.getLogger("aztask.worker")
@@ -102,16 +104,30 @@ def command(
     SIGTERM or Ctrl-C: receive nothing more, let running tasks end, give back the rest. A second
     one: give everything back now.
     """
+    server = first_server()  # before there is a thread, a connection or anything of the app's
+    with contextlib.closing(server) if server else contextlib.nullcontext():
+        restart = _start(server, queues, log_format, options, reload=reload)
+    if restart:
+        os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])
+
+
+def _start(
+    server: Server | None,
+    queues: Sequence[tuple[str, ...]],
+    log_format: str,
+    options: dict[str, Any],
+    *,
+    reload: bool,
+) -> bool:
+    """Work until stopped; whether to start anew."""
     configure(log_format)
     app = find_app(required="a worker")
     try:
         settings = WorkerOptions(queues=all_names(queues) or tuple(app.queue_names()), **options)
         _check(app, settings)
-        restart = _run(app, settings, reload=reload)
+        return _run(app, settings, server, reload=reload)
     finally:
         app.close()
-    if restart:
-        os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])
 
 
 def _check(app: App, options: WorkerOptions) -> None:
@@ -129,9 +145,8 @@ def _check(app: App, options: WorkerOptions) -> None:
         app.results.check()
 
 
-def _run(app: App, options: WorkerOptions, *, reload: bool) -> bool:
-    """Work until stopped; whether to start anew."""
-    supervisor = Supervisor(app, app_spec() or "", options)
+def _run(app: App, options: WorkerOptions, server: Server | None, *, reload: bool) -> bool:
+    supervisor = Supervisor(app, app_spec() or "", options, server=server)
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 
 _SLOT_BYTES = 16
 """Eight for the number, eight for the time."""
 
 
 class Board:
-    """A row of slots in a file that both processes map."""
+    """A row of slots in memory that both processes map."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
         self.descriptor = descriptor
@@ -34,10 +33,9 @@ class Board:
         memory.release()
 
     @classmethod
-    def create(cls, slots: int, folder: str) -> Board:
-        """A board whose file is unlinked already: it lives as long as somebody maps it."""
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        os.unlink(name)  # noqa: PTH108  # the descriptor stays; the name is not needed any more
+    def create(cls, slots: int) -> Board:
+        """A board that lives as long as somebody maps it."""
+        descriptor = os.memfd_create("aztask-board")
         os.ftruncate(descriptor, slots * _SLOT_BYTES)
         return cls(descriptor, slots)
 

@@ -5,14 +5,17 @@ Rules
 2. The worker keeps a duplicate of the pool process's reading end: it can take back what was not
    read, atomically, even from a process that hangs or died.
 3. A value over `SPILL_BYTES` travels in a file of the worker's private folder; the packet holds its
-   name, and whoever reads the packet reads and removes the file.
+   name, and whoever reads the packet reads and removes the file. The folder is made for the first
+   such value, and removed by the worker: one that had any and is killed leaves it behind.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,11 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     for end in (left, right):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     return left, right
+
+
+def spill_folder() -> str:
+    """A name for a worker's private folder, which nobody has guessed and made before."""
+    return str(Path(tempfile.gettempdir()) / f"aztask-{secrets.token_hex(16)}")
 
 
 class Packets:
@@ -84,7 +92,12 @@ class Packets:
 
     def _spill(self, packed: bytes) -> bytes:
         """Write to a file; a process that dies before sending leaves it to the clean-up."""
-        descriptor, name = tempfile.mkstemp(dir=self._folder)
+        try:
+            descriptor, name = tempfile.mkstemp(dir=self._folder)
+        except FileNotFoundError:
+            with suppress(FileExistsError):  # another process was first
+                Path(self._folder).mkdir(mode=0o700)
+            descriptor, name = tempfile.mkstemp(dir=self._folder)
         with os.fdopen(descriptor, "wb") as file:
             file.write(packed)
         return _SPILLED + os.fsencode(name)

@@ -7,7 +7,6 @@ No task code runs in this process, so nothing a task does delays a renewal.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -26,6 +25,7 @@ from aztask.lease import Lease
 from aztask.leasekeeper import LeaseKeeper
 from aztask.results.base import WorkerRecord
 from aztask.settlement import Abandon
+from aztask.worker.alarm import Alarm
 from aztask.worker.chores import Chores
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.dispatcher import Dispatcher
@@ -38,6 +38,7 @@ from aztask.worker.leasewatch import LeaseWatch
 from aztask.worker.limits import Limits
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pool.children import Pool
+from aztask.worker.pool.forking import Server
 from aztask.worker.pool.requests import Requests
 from aztask.worker.prefetch import prefetch
 from aztask.worker.sessionintake import SessionSlot
@@ -51,21 +52,26 @@ LANE_THREADS = 4
 
 
 class Supervisor:
-    """One worker: `run` returns when it has stopped."""
+    """One worker: `run` returns when it has stopped.
+
+    server: the fork server, where one was made before the app was imported.
+    """
 
     def __init__(
-        self, app: App, app_spec: str, options: WorkerOptions, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        app: App,
+        app_spec: str,
+        options: WorkerOptions,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        server: Server | None = None,
     ) -> None:
-        self.app = app
-        self.options = options
-        self._clock = clock
+        self.app, self.options, self._clock = app, options, clock
         self.name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        self._wake_in, self._wake_out = socket.socketpair()
-        for end in (self._wake_in, self._wake_out):
-            end.setblocking(False)
+        alarm = self._alarm = Alarm()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
-        mailbox = self._mailbox = Mailbox(self._wake)
+        self._selector.register(alarm, selectors.EVENT_READ, alarm.quiet)
+        mailbox = self._mailbox = Mailbox(alarm.ring)
         self.journal = Journal(worker_sink(app, self.name), clock)
         self.keeper = LeaseKeeper(
             app.broker,
@@ -73,7 +79,7 @@ class Supervisor:
             renew_at=app.settings.renew_at,
             on_lost=lambda lease: mailbox.post(lambda: self._lease_lost(lease)),
             on_renewed=lambda lease, age: mailbox.post(lambda: self._renewed(lease, age)),
-            on_settleable=self._wake,
+            on_settleable=alarm.ring,
         )
         self.executor = Executor(app, self.keeper, name=self.name, clock=clock)
         threads = LANE_THREADS if app.remote else 0
@@ -86,10 +92,7 @@ class Supervisor:
         # across a network the next claims go out while the pool is busy
         self._claims_ahead = options.concurrency if threads else 0
         self._pool = Pool(
-            app_spec,
-            processes=options.processes,
-            slots=options.slots,
-            clock=clock,
+            app_spec, processes=options.processes, slots=options.slots, clock=clock, server=server
         )
         self._limits = Limits(self._pool, self.keeper, app.settings, options, self.journal, clock)
         self._requests = Requests(app, self.keeper, self._limits, mailbox, clock, threads=threads)
@@ -130,7 +133,7 @@ class Supervisor:
     def stop(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
         """Drain and end; a second time: give everything back now. A signal handler."""
         self._signals += 1
-        self._wake()
+        self._alarm.ring()
 
     def _done(self) -> bool:
         if self._draining_until is None:
@@ -214,8 +217,7 @@ class Supervisor:
         self._intakes.close()
         self.journal.close()
         self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._alarm.close()
 
     # -- the turn ----------------------------------------------------------------------------
 
@@ -254,17 +256,6 @@ class Supervisor:
         self._pool.fill()
         self._chores.tick(now, self._record)
         self._leases.tick(now)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is awake already (full), or gone
-            self._wake_out.send(b"\0")
-
-    def _woken(self) -> None:
-        try:
-            while len(self._wake_in.recv(4096)) == 4096:
-                pass
-        except BlockingIOError:
-            pass
 
     # -- receiving ---------------------------------------------------------------------------
 

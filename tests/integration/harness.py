@@ -123,7 +123,7 @@ class Worker:
     """A worker process."""
 
     def __init__(self, site: Site, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
-        self._site = site
+        self.site = site
         self.log_path = site.folder / f"worker-{len(site.workers)}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -149,7 +149,7 @@ class Worker:
     def _frozen_without_a_lock(self) -> bool:
         self.signal(signal.SIGSTOP)
         wait_until(self.stopped, 5, "it is frozen")
-        if not holds_a_write_lock(self._site):
+        if not holds_a_write_lock(self.site):
             return True
         self.signal(signal.SIGCONT)
         return False

@@ -7,8 +7,8 @@ import time
 from aztask.worker.board import Board
 
 
-def test_what_runs_since_when(tmp_path):
-    board = Board.create(3, str(tmp_path))
+def test_what_runs_since_when():
+    board = Board.create(3)
     board.note(0, 7, 1.5)
     board.note(2, 8, 2.5)
     assert board.running() == {7: 1.5, 8: 2.5}
@@ -17,9 +17,9 @@ def test_what_runs_since_when(tmp_path):
     board.close()
 
 
-def test_a_number_is_never_seen_with_an_earlier_time(tmp_path):
+def test_a_number_is_never_seen_with_an_earlier_time():
     """Read while another process writes: delivery n starts at n here, so no time is below it."""
-    board = Board.create(1, str(tmp_path))
+    board = Board.create(1)
     child = os.fork()
     if not child:
         number = 0

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.board import Board
 from aztask.worker.job import Job
 from aztask.worker.logs import configured
-from aztask.worker.packets import Packets, socket_pair
+from aztask.worker.packets import Packets, socket_pair, spill_folder
 from aztask.worker.pool.forking import Forked, Server
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class PoolProcess:
             self._sockets.append(Packets(ours, folder))
             theirs.append(other)
         self._inbox, self.outbox, self._control = self._sockets
-        self.board = Board.create(slots, folder)
+        self.board = Board.create(slots)
         self.slots = slots
         self.jobs: dict[int, Job] = {}
         self.ready = False
@@ -173,7 +172,9 @@ class Pool:
         processes: int,
         slots: int,
         clock: Clock = SYSTEM_CLOCK,
+        server: Server | None = None,
     ) -> None:
+        """server: one that is there already."""
         self._app_spec = app_spec
         self._wanted = processes
         self._slots = slots
@@ -181,7 +182,8 @@ class Pool:
         self._clock = clock
         self.on_server: Callable[[Server], None] = lambda server: None
         self._server: Server | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="aztask-")
+        self._first = server
+        self._folder = spill_folder()
         self.processes: list[PoolProcess] = []
         self.mean_seconds: float | None = None
         self._failed_starts = 0
@@ -203,9 +205,7 @@ class Pool:
             and self._clock.monotonic() >= self._start_after
         ):
             try:
-                process = PoolProcess(
-                    self._serving(), self._app_spec, self._slots, self._folder.name
-                )
+                process = PoolProcess(self._serving(), self._app_spec, self._slots, self._folder)
             except OSError as error:
                 logger.error("a pool process cannot start: %s", error)
                 self._start_later()
@@ -223,7 +223,7 @@ class Pool:
     def _serving(self) -> Server:
         """The fork server, started if there is none. Raises OSError."""
         if self._server is None:
-            self._server = Server()
+            self._server, self._first = self._first or Server(), None
             self.on_server(self._server)
         return self._server
 
@@ -288,8 +288,7 @@ class Pool:
         self.processes.clear()
         if self._server is not None:
             self._server.close()
-        if Path(self._folder.name).exists():
-            self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_later(self) -> None:
         """The next start waits, the longer the more of them failed."""

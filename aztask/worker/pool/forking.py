@@ -5,6 +5,8 @@ Rules
    server only when the pool is closed, and for processes only when they are killed: a lease may be
    short.
 2. A server that is gone has taken its pool processes with it. The next start makes another one.
+3. The first server is a copy of the worker, if that began without threads; a later one, beside
+   threads and connections, is a new interpreter.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aztask.worker.packets import socket_pair
+from aztask.worker.pool import forkserver
+from aztask.worker.pool.copying import copied
 
-MODULE: Final = "aztask.worker.pool.forkserver"
 ENDING_SECONDS: Final = 5.0
 _ANSWER_BYTES: Final = 4096
 
@@ -76,23 +79,40 @@ class Forked:
             self._pidfd = -1
 
 
+class Process(Protocol):
+    """What a server is, to the worker."""
+
+    def kill(self) -> None:
+        """End it now."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+
+
+def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
+    """A new interpreter that serves at the other end of `ours`. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-m", forkserver.__name__, str(theirs.fileno()), str(os.getpid())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Server:
     """One fork server, until it or the worker ends. gone: whether it has ended."""
 
-    def __init__(self) -> None:
-        """Raises OSError."""
+    def __init__(
+        self, start: Callable[[socket.socket, socket.socket], Process] = interpreted
+    ) -> None:
+        """start: starts it, with our end and its own. Raises OSError."""
         self.gone = False
         self._processes: dict[int, Forked] = {}
         self._number = 0
         self._socket, theirs = socket_pair()
         self._socket.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._process = start(self._socket, theirs)
 
     def fileno(self) -> int:
         """Readable when `read` has something to do."""
@@ -142,7 +162,7 @@ class Server:
                 self.read()
 
     def close(self) -> None:
-        """End it, and with it what it has started."""
+        """End it, and with it what it has started. A second time is nothing."""
         self._socket.close()
         try:
             self._process.wait(ENDING_SECONDS)
@@ -168,3 +188,15 @@ class Server:
             return None
         forked.status, forked.failed = answer.get("status"), answer.get("failed", "")
         return forked
+
+
+def first_server() -> Server | None:
+    """A copy of this process, to be made before it imports the app; None where a later one has to
+    do, for something has threads already.
+    """
+    if forkserver.has_threads():
+        return None
+    try:
+        return Server(copied)
+    except OSError:  # no more processes: the pool says so, and tries again
+        return None

@@ -4,8 +4,8 @@ A pool process starts in 30 ms instead of 300 that way, and the memory of those 
 once for all [measured]. The user's modules are not among them: each pool process imports these for
 itself, for the threads and connections that a module may make do not survive a fork.
 
-Started by `aztask.worker.pool.forking` as ``python -m aztask.worker.pool.forkserver``, which gives
-it a socket and the worker's process id.
+A copy of the worker, made before that imported the app (`aztask.worker.pool.copying`). Where none
+can be made, ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
 
 Rules
 1. Nothing here starts a thread: a fork would copy the locks that it holds. Where something else
@@ -64,9 +64,8 @@ class ForkServer:
             os._exit(0)
         setup = json.loads(data) | dict(zip(DESCRIPTORS, descriptors, strict=True))
         setup["parent"] = os.getpid()
-        alone = len(list(TASKS.iterdir())) == 1
         try:
-            pid = self._fork(setup) if alone else spawn(setup)
+            pid = spawn(setup) if has_threads() else self._fork(setup)
         except OSError as error:
             self._say({"number": setup["number"], "failed": str(error)})
         else:
@@ -108,6 +107,11 @@ class ForkServer:
         os._exit(1)
 
 
+def has_threads() -> bool:
+    """Whether this process has more than one thread: a fork would copy locks of the others."""
+    return len(list(TASKS.iterdir())) > 1
+
+
 def spawn(setup: dict[str, Any]) -> int:
     """The process id of a new interpreter, which becomes a pool process."""
     for name in DESCRIPTORS:
@@ -116,15 +120,19 @@ def spawn(setup: dict[str, Any]) -> int:
     return os.posix_spawn(sys.executable, command, os.environ, setsid=True)
 
 
-def main() -> None:
-    """Start from the command line."""
+def serve(end: socket.socket, parent: int) -> None:
+    """Be the fork server until the worker, of that process id, is gone."""
     child.name_thread(NAME)
-    end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
-    child.die_with_parent(int(sys.argv[2]))
+    child.die_with_parent(parent)
     child.leave_ending_to_worker()
     gc.freeze()  # a collection would write to, and so copy, the pages that are shared
     ForkServer(end).run()
+
+
+def main() -> None:
+    """Start from the command line."""
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 
 
 if __name__ == "__main__":
