@@ -2,34 +2,57 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from azurite import ACCOUNT, KEY, free_port, running
+from azurite import KEY, free_port, running
+from places import BUS_KEY, blobs_at, bus_at, queues_at
+from realrun import made_once
+from xdist.scheduler import LoadScopeScheduling
 
-from aztask.spark import get_session, register
+import aztask.spark
 
 HERE = Path(__file__).parent
-LONGEST = (
-    *("test_deadletters.py", "test_example.py", "test_submit.py", "test_real_run.py"),
-    *("test_submit_services.py", "test_cli_submit.py", "test_event_frames.py"),
+# A session takes long to start. One process needs none: it runs what starts sessions of its own,
+# and what knows nothing of Spark.
+OWN = (
+    *("test_recording.py", "test_example.py", "test_compaction.py", "test_datasource.py"),
+    "test_event_lines.py",
+    *("test_ids.py", "test_matching.py", "test_needs.py", "test_pace.py"),
+    *("test_recommendation.py", "test_report.py", "test_report_page.py", "test_submission.py"),
+    *("test_values.py", "test_workers.py"),
 )
+# What waits much, while all processes have work; then what takes long.
+WAITING = (
+    *("test_submit_services.py", "test_deadletters.py", "test_recommending.py"),
+    *("test_real_run.py", "test_credentials.py", "test_submit_kill.py"),
+)
+ORDER = (*OWN, *WAITING, "test_submit.py", "test_event_frames.py", "test_event_streams.py")
+
+
+class Scheduler(LoadScopeScheduling):
+    """A file is run by one process, and those of OWN by one that runs nothing else."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.split("::", 1)[0]
+        return "own" if path.rpartition("/")[2] in OWN else path
+
+    def _assign_work_unit(self, node):
+        if len(self.nodes) == 1 or "own" not in self.assigned_work.get(node, {}):
+            super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The scheduler of several processes, whatever ``--dist`` says."""
+    return Scheduler(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first, so that no process is alone with one at the end."""
-    last = len(LONGEST)
-    items.sort(
-        key=lambda item: LONGEST.index(name) if (name := item.path.name) in LONGEST else last
-    )
-
-
-def storage_at(port):
-    """The connection string of Azurite, or of what stands in front of it."""
-    return (
-        f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
-        f"QueueEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
-    )
+    """No process is to be alone with a long file at the end, or all of them to wait."""
+    last = len(ORDER)
+    items.sort(key=lambda item: ORDER.index(name) if (name := item.path.name) in ORDER else last)
 
 
 @pytest.fixture(scope="session")
@@ -47,19 +70,13 @@ def shop_folder(tmp_path_factory):
         "SPARK_SHOP_FOLDER": str(folder),
         "SPARK_SHOP_BROKER": f"local://{folder}/queues.db",
         "SPARK_SHOP_AZURITE_PORT": str(ports["AZURITE"]),
-        "SPARK_SHOP_AZURITE": storage_at(ports["AZURITE"]),
+        "SPARK_SHOP_AZURITE": queues_at(ports["AZURITE"]),
         "SPARK_SHOP_BUSY_PORT": str(ports["BUSY"]),
-        "SPARK_SHOP_BUSY": storage_at(ports["BUSY"]),
+        "SPARK_SHOP_BUSY": queues_at(ports["BUSY"]),
         "SPARK_SHOP_BLOB_PORT": str(ports["BLOB"]),
-        "SPARK_SHOP_BLOB": (
-            f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
-            f"BlobEndpoint=http://127.0.0.1:{ports['BLOB']}/{ACCOUNT};"
-        ),
+        "SPARK_SHOP_BLOB": blobs_at(ports["BLOB"]),
         "SPARK_SHOP_BUS_PORT": str(ports["BUS"]),
-        "SPARK_SHOP_BUS": (
-            f"Endpoint=sb://127.0.0.1:{ports['BUS']};SharedAccessKeyName=RootManageSharedAccessKey;"
-            "SharedAccessKey=c3BhcmstdGVzdC1rZXktMDEyMzQ1Njc4OQ==;UseDevelopmentEmulator=true"
-        ),
+        "SPARK_SHOP_BUS": bus_at(ports["BUS"]),
     }
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)
@@ -71,17 +88,60 @@ def shop_folder(tmp_path_factory):
             os.environ[name] = value
 
 
+@contextmanager
+def errors_to(path):
+    """What the processes say that start meanwhile, goes to the file."""
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 @pytest.fixture(scope="session")
-def spark(shop_folder):
+def spark_log(shop_folder):
+    """What Spark and its Python workers say. At the end no key may be in it."""
+    path = shop_folder / "spark.log"
+    yield path
+    told = path.read_text(errors="replace")
+    assert KEY not in told
+    assert BUS_KEY not in told
+
+
+@pytest.fixture(scope="session")
+def spark(shop_folder, spark_log):
     """A local session with two cores."""
-    session = get_session(
-        name="aztask-tests",
-        master="local[2]",
-        conf={"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"},
-    )
-    register(session)
+    with errors_to(spark_log):
+        session = aztask.spark.get_session(
+            name="aztask-tests",
+            master="local[2]",
+            conf={"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"},
+        )
+    aztask.spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """A failure shows the last of what Spark said."""
+    report = yield
+    log = item.funcargs.get("spark_log") if hasattr(item, "funcargs") else None
+    if report.failed and log is not None and log.exists():
+        report.sections.append(("Spark", log.read_text(errors="replace")[-5000:]))
+    return report
+
+
+@pytest.fixture(scope="session")
+def real_run(tmp_path_factory):
+    """(the directory of a real run's events, how many tasks there were). It needs no Spark, so the
+    process that has none makes it, if there are several: it is the first to ask.
+    """
+    base = tmp_path_factory.getbasetemp()
+    return made_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "real-run")
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 which Spark has no setting, import PySpark from compiled files instead of compiling its archive.
 """
 
-import sys
+from aztask.spark.workers import leave_archives
 
-from aztask.spark.workers import without_archives
-
-sys.path[:] = without_archives(sys.path)
+leave_archives()

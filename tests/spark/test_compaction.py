@@ -1,6 +1,5 @@
-"""Compaction is atomic and can be done again: killed at each step, and on a container too."""
+"""Compaction is atomic and can be done again: killed at each step."""
 
-import logging
 import os
 import random
 import signal
@@ -9,12 +8,10 @@ import sys
 import time
 
 import pytest
-from azurite import KEY
 from events_site import random_event, write_log
 
 from aztask.failpoint import VARIABLE
-from aztask.results.eventblobs import container_client
-from aztask.spark import compact, place_of, read_events
+from aztask.spark import compact, place_of
 from aztask.spark.compactfiles import plan_of, read_compacted
 from aztask.spark.compaction import CHUNK_BYTES, _chunks, compact_chunk
 from aztask.spark.eventlines import read_lines
@@ -97,31 +94,3 @@ def test_a_closed_hour_is_much_smaller(log):
     assert report.bytes_after * 4 < report.bytes_before
     assert (report.events, report.duplicates, report.odd) == (SIZE, 0, 0)
     assert report.hours == report.compacted_files == 3
-
-
-def test_events_in_a_container_are_read_and_compacted(spark, log, blobs, caplog, capfd):
-    """Through azure-storage-blob, by driver and executors; no option and no log has the secret."""
-    caplog.set_level(logging.DEBUG)
-    with container_client(place_of("events/log", blobs).address()) as client:
-        client.create_container()
-        for path in log.glob("date=*/hour=*/*.jsonl"):
-            name = f"log/{path.relative_to(log).as_posix()}"
-            client.upload_blob(name, path.read_bytes())
-    read = read_events(spark, "events/log", account_variable=blobs)
-    assert read.counts.events == SIZE
-    lines_only = read.events.orderBy("id").collect()
-    place = place_of("events/log", blobs)
-    report = compact(spark, place, now=NOW)
-    assert report.events == SIZE
-    assert report.compacted_files == 3
-    assert [file.compacted for file in place.list().files] == [True] * 3
-    after = read_events(spark, "events/log", account_variable=blobs)
-    assert after.events.orderBy("id").collect() == lines_only
-    assert after.counts.compacted_files == 3
-    plan = after.events._jdf.queryExecution().toString()
-    shown = [plan, str(spark.sparkContext.getConf().getAll()), caplog.text, *capfd.readouterr()]
-    assert "PUT" in caplog.text  # the requests are in the log, so it would show a key
-    for text in shown:
-        assert os.environ[blobs] not in text
-        assert KEY not in text
-        assert "AccountKey" not in text

@@ -7,12 +7,18 @@ from contextlib import redirect_stdout
 
 import pytest
 from azurite import KEY
+from letters import bury, errors
+from places import BUS_KEY
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from aztask import App
+from aztask.cli import main
+from aztask.deadletters import DeadLetters
 from aztask.errors import ConfigurationError
-from aztask.spark import submit
+from aztask.spark import Target, dead_letters, submit
+from aztask.spark.deadletters import replay, selections
+from aztask.testing import emulator
 
 
 @pytest.fixture
@@ -67,6 +73,48 @@ def test_nothing_shows_the_key(spark, shop, files, azurite, caplog, capfd):
     for text in shown:
         assert KEY not in text
         assert KEY[:20] not in text
+
+
+@pytest.fixture
+def talkative(spark, monkeypatch):
+    """Spark and aztask say all they can."""
+    monkeypatch.setenv("AZTASK_DEBUG", "1")
+    spark.sparkContext.setLogLevel("DEBUG")
+    yield
+    spark.sparkContext.setLogLevel("ERROR")
+
+
+@pytest.mark.usefixtures("shop", "talkative")
+def test_no_log_shows_a_key(spark, spark_log, tmp_path, capfd):
+    """Of dead letters on Service Bus, and of a command that fails, for no service is there."""
+    before = spark_log.stat().st_size
+    port = int(os.environ["SPARK_SHOP_BUS_PORT"])
+    with emulator(port=port, queues=["default"], shared_access_key=BUS_KEY) as bus:
+        app = App("shop", broker=bus.connection_string)
+        bury(app, "default", list(errors(30)))
+        letters = dead_letters(spark, Target(broker_env="SPARK_SHOP_BUS"), ["default"], slices=2)
+        plan = explained(letters)
+        assert "MapInArrow" in plan
+        selected = selections(letters.where("signature like 'KeyError%'"))
+        assert replay(app, selected)["default"].done == 10
+        assert len(DeadLetters(app, "default").list()) == 21
+        app.close()
+
+    rows = tmp_path / "rows.json"
+    rows.write_text('{"path": "a", "width": 1}\n')
+    about = ["-A", "busy_shop", "--task", "busy.resize", "--key", "path", "--no-check-keys"]
+    about += ["--submission-id", "s", "--patience", "1s", "--input", str(rows)]
+    assert main.run(["spark", "submit", *about]) == 3
+    with spark_log.open(errors="replace") as file:
+        file.seek(before)
+        logged = file.read()
+    assert " DEBUG " in logged
+    out, err = capfd.readouterr()
+    assert "no success for 1 s" in err
+    for text in (plan, plans(spark), logged, out, err):
+        for key in (KEY, BUS_KEY):
+            assert key[:20] not in text
+        assert "SharedAccessKey" not in text
 
 
 def test_a_key_among_the_options_is_refused(spark, shop, files, azurite):

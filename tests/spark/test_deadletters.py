@@ -9,14 +9,13 @@ import time
 from dataclasses import replace
 
 import pytest
-from azurite import KEY
+from letters import TASK, bury, errors
 
 from aztask import App, CapabilityError, ConfigurationError, QueueNotFound
 from aztask.brokers.base import MessageState
 from aztask.cli import main
-from aztask.deadletters import DeadLetters, Selection
+from aztask.deadletters import DeadLetters
 from aztask.envelope import Envelope
-from aztask.positions import Positions
 from aztask.results.deadindex import NotedDead, index_for
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
@@ -30,9 +29,7 @@ from aztask.spark.deadletters import (
     size,
 )
 from aztask.spark.queries import told_plainly
-from aztask.testing import emulator
 
-TASK = "post.deliver"
 MODULE = """
 import os
 from aztask import App, RetryPolicy
@@ -58,37 +55,6 @@ from aztask.spark.deadletters import replay
 selected = Selection(positions=Positions(map(int, sys.argv[1:])))
 replay(App("post"), {"default": selected}, rate=10)
 """
-
-
-def bury(app, queue, letters):
-    """A dead letter of each (task id, argument, reason, description); (delivery, why) of each."""
-    broker, buried = app.broker, []
-    for start in range(0, len(letters), 100):
-        batch = letters[start : start + 100]
-        for task_id, argument, *_ in batch:
-            app.send(TASK, [argument], queue=queue, task_id=task_id)
-        texts = {task_id: DeadLetter(*why) for task_id, _, *why in batch}
-        receiver = broker.receiver(queue, lease=app.lease_seconds(queue))
-        left = len(batch)
-        while left:
-            pairs = [(d, texts[d.envelope.headers["id"]]) for d in receiver.receive(left, 5.0)]
-            receiver.settle(pairs)
-            buried += pairs
-            left -= len(pairs)
-        receiver.close()
-    return buried
-
-
-def errors(count):
-    """Letters of two groups, and one that stands alone."""
-    for number in range(count):
-        text = (
-            f"ConnectionError: no answer from 10.0.0.{number % 250}:5432 after {number} s"
-            if number % 3
-            else f"KeyError: 'user-{number}'"
-        )
-        yield f"t{number}", f"n{number}", "retries-exhausted", text
-    yield "lonely", "x", "rejected", "nobody is there"
 
 
 @pytest.fixture(scope="module")
@@ -278,69 +244,6 @@ def test_a_storage_queue_that_hides_some_needs_the_index(spark, azurite, tmp_pat
     assert replay(app, selected)["many"].done == 13
     assert app.broker.stats("many").dead == 27
     app.close()
-
-
-EXPLAIN = """
-from aztask import App
-from aztask.cli import main
-from aztask.spark import Target, dead_letters, get_session
-from aztask.spark.deadletters import selections
-
-spark = get_session(master="local[1]")
-spark.sparkContext.setLogLevel("DEBUG")
-letters = dead_letters(spark, Target(broker_env="SHOP_BUS"), ["default"], slices=2)
-letters.explain(True)
-print(letters._jdf.queryExecution().toString())
-print(spark.sparkContext.getConf().getAll())
-found = selections(letters.where("signature like 'KeyError%'"))
-print("SELECTED", *found["default"].positions)
-
-submit = ["--input", "rows.json", "--task", "t", "--key", "path", "--columns", "path"]
-submit += ["--submission-id", "s", "--patience", "1s", "--no-check-keys"]
-assert main.run(["spark", "submit", *submit]) == 3
-spark.stop()
-"""
-
-
-@pytest.mark.usefixtures("shop_folder")
-def test_no_credential_shows_in_what_a_session_of_its_own_says(tmp_path):
-    """In plans, in settings and in all that is logged: of dead letters on Service Bus, and of a
-    command that fails, for no queue service is there.
-    """
-    (tmp_path / "rows.json").write_text('{"path": "a", "width": 1}\n')
-    key = "c3VwZXItc2VjcmV0LWtleS1vZi10aGUtdGVzdA=="
-    with emulator(queues=["default"], shared_access_key=key) as bus:
-        assert key in bus.connection_string
-        app = App("shop", broker=bus.connection_string)
-        bury(app, "default", list(errors(30)))
-        ended = subprocess.run(
-            [sys.executable, "-c", EXPLAIN],
-            env={
-                **os.environ,
-                "SHOP_BUS": bus.connection_string,
-                "AZTASK_BROKER": os.environ["SPARK_SHOP_BUSY"],  # nobody listens there now
-                "AZTASK_DEBUG": "1",
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr[-3000:]
-        chosen = ended.stdout.partition("SELECTED")[2].split()
-        selected = {"default": Selection(positions=Positions(map(int, chosen)))}
-        assert replay(app, selected)["default"].done == 10
-        assert len(DeadLetters(app, "default").list()) == 21
-        app.close()
-    assert "MapInArrow" in ended.stdout
-    assert " INFO " in ended.stderr
-    assert "no success for 1 s" in ended.stderr
-    for text in (ended.stdout, ended.stderr):
-        assert "c3VwZXIt" not in text
-        assert "SharedAccessKey" not in text
-        assert KEY not in text
 
 
 def run(capsys, *arguments):

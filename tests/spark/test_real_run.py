@@ -1,102 +1,23 @@
 """The event log of a real run: kills, a freeze, failures. Every figure against plain Python."""
 
 import json
-import os
-import signal
-import sys
-import time
 from collections import Counter
-from pathlib import Path
 
-import pytest
 from browser import dom_of, screenshot
 from events_reference import compare, groups
 from events_site import line
+from realrun import QUICK
 
-from aztask import App
 from aztask.cli.main import run
 from aztask.events import read_events as read_plainly
-from aztask.events import recover
 from aztask.spark import compact, place_of, read_events
 from aztask.spark.eventstatistics import ACCURACY
 
-INTEGRATION = Path(__file__).parents[1] / "integration"
-QUICK = int(os.environ.get("AZTASK_REAL_RUN_TASKS", "20000"))
-LEASE = 2.0
 NOW = 4_000_000_000.0
 
 
-@pytest.fixture(scope="module")
-def harness():
-    sys.path.insert(0, str(INTEGRATION))
-    import harness  # noqa: PLC0415  # of the integration tests
-
-    yield harness
-    sys.path.remove(str(INTEGRATION))
-
-
-def sender(site):
-    """The tasks of `ledger_app`, to be sent from here, with events."""
-    app = App("ledger", broker=site.broker, results=site.results, events=str(site.events))
-
-    def named(name):
-        def task(*args):
-            raise AssertionError("not here")
-
-        task.__name__ = name
-        return app.task(task)
-
-    names = ("noop", "flaky", "rejecting", "work", "snoozing", "too_long", "ending")
-    return app, {name: named(name) for name in names}
-
-
-def send_all(app, tasks):
-    """A little of everything among many that do nothing; how many in all."""
-    calls = {
-        "too_long": [(f"l{n}",) for n in range(2)],
-        "ending": [(f"e{n}", "segfault") for n in range(2)],
-        "flaky": [(f"f{n}", 1 + n % 5) for n in range(300)],
-        "rejecting": [(f"r{n}", "no") for n in range(40)],
-        "work": [(f"w{n}", 0.02) for n in range(200)],
-        "snoozing": [(f"s{n}", 2) for n in range(50)],
-        "noop": [()] * QUICK,
-    }
-    for name, arguments in calls.items():
-        tasks[name].map(arguments)
-    tasks["noop"].with_options(expires=0.001).map([()] * 20)
-    return sum(map(len, calls.values())) + 20
-
-
-@pytest.fixture(scope="module")
-def log(harness, tmp_path_factory):
-    """(the directory of a real run's events, how many tasks there were)."""
-    with harness.site_in(tmp_path_factory.mktemp("real") / "site") as site:
-        app, tasks = sender(site)
-        number = send_all(app, tasks)
-        app.close()
-        arguments = ("-c", "4", "--lease", f"{LEASE}s")
-        first, second = site.worker(*arguments), site.worker(*arguments)
-
-        def left():
-            stats = site.app().broker.stats("default")
-            return (stats.active or 0) + (stats.leased or 0) + (stats.scheduled or 0)
-
-        harness.wait_until(lambda: left() < 0.8 * number, 60, "a fifth is done")
-        first.signal(signal.SIGKILL)
-        second.freeze()
-        third = site.worker(*arguments)
-        harness.wait_until(lambda: left() < 0.4 * number, 60, "more is done")
-        time.sleep(LEASE + 0.5)  # what the frozen worker held is lost by now
-        second.signal(signal.SIGCONT)
-        harness.wait_until(lambda: left() == 0, 90, "everything is done")
-        assert third.stop() == 0
-        assert second.stop() == 0
-        recover(site.events)
-        yield site.events, number
-
-
-def test_every_figure_of_a_real_run(spark, log, tmp_path, capsys):
-    directory, number = log
+def test_every_figure_of_a_real_run(spark, real_run, tmp_path, capsys):
+    directory, number = real_run
     plain_reader = read_plainly(directory, published_only=True)
     plain_events = list(plain_reader)
     expected = groups(plain_events)
@@ -176,8 +97,8 @@ def check_page(page, found, folder):
     assert len(image) > 50_000  # a blank page is a tenth of that
 
 
-def test_the_table_is_for_people(log, spark, capsys):
-    directory, _ = log
+def test_the_table_is_for_people(real_run, spark, capsys):
+    directory, _ = real_run
     assert run(["spark", "stats", str(directory)]) == 0
     out, err = capsys.readouterr()
     assert "ledger.flaky" in out
@@ -186,8 +107,8 @@ def test_the_table_is_for_people(log, spark, capsys):
     assert "statistics of" in err
 
 
-def test_events_are_read_from_where_the_settings_say(log, spark, capsys, monkeypatch):
-    directory, _ = log
+def test_events_are_read_from_where_the_settings_say(real_run, spark, capsys, monkeypatch):
+    directory, _ = real_run
     monkeypatch.setenv("AZTASK_EVENTS", str(directory))
     assert run(["spark", "compact", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

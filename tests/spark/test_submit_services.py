@@ -6,6 +6,7 @@ import threading
 import pytest
 from busy import Front
 from drain import drained, executions
+from places import BUS_KEY
 from pyspark.sql import functions as F
 
 from aztask import App
@@ -13,9 +14,6 @@ from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
 from aztask.errors import BrokerUnavailable, QueueNotFound
 from aztask.spark import submit
 from aztask.testing import emulator
-
-BUS_KEY = "c3BhcmstdGVzdC1rZXktMDEyMzQ1Njc4OQ=="
-
 
 ABOUT = {"key": "path", "submission_id": "s"}
 
@@ -72,7 +70,7 @@ def test_a_service_that_stays_busy_fails_the_job(spark, shop, storage, azurite):
     try:
         with pytest.raises(BrokerUnavailable, match=r"no success for 3 s.*same submission id"):
             submit(
-                table(spark, "always-", 10, partitions=1),
+                table(spark, "always-", 4, partitions=1),
                 shop.resize,
                 queue="always",
                 broker_env="SPARK_SHOP_BUSY",
