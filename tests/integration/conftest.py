@@ -13,6 +13,26 @@ from storage import storage_site
 
 from aztask.testing import RunningEmulator, emulator
 
+WAITING = (
+    "test_an_outage_of_the_service_loses_nothing",
+    "test_a_task_ten_leases_long_runs_once_while_replies_are_late",
+    "test_a_task_ten_locks_long_runs_once_while_every_third_renewal_gets_no_answer",
+    "test_renewals_that_fail_raise_the_lease_until_nothing_is_lost",
+    "test_killed_at_each_step",
+    "test_a_task_ten_locks_long_runs_once",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits longest is spread evenly: several processes share the list, in long pieces, and
+    none is to be alone with such a test at the end, or all to wait at once.
+    """
+    waiting = [item for item in items if item.name in WAITING]
+    items[:] = [item for item in items if item.name not in WAITING]
+    step = len(items) // (len(waiting) or 1)
+    for number, item in enumerate(waiting):
+        items.insert(number * (step + 1) + number % 3 * step // 4, item)
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:

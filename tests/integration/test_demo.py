@@ -186,7 +186,7 @@ def test_a_wrong_result_is_found(tree, scratch, tmp_path):
     """A worker that computes something else: the demo says which files, and fails."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if 'pool.forkserver' in ' '.join(sys.orig_argv):\n"
+        "if 'worker' in sys.orig_argv:\n"
         "    import aztask.cli.demo_work as work\n"
         "    right = work.facts\n"
         "    def wrong(root, name):\n"
