@@ -45,10 +45,10 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Look:
-    """A worker as it was after so many tasks. MiB; counts."""
+    """A worker as it was after so many tasks. rate: tasks/s since the last look. MiB; counts."""
 
     tasks: int
-    seconds: float
+    rate: float
     supervisor: float
     pool: float
     processes: int
@@ -58,7 +58,7 @@ class Look:
 
     def line(self) -> str:
         return (
-            f"{self.tasks:>9,} {self.tasks / self.seconds:>8,.0f} {self.supervisor:>11.1f} "
+            f"{self.tasks:>9,} {self.rate:>8,.0f} {self.supervisor:>11.1f} "
             f"{self.pool:>9.1f} {self.processes:>10} {self.connections:>12} {self.files:>6} "
             f"{self.threads:>8}"
         )
@@ -100,11 +100,11 @@ def connections_of(pid: int, port: int) -> int:
     return sum(each[2].endswith(f":{wanted}") and each[9] in own for each in fields)
 
 
-def look(pid: int, port: int, tasks: int, seconds: float) -> Look:
+def look(pid: int, port: int, tasks: int, rate: float) -> Look:
     pool = family(pid)[1:]  # the fork server among them
     return Look(
         tasks,
-        seconds,
+        rate,
         status_of(pid, "VmRSS") * 1024 / MIB,
         sum(status_of(child, "VmRSS") for child in pool) * 1024 / MIB,
         len(pool),
@@ -163,7 +163,8 @@ def soak(tasks: int) -> Iterator[Look]:
 
 
 def _looks(bench: Bench, task: object, pid: int, port: int, tasks: int) -> Iterator[Look]:
-    began, sent, step = time.monotonic(), 0, tasks // LOOKS
+    sent, step = 0, tasks // LOOKS
+    done, since = 0, time.monotonic()
     for number in range(1, LOOKS + 1):
         while sent - bench.depth() < number * step or (number == LOOKS and bench.depth()):
             room = min(tasks - sent, DEPTH - bench.depth())
@@ -172,7 +173,9 @@ def _looks(bench: Bench, task: object, pid: int, port: int, tasks: int) -> Itera
                 sent += min(BATCH, room)
             else:
                 time.sleep(PAUSE)
-        yield look(pid, port, sent - bench.depth(), time.monotonic() - began)
+        now, before, done = time.monotonic(), done, sent - bench.depth()
+        yield look(pid, port, done, (done - before) / (now - since))
+        since = now
 
 
 def checks(looks: Sequence[Look]) -> list[Check]:

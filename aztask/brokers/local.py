@@ -4,8 +4,7 @@ Rules
 1. Queues come into being when they are first sent to or received from. A name that the rule
    forbids is refused, never rewritten.
 2. Nothing waits for a network, but several processes may share the file: whoever waits for messages
-   looks at the file's change counter every `POLL_SECONDS`, and is woken at once by a send of its
-   own process.
+   is told of every write to it, and looks at the file's change counter then.
 3. An envelope's expiry travels in it and is judged by whoever runs it; only a queue's own time to
    live makes the engine move messages to the dead letters.
 4. The database belongs to whoever opened it: closing the broker leaves it open.
@@ -213,7 +212,7 @@ class LocalBroker:
         bell = self._bells.get(queue)
         if bell is None:
             with self._lock:
-                bell = self._bells.setdefault(queue, Bell())
+                bell = self._bells.setdefault(queue, Bell(self._database.watch))
         return bell
 
     def _ensure(self, queue: str, *, sessions: bool = False) -> None:

@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Final
 
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.local_payload import envelope_of, new_message, payload_of
-from aztask.engine import Engine, Leased, NewMessage
+from aztask.engine import Engine, Leased, NewMessage, Vigil, Watch
 from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.settlement import (
@@ -31,8 +30,8 @@ from aztask.settlement import (
     Settlement,
 )
 
-POLL_SECONDS: Final = 0.012
-"""How often a waiting receiver looks for what other processes did: about 0.6 % of a core."""
+REST_SECONDS: Final = 0.012
+"""A waiting receiver looks so often at most for what other processes did: 0.6 % of a core."""
 
 RETRY_SECONDS: Final = 0.05
 """How soon to look again when messages are there but cannot be had: their session is held."""
@@ -43,28 +42,22 @@ GONE: Final = Lost("the lease has ended, or the message was settled before")
 class Bell:
     """Wakes the threads that wait for a queue's messages."""
 
-    def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+    def __init__(self, watch: Watch) -> None:
+        """watch: where they wait."""
+        self.watch = watch
         self.rings = 0
         self.silent = False
 
     def ring(self, committed: bool = True) -> None:
         """Wake who waits; nothing to tell if the transaction was taken back."""
         if committed:
-            with self._condition:
-                self.rings += 1
-                self._condition.notify_all()
+            self.rings += 1  # two at once may count as one: both have committed by then
+            self.watch.wake()
 
     def silence(self) -> None:
         """Nothing more will come: waiting ends, now and later."""
         self.silent = True
         self.ring()
-
-    def wait(self, rings: int, seconds: float) -> None:
-        """Return when it has rung since `rings` was read, at the latest after `seconds`."""
-        with self._condition:
-            if self.rings == rings:
-                self._condition.wait(seconds)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +87,7 @@ class LocalReceiver:
         self._lease = lease
         self._dead_letter = dead_letter
         self._delete = delete
+        self._vigil = Vigil(bell.watch, rest=REST_SECONDS, blind=REST_SECONDS)
         self._closed = False
 
     def set_lease(self, seconds: float) -> None:
@@ -112,6 +106,8 @@ class LocalReceiver:
             rings, now = self._bell.rings, self._clock.monotonic()
             changed = self._engine.database.changes()
             if changed != changes or now >= look_at:
+                if changed != changes:
+                    self._vigil.seen()
                 changes = changed
                 pending = self._engine.pending(self._queue, dead_letter=self._dead_letter)
                 look_at = now + (pending or RETRY_SECONDS)
@@ -119,8 +115,11 @@ class LocalReceiver:
                     deliveries = self._take(limit)
                     if deliveries:
                         break
-            self._bell.wait(rings, min(POLL_SECONDS, left))
+            self._vigil.wait(min(left, max(0.0, look_at - now)), partial(self._rung, rings))
         return deliveries
+
+    def _rung(self, rings: int) -> bool:
+        return self._bell.rings != rings
 
     @property
     def _ended(self) -> bool:

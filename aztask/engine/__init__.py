@@ -13,6 +13,8 @@ from aztask.engine.messages import (
     QueueSettings,
     SessionLease,
 )
+from aztask.engine.vigil import Vigil
+from aztask.engine.watch import Watch
 
 __all__ = [
     "Database",
@@ -28,4 +30,6 @@ __all__ = [
     "DUPLICATE",
     "DELIVERIES_EXCEEDED",
     "TIME_TO_LIVE_EXPIRED",
+    "Vigil",
+    "Watch",
 ]

@@ -26,6 +26,7 @@ from typing import Final, Literal, TypeAlias
 from aztask.engine.faults import TRANSLATED, translate
 from aztask.engine.filesystem import prepare
 from aztask.engine.patience import PatientConnection
+from aztask.engine.watch import Watch
 from aztask.errors import BrokerError, ConfigurationError
 
 Durability: TypeAlias = Literal["process", "full"]
@@ -66,6 +67,7 @@ class Database:
         self.path = IN_MEMORY if path == IN_MEMORY else prepare(path)
         self.key = f"{IN_MEMORY}{next(_serial)}" if path == IN_MEMORY else self.path
         self._lock = threading.RLock()
+        self._watch: Watch | None = None
         self._depth = 0  # of transactions; guarded by the lock, like the three that follow
         self._owner = 0
         self._doomed: BaseException | None = None
@@ -128,6 +130,15 @@ class Database:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             return int(version) + connection.total_changes
 
+    @property
+    def watch(self) -> Watch:
+        """Tells of every write to the file, by whichever process."""
+        if self._watch is None:
+            with self._lock:
+                log = None if self.path == IN_MEMORY else f"{self.path}-wal"
+                self._watch = self._watch or Watch(log)
+        return self._watch
+
     def migrate(self, component: str, steps: Sequence[str]) -> None:
         """Bring the tables of `component` up to ``len(steps)``, each step once per file.
 
@@ -167,6 +178,8 @@ class Database:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
+            if self._watch is not None:
+                self._watch.close()
 
     def __del__(self) -> None:
         self.close()
