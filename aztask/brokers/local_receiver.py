@@ -17,7 +17,7 @@ from typing import Final
 
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.local_payload import envelope_of, new_message, payload_of
-from aztask.engine import Engine, Leased, NewMessage, Vigil, Watch
+from aztask.engine import Engine, Leased, NewMessage, Waiter, Watch
 from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.settlement import (
@@ -87,7 +87,7 @@ class LocalReceiver:
         self._lease = lease
         self._dead_letter = dead_letter
         self._delete = delete
-        self._vigil = Vigil(bell.watch, rest=REST_SECONDS, blind=REST_SECONDS)
+        self._waiter = Waiter(bell.watch, rest=REST_SECONDS, blind=REST_SECONDS)
         self._closed = False
 
     def set_lease(self, seconds: float) -> None:
@@ -107,7 +107,7 @@ class LocalReceiver:
             changed = self._engine.database.changes()
             if changed != changes or now >= look_at:
                 if changed != changes:
-                    self._vigil.seen()
+                    self._waiter.seen()
                 changes = changed
                 pending = self._engine.pending(self._queue, dead_letter=self._dead_letter)
                 look_at = now + (pending or RETRY_SECONDS)
@@ -115,7 +115,7 @@ class LocalReceiver:
                     deliveries = self._take(limit)
                     if deliveries:
                         break
-            self._vigil.wait(min(left, max(0.0, look_at - now)), partial(self._rung, rings))
+            self._waiter.wait(min(left, max(0.0, look_at - now)), partial(self._rung, rings))
         return deliveries
 
     def _rung(self, rings: int) -> bool:

@@ -13,7 +13,7 @@ from aztask.engine.messages import (
     QueueSettings,
     SessionLease,
 )
-from aztask.engine.vigil import Vigil
+from aztask.engine.waiter import Waiter
 from aztask.engine.watch import Watch
 
 __all__ = [
@@ -30,6 +30,6 @@ __all__ = [
     "DUPLICATE",
     "DELIVERIES_EXCEEDED",
     "TIME_TO_LIVE_EXPIRED",
-    "Vigil",
+    "Waiter",
     "Watch",
 ]

@@ -5,7 +5,7 @@ Rules
    another one takes its place. No thread is made for it.
 2. What is told is that something was written, not that it can be seen: SQLite writes to its log
    before it tells its readers. So whoever was told looks again a little later
-   (`aztask.engine.vigil`).
+   (`aztask.engine.waiter`).
 3. Where the kernel does not tell (another system, no more watches, a file system that hides
    writes), `works` is false, and whoever waits has to look.
 """

@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 
 from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.engine import Database, Vigil
+from aztask.engine import Database, Waiter
 from aztask.results.base import (
     Cancelled,
     Elsewhere,
@@ -242,13 +242,13 @@ class LocalResults:
     def wait_changed(self, seen: int, timeout: float) -> int:
         """Look at the file's change counter, at once when somebody writes, and seldom otherwise."""
         give_up_at = time.monotonic() + timeout
-        vigil = Vigil(self._database.watch, rest=FIRST_WAIT, blind=LONGEST_WAIT)
+        waiter = Waiter(self._database.watch, rest=FIRST_WAIT, blind=LONGEST_WAIT)
         now = self._database.changes()
         while now == seen and (left := give_up_at - time.monotonic()) > 0:
-            vigil.wait(left)
+            waiter.wait(left)
             now = self._database.changes()
         if now != seen:
-            vigil.seen()
+            waiter.seen()
         return now
 
     def heartbeat(self, worker: WorkerRecord) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aztask.engine import Database, Vigil, Watch
+from aztask.engine import Database, Waiter, Watch
 from aztask.engine import watch as watch_module
 
 LONG = 30.0
@@ -167,15 +167,15 @@ def test_who_misses_writes_is_not_believed_until_it_tells_of_one(
     monkeypatch.setattr(watch_module, "TRUST_SECONDS", 0.0)
     watch = opened(file)
     database = Database(str(tmp_path / "other.db"))  # whose log is not what is watched
-    vigil = Vigil(watch, rest=0.001, blind=0.002)
-    vigil.wait(0.05)
-    vigil.wait(0.05)
+    waiter = Waiter(watch, rest=0.001, blind=0.002)
+    waiter.wait(0.05)
+    waiter.wait(0.05)
     database.migrate("test", ["CREATE TABLE t (i)"])
-    vigil.seen()
+    waiter.seen()
     assert not watch.works
     file.write_bytes(b"x")
     monkeypatch.undo()
-    vigil.seen()
+    waiter.seen()
     assert watch.works
 
 
@@ -194,17 +194,17 @@ def test_a_quiet_database_is_seldom_looked_at_and_a_write_is_seen_soon(tmp_path:
     path = str(tmp_path / "q.db")
     database, other = Database(path), Database(path)
     other.migrate("test", ["CREATE TABLE t (i)"])
-    vigil = Vigil(database.watch, rest=0.012, blind=0.012)
+    waiter = Waiter(database.watch, rest=0.012, blind=0.012)
     looks, give_up_at = 0, time.monotonic() + 2.0
     while (left := give_up_at - time.monotonic()) > 0:
-        vigil.wait(left)
+        waiter.wait(left)
         looks += 1
     assert looks <= 15  # one each 12 ms would be more than a hundred
     seen = database.changes()
 
     def look_until_seen() -> None:
         while database.changes() == seen:
-            vigil.wait(LONG)
+            waiter.wait(LONG)
 
     threads = started(look_until_seen)
     until(lambda: looking(database.watch))
@@ -226,14 +226,14 @@ def test_beside_a_busy_writer_looks_are_limited(tmp_path: Path) -> None:
             time.sleep(0.001)
 
     threads = started(write)
-    vigil = Vigil(database.watch, rest=0.05, blind=0.05)
+    waiter = Waiter(database.watch, rest=0.05, blind=0.05)
     looks, seen, give_up_at = 0, -1, time.monotonic() + 1.0
     while (left := give_up_at - time.monotonic()) > 0:
-        vigil.wait(left)
+        waiter.wait(left)
         looks += 1
         if (now := database.changes()) != seen:
             seen = now
-            vigil.seen()
+            waiter.seen()
     stop.set()
     join(threads)
     assert looks <= 25  # 20 rests, and what comes at the beginning

@@ -25,7 +25,7 @@ def _never() -> bool:
     return False
 
 
-class Vigil:
+class Waiter:
     """The waits of one thread. Made before the first look, which comes before the first wait.
 
     rest, blind: seconds, see the rules.
