@@ -346,8 +346,9 @@ def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Con
 
 def _configure(connection: sqlite3.Connection, path: str, durability: Durability) -> None:
     """Check that the file is ours, then set what the engine relies on (sqlite.org/pragma.html)."""
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    # In this order: another process may make the file meanwhile, and marks it before it has tables.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID and (application or tables):
         raise ConfigurationError(
             f"{path} is an SQLite database of another program; choose another file"

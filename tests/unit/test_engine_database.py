@@ -10,6 +10,8 @@ import threading
 import pytest
 
 from aztask.engine import Database, Engine, NewMessage
+from aztask.engine import database as database_module
+from aztask.engine.patience import PatientConnection
 from aztask.errors import BrokerError, ConfigurationError, EncodeError, MessageTooLarge
 
 TABLE = "CREATE TABLE things (name TEXT NOT NULL);"
@@ -183,6 +185,31 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path):
     before = path.read_bytes()
     assert "another program" in refused(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_another_process_may_make_the_file_at_any_moment(path, monkeypatch, number):
+    """Before each statement of those that open a new file."""
+    statements = []
+
+    class Interrupted(PatientConnection):
+        def execute(self, sql, parameters=(), /):
+            statements.append(sql)
+            if len(statements) == number + 1:
+                with monkeypatch.context() as context:
+                    context.setattr(database_module, "PatientConnection", PatientConnection)
+                    other = Database(path)
+                    other.migrate("test", [TABLE])
+                    add(other, "theirs")
+                    other.close()
+            return super().execute(sql, parameters)
+
+    monkeypatch.setattr(database_module, "PatientConnection", Interrupted)
+    database = Database(path)
+    database.migrate("test", [TABLE])
+    assert len(statements) > number
+    assert names(database) == ["theirs"]
+    database.close()
 
 
 def test_an_empty_file_is_taken(tmp_path):
