@@ -111,10 +111,10 @@ class Watch:
         self.writes += 1
 
     def _wait_for_kernel(self, seconds: float) -> None:
-        """The lock is free meanwhile."""
+        """The lock is free meanwhile. A time limit or Ctrl-C may raise in any line of the try."""
         self._looking = True
-        self._lock.release()
         try:
+            self._lock.release()
             self._poll.poll(1000 * seconds)
         finally:
             self._lock.acquire()

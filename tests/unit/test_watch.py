@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -101,6 +102,30 @@ def test_when_the_one_that_looks_leaves_another_one_looks(file: Path) -> None:
     leave.set()
     watch.wake()
     join(first)
+    file.write_bytes(b"x")
+    join(second)
+
+
+def test_an_error_raised_in_the_one_that_looks_is_no_harm_to_the_others(file: Path) -> None:
+    """As a time limit raises it in a task that waits for a result."""
+    watch = opened(file)
+    raised: list[type[BaseException]] = []
+
+    def interrupted() -> None:
+        try:
+            watch.wait(never, LONG)
+        except InterruptedError as error:
+            raised.append(type(error))
+
+    first = started(interrupted)
+    until(lambda: looking(watch))
+    second = started(lambda: wait_for_write(watch))
+    time.sleep(0.05)
+    identity = ctypes.c_ulong(first[0].ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(InterruptedError))
+    watch.wake()
+    join(first)
+    assert raised == [InterruptedError]
     file.write_bytes(b"x")
     join(second)
 
