@@ -67,7 +67,8 @@ class Capabilities:
     resubmit_in_place: as one change of the message, whose delivery count goes on.
     native_dead_letter: dead letters are a sub-queue of the service. dead_by_position: any of them
     can be leased by its position, through ``receive_deferred`` of a receiver of dead letters.
-    remote: calls wait for a network, so callers keep several under way.
+    remote: calls wait for a network, so callers keep several under way. receives_at_once: how many
+    receives side by side pay on a busy queue, where one brings few messages and takes long.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Capabilities:
     max_lease_seconds: float = 7 * 86400.0
     max_message_bytes: int = 256 * 1024
     receive_limit: int = 100
+    receives_at_once: int = 1
 
     @property
     def retry_strategies(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,9 +70,9 @@ class StorageClient:
         """For the messages of one queue."""
         return QueueMessages(self._pipeline, self.queue(name).url)
 
-    def learn_time(self, response: Any) -> None:
-        """Take the service's time from an answer (a hook of the SDK)."""
-        date = response.http_response.headers.get("Date")
+    def learn_time(self, headers: Mapping[str, str]) -> None:
+        """Take the service's time from an answer's headers."""
+        date = headers.get("Date")
         if date:
             self._offset = parsedate_to_datetime(date).timestamp() - self._clock.wall()
 

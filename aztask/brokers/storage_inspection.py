@@ -66,7 +66,7 @@ class StorageInspector:
         return True
 
     def _learn(self, response: Any) -> None:
-        self._client.learn_time(response)
+        self._client.learn_time(response.http_response.headers)
         self._learned = True
 
     def rights(self, queue: str) -> list[Right]:

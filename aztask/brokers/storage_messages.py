@@ -1,11 +1,12 @@
-"""Put, update and delete: the three requests of which every message costs one or two.
+"""Put, receive, update and delete: the requests of which every message costs two or three.
 
 The SDK's generated client spends three quarters of such a request's CPU time on what these do not
-need: serializers for arguments of any kind, models of answers that nobody looks at, fourteen
-pipeline policies [measured: 0.5 ms against 0.17 ms for a put]. So they are composed here, by the
-service's REST reference ("Put Message", "Update Message", "Delete Message"), and run through a
-pipeline of the SDK's parts: its credentials sign, its transport interface carries, its errors are
-raised. Everything else that is asked of a queue goes through the SDK's client.
+need: serializers for arguments of any kind, models of what nobody looks at, fourteen pipeline
+policies [measured: 0.5 ms against 0.17 ms for a put, 3.4 ms against 0.6 ms for reading an answer
+with 32 messages]. So they are composed here, by the service's REST reference ("Put Message", "Get
+Messages", "Update Message", "Delete Message"), and run through a pipeline of the SDK's parts: its
+credentials sign, its transport interface carries, its errors are raised. Everything else that is
+asked of a queue goes through the SDK's client.
 
 Rules
 1. Nothing is sent twice here.
@@ -15,14 +16,16 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from email.utils import formatdate
+from dataclasses import dataclass
+from email.utils import formatdate, parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import quote
 from uuid import uuid4
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from azure.core.credentials import AzureSasCredential
-from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
+from azure.core.exceptions import ClientAuthenticationError, DecodeError, HttpResponseError
 from azure.core.pipeline import Pipeline
 from azure.core.pipeline.policies import (
     AzureSasCredentialPolicy,
@@ -30,7 +33,7 @@ from azure.core.pipeline.policies import (
     SansIOHTTPPolicy,
 )
 from azure.core.pipeline.transport import HttpTransport
-from azure.core.rest import HttpRequest
+from azure.core.rest import HttpRequest, HttpResponse
 from azure.storage.queue import QueueServiceClient
 
 from aztask.version import __version__
@@ -39,6 +42,21 @@ TOKEN_SCOPE: Final = "https://storage.azure.com/.default"
 """What a token must be for (the service's documentation, "Authorize with Microsoft Entra ID")."""
 
 _AGENT: Final = f"aztask/{__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message as the service hands it out.
+
+    count: of its deliveries, with this one. put_at: wall-clock seconds, 0 where the answer does not
+    say. token: the pop receipt.
+    """
+
+    position: str
+    token: str
+    count: int
+    put_at: float
+    text: str
 
 
 class MessagePipeline:
@@ -52,8 +70,8 @@ class MessagePipeline:
 
     def run(
         self, method: str, url: str, text: str | None, *, connecting: float, reading: float
-    ) -> Mapping[str, str]:
-        """One request; the answer's headers. connecting, reading: seconds.
+    ) -> HttpResponse:
+        """One request. connecting, reading: seconds.
 
         Raises AzureError: HttpResponseError where the service refuses.
         """
@@ -70,11 +88,10 @@ class MessagePipeline:
             body = f"<QueueMessage><MessageText>{escape(text)}</MessageText></QueueMessage>"
         request = HttpRequest(method, url, headers=headers, content=body)
         answer = self._pipeline.run(request, connection_timeout=connecting, read_timeout=reading)
-        response = answer.http_response
+        response: HttpResponse = answer.http_response
         if response.status_code >= 300:
             raise _refusal(response)
-        found: Mapping[str, str] = response.headers
-        return found
+        return response
 
 
 class QueueMessages:
@@ -90,6 +107,18 @@ class QueueMessages:
         hidden = f"visibilitytimeout={delay}&" if delay else ""
         self._run("POST", f"?{hidden}messagettl=-1", text, seconds)
 
+    def receive(
+        self, limit: int, hidden: int, *, seconds: float
+    ) -> tuple[list[Received], Mapping[str, str]]:
+        """Up to `limit` (at most 32) messages, hidden for so many seconds; the answer's headers.
+
+        Raises AzureError: DecodeError for an answer that is none.
+        """
+        answer = self._run(
+            "GET", f"?numofmessages={limit}&visibilitytimeout={hidden}", None, seconds
+        )
+        return _messages_of(answer), answer.headers
+
     def update(
         self, message: str, receipt: str, delay: int, text: str | None, *, seconds: float
     ) -> str:
@@ -98,17 +127,39 @@ class QueueMessages:
         Raises AzureError.
         """
         query = f"/{quote(message)}?popreceipt={quote(receipt, safe='')}&visibilitytimeout={delay}"
-        return str(self._run("PUT", query, text, seconds)["x-ms-popreceipt"])
+        return str(self._run("PUT", query, text, seconds).headers["x-ms-popreceipt"])
 
     def delete(self, message: str, receipt: str, *, seconds: float) -> None:
         """Remove a message. Raises AzureError."""
         query = f"/{quote(message)}?popreceipt={quote(receipt, safe='')}"
         self._run("DELETE", query, None, seconds)
 
-    def _run(self, method: str, rest: str, text: str | None, seconds: float) -> Mapping[str, str]:
+    def _run(self, method: str, rest: str, text: str | None, seconds: float) -> HttpResponse:
         return self._pipeline.run(
             method, self._url + rest, text, connecting=min(seconds, 5.0), reading=seconds
         )
+
+
+def _messages_of(answer: HttpResponse) -> list[Received]:
+    try:
+        return [_received(each) for each in ElementTree.fromstring(answer.content)]
+    except (ElementTree.ParseError, ValueError) as error:
+        raise DecodeError(f"the answer is no list of messages: {error}", answer) from error
+
+
+def _received(message: ElementTree.Element) -> Received:
+    """Raises ValueError."""
+    fields = {field.tag: field.text or "" for field in message}
+    if not fields.get("MessageId") or not fields.get("PopReceipt"):
+        raise ValueError("a message has no id or no pop receipt")
+    put = fields.get("InsertionTime")
+    return Received(
+        fields["MessageId"],
+        fields["PopReceipt"],
+        int(fields.get("DequeueCount") or 1),
+        parsedate_to_datetime(put).timestamp() if put else 0.0,
+        fields.get("MessageText", ""),
+    )
 
 
 def _credential_policy(credential: Any) -> SansIOHTTPPolicy[Any, Any] | Any:

@@ -9,10 +9,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from azure.core.exceptions import AzureError
-from azure.storage.queue import QueueMessage
 
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.crew import Crew
@@ -25,6 +24,7 @@ from aztask.brokers.storage_delivery import (
     reading_time,
 )
 from aztask.brokers.storage_errors import Effect, failure_of
+from aztask.brokers.storage_messages import Received
 from aztask.brokers.storage_names import poison_name
 from aztask.brokers.storage_renewal import ENDED, Renewals
 from aztask.brokers.storage_settling import Settling, check
@@ -64,8 +64,8 @@ class StorageReceiver:
         self._workers = workers
         self._delete = delete
         name = poison_name(queue) if dead_letter else queue
-        self._sdk = client.queue(name)
-        self._requests = Requests(name, client.messages(name), clock)
+        self._messages = client.messages(name)
+        self._requests = Requests(name, self._messages, clock)
         poison = poison_name(queue)
         self._renewals = Renewals(self._requests, renewers)
         self._renewers = renewers
@@ -103,19 +103,13 @@ class StorageReceiver:
         asked_at, lease = self._clock.monotonic(), self._lease
         seconds = max(2.0, min(0.8 * lease, LONGEST_RECEIVE))
         try:
-            pages = self._sdk.receive_messages(
-                messages_per_page=limit,
-                visibility_timeout=whole_seconds(lease),
-                connection_timeout=min(seconds, 5.0),
-                read_timeout=seconds,
-                raw_response_hook=self._client.learn_time,
-            ).by_page()
-            messages = list(next(pages, ()))
+            messages, headers = self._messages.receive(limit, whole_seconds(lease), seconds=seconds)
         except AzureError as error:
             raise failure_of(error, self._requests.queue).error from None
+        self._client.learn_time(headers)
         deliveries: list[Delivery] = []
         for message in messages:
-            written = read_text(message.content)
+            written = read_text(message.text)
             left = self._left(message, written)
             delivery = self._delivery(message, written, asked_at, lease)
             if left > EARLY:
@@ -126,27 +120,26 @@ class StorageReceiver:
             deliveries = self._only_deleted(deliveries)
         return len(messages), deliveries
 
-    def _left(self, message: QueueMessage, written: Written) -> float:
+    def _left(self, message: Received, written: Written) -> float:
         """Seconds until the message is due, by the service's clock."""
         due = _due(message, written)
         return 0.0 if due is None else due - self._clock.wall() - self._client.offset
 
     def _delivery(
-        self, message: QueueMessage, written: Written, asked_at: float, lease: float
+        self, message: Received, written: Written, asked_at: float, lease: float
     ) -> StorageDelivery:
-        put_at = message.inserted_on.timestamp() if message.inserted_on else 0.0
         return StorageDelivery(
             self._queue,
             written.envelope,
-            str(message.id),
-            str(message.pop_receipt),
-            max(1, int(message.dequeue_count or 1) - written.hidden),
-            max(put_at, _due(message, written) or 0.0),
+            message.position,
+            message.token,
+            max(1, message.count - written.hidden),
+            max(message.put_at, _due(message, written) or 0.0),
             asked_at + lease,
             lease,
             dead_letter_reason=written.dead.reason if written.dead else None,
             dead_letter_description=written.dead.description if written.dead else None,
-            text=str(message.content),
+            text=message.text,
         )
 
     def _hide_again(self, delivery: StorageDelivery, written: Written, left: float) -> None:
@@ -243,13 +236,12 @@ class StorageReceiver:
         self._polling.close()
 
 
-def _due(message: QueueMessage, written: Written) -> float | None:
+def _due(message: Received, written: Written) -> float | None:
     if written.due is not None:
         return written.due
-    if written.delay is None or message.inserted_on is None:
+    if written.delay is None or not message.put_at:
         return None
-    put_at: Any = message.inserted_on
-    return float(put_at.timestamp()) + written.delay
+    return message.put_at + written.delay
 
 
 def _ours(delivery: Delivery) -> StorageDelivery:

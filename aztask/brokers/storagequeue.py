@@ -78,6 +78,7 @@ CAPABILITIES: Final = Capabilities(
     max_lease_seconds=float(LONGEST_DELAY),
     max_message_bytes=ENVELOPE_LIMIT,
     receive_limit=RECEIVE_LIMIT,
+    receives_at_once=2,
     default_lease_seconds=300.0,
 )
 

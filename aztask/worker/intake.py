@@ -1,4 +1,11 @@
-"""An intake: the thread that receives from one queue, as much as there is room for."""
+"""An intake: the threads that receive from one queue, as much as there is room for.
+
+Rules
+1. One thread always receives. Others help where the broker says that receives side by side pay
+   (`Capabilities.receives_at_once`), and only while batches are full and there is room for another:
+   a queue that is not busy costs no request more.
+2. What a receive that is under way may bring counts as room that is taken.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +41,36 @@ class Intake:
         take: gets the deliveries, on this thread. poll_ceiling: as `Broker.receiver` takes it.
         """
         self.queue = queue
-        self.idle = False
         self._broker = broker
         self._lease = lease
         self._asked = 0.0
         self._wait = wait
         self._poll_ceiling = poll_ceiling
         self._take = take
+        self._limit = broker.capabilities.receive_limit
         self._room = 0
+        self._under_way = 0
+        self._helping = broker.capabilities.receives_at_once - 1  # until they wait for the first
+        self._full = self._empty = False
         self._stopping = False
         self._condition = threading.Condition()
         self._receiver: Receiver | None = None
-        self._thread = threading.Thread(target=self._run, name=f"aztask-in-{queue}", daemon=True)
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(n > 0,), name=f"aztask-in-{queue}-{n}", daemon=True
+            )
+            for n in range(broker.capabilities.receives_at_once)
+        ]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was found, and no helper may find something still."""
+        return self._empty and not self._helping
 
     def start(self) -> None:
         """Begin to receive, once there is room."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def allow(self, room: int) -> None:
         """There is room for that many deliveries now."""
@@ -57,18 +78,18 @@ class Intake:
             with self._condition:
                 self._room = room
                 if room > 0:
-                    self._condition.notify()
+                    self._condition.notify_all()
 
     def stop(self) -> None:
         """Receive nothing more; a receive that is under way is still handed over."""
         with self._condition:
             self._stopping = True
-            self._condition.notify()
+            self._condition.notify_all()
 
-    def join(self, timeout: float) -> bool:
-        """Wait for the thread's end; whether it has ended."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+    def join(self, timeout: float) -> None:
+        """Wait for the ends of the threads, up to `timeout` seconds each."""
+        for thread in self._threads:
+            thread.join(timeout)
 
     @property
     def receiver(self) -> Receiver:
@@ -85,29 +106,49 @@ class Intake:
         if self._receiver is not None:
             self._receiver.close()
 
-    def _run(self) -> None:
+    def _run(self, helps: bool) -> None:
         failures = 0
-        while (room := self._wait_for_room()) > 0:
+        while (limit := self._begin(helps)) > 0:
             try:
-                limit = min(room, self._broker.capabilities.receive_limit)
-                deliveries = self._at_the_lease_of_now().receive(limit, self._wait)
-            except AztaskError as error:
-                failures += 1
-                self._pause(error, failures)
-                continue
+                wait = 0.0 if helps else self._wait
+                deliveries = self._at_the_lease_of_now().receive(limit, wait)
             except Exception as error:  # whatever an SDK raises: a worker that is deaf helps nobody
-                logger.exception("queue %s: receiving failed", self.queue)
+                if not isinstance(error, AztaskError):
+                    logger.exception("queue %s: receiving failed", self.queue)
                 failures += 1
+                self._end(limit, None)
                 self._pause(error, failures)
                 continue
             if failures:
                 logger.info("queue %s answers again", self.queue)
                 failures = 0
-            self.idle = not deliveries
+            self._end(limit, len(deliveries))
             if deliveries:
-                with self._condition:
-                    self._room -= len(deliveries)
                 self._take(self, deliveries)
+
+    def _begin(self, helps: bool) -> int:
+        """Wait until this thread may receive; how many, 0 to end."""
+        with self._condition:
+            self._helping -= helps
+            while not self._stopping:
+                room = self._room - self._under_way
+                if room > 0 and (not helps or (self._full and room >= self._limit)):
+                    limit = min(room, self._limit)
+                    self._under_way += limit
+                    self._helping += helps
+                    return limit
+                self._condition.wait()
+            return 0
+
+    def _end(self, limit: int, found: int | None) -> None:
+        """A receive of at most `limit` has brought `found`; None: it failed."""
+        with self._condition:
+            self._under_way -= limit
+            self._room -= found or 0
+            if found is not None:
+                self._empty = not found
+            self._full = found == self._limit
+            self._condition.notify_all()
 
     def _at_the_lease_of_now(self) -> Receiver:
         receiver, lease = self.receiver, self._lease()
@@ -115,12 +156,6 @@ class Intake:
             self._asked = lease
             receiver.set_lease(lease)
         return receiver
-
-    def _wait_for_room(self) -> int:
-        with self._condition:
-            while self._room <= 0 and not self._stopping:
-                self._condition.wait()
-            return 0 if self._stopping else self._room
 
     def _pause(self, error: Exception, failures: int) -> None:
         seconds = pause_after(self.queue, error, failures)

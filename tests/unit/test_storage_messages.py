@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from azure.core.credentials import AccessToken, AzureSasCredential
-from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
+from azure.core.exceptions import ClientAuthenticationError, DecodeError, HttpResponseError
 from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest
 from azure.core.utils import case_insensitive_dict
@@ -29,20 +29,35 @@ ANSWER = (
 )
 
 
+MESSAGES = b"""<?xml version="1.0" encoding="utf-8"?><QueueMessagesList><QueueMessage>
+<MessageId>m-1</MessageId><InsertionTime>Sat, 21 Nov 2026 06:00:00 GMT</InsertionTime>
+<ExpirationTime>Fri, 31 Dec 9999 23:59:59 GMT</ExpirationTime>
+<PopReceipt>AgAAAAMAAAAAAAAA+/=</PopReceipt>
+<TimeNextVisible>Sat, 21 Nov 2026 06:05:00 GMT</TimeNextVisible>
+<DequeueCount>3</DequeueCount><MessageText>&lt;&amp;&gt; \xc3\xbc</MessageText></QueueMessage>
+<QueueMessage><MessageId>m-2</MessageId><InsertionTime>Sat, 21 Nov 2026 06:00:01 GMT</InsertionTime>
+<ExpirationTime>Fri, 31 Dec 9999 23:59:59 GMT</ExpirationTime><PopReceipt>b</PopReceipt>
+<TimeNextVisible>Sat, 21 Nov 2026 06:05:00 GMT</TimeNextVisible>
+<DequeueCount>1</DequeueCount><MessageText>a</MessageText></QueueMessage></QueueMessagesList>"""
+
+
 class Recorder(HttpTransport[Any, Any]):
     """Answers every request with the same status and keeps what was asked."""
 
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
         self.status, self.code = 0, ""
+        self.messages = MESSAGES
 
     def send(self, request: HttpRequest, **kwargs: Any) -> Response:
         self.requests.append(request)
-        usual = {"POST": 201, "PUT": 204, "DELETE": 204}[request.method]
+        usual = {"GET": 200, "POST": 201, "PUT": 204, "DELETE": 204}[request.method]
         headers = {"x-ms-popreceipt": "new", "x-ms-error-code": self.code}
         headers["x-ms-time-next-visible"] = "Sat, 21 Nov 2026 06:00:00 GMT"
         headers["content-type"] = "application/xml"
         body = ANSWER if request.method == "POST" and not self.status else b""
+        if request.method == "GET":
+            body = self.messages
         fields = case_insensitive_dict(headers)
         return Response(request, self.status or usual, "Because", fields, body)
 
@@ -63,7 +78,14 @@ class Token:
 
 def both(credential: Any) -> tuple[Recorder, Any, QueueMessages]:
     recorder = Recorder()
-    service = QueueServiceClient(URL, credential=credential, transport=recorder, retry_total=0)
+    service = QueueServiceClient(
+        URL,
+        credential=credential,
+        transport=recorder,
+        retry_total=0,
+        message_encode_policy=None,
+        message_decode_policy=None,
+    )
     queue = service.get_queue_client("jobs")
     return recorder, queue, QueueMessages(MessagePipeline(service, recorder), queue.url)
 
@@ -93,6 +115,8 @@ def test_they_say_what_the_sdk_says(credential, text):
     messages.update("m-1", RECEIPT, 0, None, seconds=5)
     queue.delete_message("m-1", RECEIPT)
     messages.delete("m-1", RECEIPT, seconds=5)
+    next(queue.receive_messages(messages_per_page=7, visibility_timeout=30).by_page())
+    messages.receive(7, 30, seconds=5)
     theirs, ours = recorder.requests[::2], recorder.requests[1::2]
     assert [said(request) for request in ours] == [said(request) for request in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -112,3 +136,41 @@ def test_a_refusal_is_the_sdks_error_with_the_services_code(status, kind):
     assert caught.value.status_code == status
     assert caught.value.response.headers["x-ms-error-code"] == "TheCode"
     assert "TheCode" in str(caught.value)
+
+
+def test_what_is_received_is_what_the_sdk_receives():
+    _, queue, messages = both(KEYED)
+    theirs = list(next(queue.receive_messages().by_page()))
+    ours, headers = messages.receive(32, 30, seconds=5)
+    assert [(each.position, each.token, each.count, each.text) for each in ours] == [
+        (each.id, each.pop_receipt, each.dequeue_count, each.content) for each in theirs
+    ]
+    assert [each.put_at for each in ours] == [each.inserted_on.timestamp() for each in theirs]
+    assert headers["Content-Type"] == "application/xml"
+    assert len(ours) == 2
+
+
+def test_an_empty_queue_gives_nothing():
+    recorder, _, messages = both(KEYED)
+    recorder.messages = b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?><QueueMessagesList />'
+    assert messages.receive(32, 30, seconds=5)[0] == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>",
+        b"\x00",
+        MESSAGES.replace(b"<MessageId>m-2</MessageId>", b""),
+        MESSAGES.replace(b"<PopReceipt>b</PopReceipt>", b"<PopReceipt/>"),
+        MESSAGES.replace(b"<DequeueCount>3<", b"<DequeueCount>three<"),
+        MESSAGES.replace(b"Sat, 21 Nov 2026 06:00:01 GMT", b"yesterday"),
+    ],
+    ids=range(7),
+)
+def test_an_answer_that_is_none_is_the_sdks_error(answer):
+    recorder, _, messages = both(KEYED)
+    recorder.messages = answer
+    with pytest.raises(DecodeError, match="no list of messages"):
+        messages.receive(32, 30, seconds=5)
