@@ -7,12 +7,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from waiting import wait_until
 
 from aztask import App
 
@@ -28,14 +29,6 @@ class Line:
     key: str
     pid: int
     at: float
-
-
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for `condition`; AssertionError with `what` when it does not come true."""
-    give_up_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_at, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
 
 
 @dataclass

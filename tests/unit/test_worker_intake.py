@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import waiting
 
 from aztask.brokers.local import LocalBroker
 from aztask.engine import Database
@@ -19,10 +20,7 @@ PATIENCE = 10.0
 
 
 def wait_until(condition):
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.005)
+    waiting.wait_until(condition, PATIENCE, "what the test waits for")
 
 
 class Gate:

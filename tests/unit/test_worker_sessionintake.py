@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import waiting
 
 from aztask.brokers.base import Lost, QueueOptions
 from aztask.brokers.local import LocalBroker
@@ -17,10 +18,7 @@ PATIENCE = 10.0
 
 
 def wait_until(condition):
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.005)
+    waiting.wait_until(condition, PATIENCE, "what the test waits for")
 
 
 class Bench:
