@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from aztask.brokers.base import Broker, Receiver
@@ -87,9 +88,10 @@ class Intake:
             self._condition.notify_all()
 
     def join(self, timeout: float) -> None:
-        """Wait for the ends of the threads, up to `timeout` seconds each."""
+        """Wait for the ends of the threads, up to `timeout` seconds in all."""
+        until = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(0.0, until - time.monotonic()))
 
     @property
     def receiver(self) -> Receiver:

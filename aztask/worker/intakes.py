@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
@@ -104,9 +105,10 @@ class Intakes:
             intake.stop()
 
     def join(self, timeout: float) -> None:
-        """Wait for the ends of their threads, up to `timeout` seconds each."""
+        """Wait for the ends of their threads, up to `timeout` seconds in all."""
+        until = time.monotonic() + timeout
         for intake in self._all:
-            intake.join(timeout)
+            intake.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Close the receivers."""
