@@ -4,26 +4,27 @@ Rules
 1. One packet is one msgpack value. Packets arrive whole, in order, each at exactly one reader.
 2. The worker keeps a duplicate of the pool process's reading end: it can take back what was not
    read, atomically, even from a process that hangs or died.
-3. A value over `SPILL_BYTES` travels in a file of the worker's private folder; the packet holds its
-   name, and whoever reads the packet reads and removes the file. The folder is made for the first
-   such value, and removed by the worker: one that had any and is killed leaves it behind.
+3. A value over `PACKET_BYTES` travels in a file in memory, whose descriptor the packet carries. The
+   kernel frees it with the last process that has it or could still read the packet: nothing stays,
+   whoever is killed.
 """
 
 from __future__ import annotations
 
+import array
+import errno
 import os
-import secrets
 import socket
-import tempfile
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgpack
 
-SPILL_BYTES = 60_000
+PACKET_BYTES = 60_000
 BUFFER_BYTES = 1 << 20
-_SPILLED = b"\xc1"  # a byte that msgpack never uses: the rest of the packet is a file name
+_IN_FILE = b"\xc1"  # a byte that msgpack never uses
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_ATTACHED_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # of an enumeration: looked up and or-ed for every packet
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -34,18 +35,13 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return left, right
 
 
-def spill_folder() -> str:
-    """A name for a worker's private folder, which nobody has guessed and made before."""
-    return str(Path(tempfile.gettempdir()) / f"aztask-{secrets.token_hex(16)}")
-
-
 class Packets:
     """One end of a socket, as values. Reading is for one thread at a time; any may send."""
 
-    def __init__(self, end: socket.socket, spill_folder: str) -> None:
+    def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self._folder = spill_folder
-        self._buffer = bytearray(SPILL_BYTES + 1024)
+        self._buffer = bytearray(PACKET_BYTES)
+        self._buffers = [self._buffer]
         self._view = memoryview(self._buffer)
 
     def fileno(self) -> int:
@@ -58,13 +54,12 @@ class Packets:
         Raises OSError when the peer is gone.
         """
         packed = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass")
-        if len(packed) > SPILL_BYTES:
-            packed = self._spill(packed)
         try:
-            self.socket.send(packed)
+            if len(packed) > PACKET_BYTES:
+                self._send_file(packed)
+            else:
+                self.socket.send(packed)
         except BlockingIOError:
-            if packed[:1] == _SPILLED:
-                Path(os.fsdecode(packed[1:])).unlink()
             return False
         return True
 
@@ -74,14 +69,14 @@ class Packets:
         flags: of recv(2); ``socket.MSG_DONTWAIT`` does not wait, whatever the socket's mode, which
         duplicates of a descriptor share.
         """
-        size = self.socket.recv_into(self._buffer, 0, flags)
+        size, attached, _, _ = self.socket.recvmsg_into(
+            self._buffers, _ATTACHED_BYTES, flags | _CLOEXEC
+        )
         if size == 0:
             return None
         packed: bytes | memoryview = self._view[:size]
-        if self._buffer[0] == _SPILLED[0]:
-            name = Path(os.fsdecode(bytes(packed[1:])))
-            packed = name.read_bytes()
-            name.unlink()
+        if self._buffer[0] == _IN_FILE[0]:
+            packed = _read_file(attached)
         return msgpack.unpackb(
             packed, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
         )
@@ -90,14 +85,27 @@ class Packets:
         """Close this end."""
         self.socket.close()
 
-    def _spill(self, packed: bytes) -> bytes:
-        """Write to a file; a process that dies before sending leaves it to the clean-up."""
-        try:
-            descriptor, name = tempfile.mkstemp(dir=self._folder)
-        except FileNotFoundError:
-            with suppress(FileExistsError):  # another process was first
-                Path(self._folder).mkdir(mode=0o700)
-            descriptor, name = tempfile.mkstemp(dir=self._folder)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(packed)
-        return _SPILLED + os.fsencode(name)
+    def _send_file(self, packed: bytes) -> None:
+        """Raises BlockingIOError when the socket is full, or too many descriptors are under way."""
+        with os.fdopen(os.memfd_create("aztask-value"), "wb", buffering=0) as file:
+            left = memoryview(packed)
+            while left:
+                left = left[file.write(left) :]
+            try:
+                socket.send_fds(self.socket, [_IN_FILE], [file.fileno()])
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:
+                    raise BlockingIOError from error
+                raise
+
+
+def _read_file(attached: list[tuple[int, int, bytes]]) -> bytes:
+    """What is in the file whose descriptor came with a packet; it is closed."""
+    descriptors = array.array("i")
+    for _, _, data in attached:
+        descriptors.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+    if not descriptors:  # the kernel drops it where the process has no number left for it
+        raise OSError(errno.EMFILE, "too many open files to read a large value")
+    with os.fdopen(descriptors[0], "rb", buffering=0) as file:
+        file.seek(0)
+        return file.readall()

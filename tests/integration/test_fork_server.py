@@ -197,7 +197,10 @@ def test_a_killed_worker_leaves_no_process_and_no_file(
 ) -> None:
     folder = tmp_path_factory.mktemp("temporary")
     worker = site.worker("-c", "2", TMPDIR=str(folder))
+    large = "large" * 20_000  # more than a packet holds
     run_all(site, "a")
+    site.app().send(work.name, [large], task_id="c")
+    assert site.app().result("c").get(timeout=30) == large
     site.app().send(work.name, ["b", 60.0], task_id="b")
     wait_until(lambda: len(site.lines("start", "b")) == 1, 20, "it runs")
     worker.kill()

@@ -73,9 +73,9 @@ class Child:
     """One pool process."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        self._inbox = self._packets(setup["inbox"], setup)
-        self._outbox = self._packets(setup["outbox"], setup)
-        self._control = self._packets(setup["control"], setup)
+        self._inbox = self._packets(setup["inbox"])
+        self._outbox = self._packets(setup["outbox"])
+        self._control = self._packets(setup["control"])
         self._board = Board(setup["board"], setup["slots"])
         self._inbox_lock = threading.Lock()
         slots = setup["slots"]
@@ -84,8 +84,8 @@ class Child:
         self._worker: int = setup["worker"]
 
     @staticmethod
-    def _packets(descriptor: int, setup: dict[str, Any]) -> Packets:
-        return Packets(socket.socket(fileno=descriptor), setup["folder"])
+    def _packets(descriptor: int) -> Packets:
+        return Packets(socket.socket(fileno=descriptor))
 
     def run(self) -> None:
         """Serve until the worker says that it is enough."""

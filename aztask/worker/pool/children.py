@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -25,7 +24,7 @@ from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.board import Board
 from aztask.worker.job import Job
 from aztask.worker.logs import configured
-from aztask.worker.packets import Packets, socket_pair, spill_folder
+from aztask.worker.packets import Packets, socket_pair
 from aztask.worker.pool.forking import Forked, Server
 
 logger = logging.getLogger(__name__)
@@ -39,14 +38,14 @@ ANSWERS_A_TURN = 512
 class PoolProcess:
     """One pool process as the worker sees it."""
 
-    def __init__(self, server: Server, app_spec: str, slots: int, folder: str) -> None:
+    def __init__(self, server: Server, app_spec: str, slots: int) -> None:
         """Raises OSError where the server is gone."""
         theirs: list[socket.socket] = []
         self._sockets: list[Packets] = []
         for _ in range(3):
             ours, other = socket_pair()
             ours.setblocking(False)
-            self._sockets.append(Packets(ours, folder))
+            self._sockets.append(Packets(ours))
             theirs.append(other)
         self._inbox, self.outbox, self._control = self._sockets
         self.board = Board.create(slots)
@@ -59,7 +58,6 @@ class PoolProcess:
         setup = {
             "app": app_spec,
             "slots": slots,
-            "folder": folder,
             "worker": os.getpid(),
             "path": [path for path in sys.path if path],
             "log": configured(),
@@ -73,7 +71,7 @@ class PoolProcess:
                 end.close()
             self.board.close()
             raise
-        self._peek = Packets(theirs[0], folder)
+        self._peek = Packets(theirs[0])
         theirs[1].close()
         theirs[2].close()
 
@@ -183,7 +181,6 @@ class Pool:
         self.on_server: Callable[[Server], None] = lambda server: None
         self._server: Server | None = None
         self._first = server
-        self._folder = spill_folder()
         self.processes: list[PoolProcess] = []
         self.mean_seconds: float | None = None
         self._failed_starts = 0
@@ -205,7 +202,7 @@ class Pool:
             and self._clock.monotonic() >= self._start_after
         ):
             try:
-                process = PoolProcess(self._serving(), self._app_spec, self._slots, self._folder)
+                process = PoolProcess(self._serving(), self._app_spec, self._slots)
             except OSError as error:
                 logger.error("a pool process cannot start: %s", error)
                 self._start_later()
@@ -279,7 +276,7 @@ class Pool:
         process.close()
 
     def close(self) -> None:
-        """Kill what is left and remove the private folder."""
+        """Kill what is left."""
         for process in self.processes:
             process.kill("the worker ends")
         for process in self.processes:
@@ -288,7 +285,6 @@ class Pool:
         self.processes.clear()
         if self._server is not None:
             self._server.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_later(self) -> None:
         """The next start waits, the longer the more of them failed."""
