@@ -28,6 +28,7 @@ COMMANDS = {
     "cancel": "Cancel tasks, so that they are not started any more.",
     "tasks": "List the tasks that the app registers.",
     "workers": "List the workers of the last day.",
+    "running": "List the tasks that workers run now, the longest first.",
     "queues": "List, create and delete queues.",
     "dlq": "Look at dead letters, replay or purge them.",
     "doctor": "Look whether broker, queues, rights, clock, results and events fit the app.",

@@ -149,11 +149,15 @@ def iso_time(at: float | None) -> str | None:
 
 def ago(at: float, now: float) -> str:
     """How long ago, in one unit."""
-    seconds = max(0.0, now - at)
+    return f"{span(now - at)} ago"
+
+
+def span(seconds: float) -> str:
+    """So many seconds, in one unit; a negative time is none."""
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
         if seconds >= 2 * size:
-            return f"{int(seconds / size)}{unit} ago"
-    return f"{int(seconds)}s ago"
+            return f"{int(seconds / size)}{unit}"
+    return f"{int(max(0.0, seconds))}s"
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""``aztask workers``: who told of himself lately."""
+"""``aztask workers``: who told of itself lately."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import open_app, results_of
 from aztask.results.base import WorkerRecord
 
-SILENT_SECONDS = 10.0
-"""A worker gives a sign of life every 2 s; after five that are missing it is called silent."""
+SILENT_SECONDS = 15.0
+"""A worker gives a sign of life every 5 s; after three that are missing it is called silent."""
 
 
 @click.command("workers")
@@ -22,7 +22,7 @@ def command(as_json: bool) -> None:
     """List the workers of the last day.
 
     alive: it told of itself within the last seconds. silent: killed, frozen or cut off. stopped:
-    it ended as it should.
+    it ended as it should. leased: messages that it holds, to run them now or soon.
     """
     with open_app() as app:
         records = results_of(app).workers()
@@ -32,9 +32,10 @@ def command(as_json: bool) -> None:
             print_json(
                 {
                     "worker": worker.name,
-                    "state": _state(worker, now),
+                    "state": state_of(worker, now),
                     "queues": list(worker.queues),
                     "running": worker.running,
+                    "leased": worker.leased,
                     "finished": worker.finished,
                     "started_at": iso_time(worker.started_at),
                     "seen_at": iso_time(worker.seen_at),
@@ -42,13 +43,14 @@ def command(as_json: bool) -> None:
             )
         return
     print_table(
-        ["worker", "state", "queues", "running", "finished", "started", "seen"],
+        ["worker", "state", "queues", "running", "leased", "finished", "started", "seen"],
         [
             [
                 worker.name,
-                _state(worker, now),
+                state_of(worker, now),
                 ",".join(worker.queues),
                 worker.running,
+                worker.leased,
                 worker.finished,
                 ago(worker.started_at, now),
                 ago(worker.seen_at, now),
@@ -58,7 +60,8 @@ def command(as_json: bool) -> None:
     )
 
 
-def _state(worker: WorkerRecord, now: float) -> str:
+def state_of(worker: WorkerRecord, now: float) -> str:
+    """alive, silent or stopped."""
     if worker.stopped:
         return "stopped"
     return "alive" if now - worker.seen_at <= SILENT_SECONDS else "silent"

@@ -147,8 +147,23 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A task that a worker runs. started_at: UTC epoch seconds. retries: failures before."""
+
+    task_id: str
+    task: str
+    queue: str
+    started_at: float
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker as it last told of itself. Times are UTC epoch seconds."""
+    """A worker as it last told of itself. Times are UTC epoch seconds.
+
+    running: how many tasks run. leased: deliveries under a lease, those included that wait. tasks:
+    what runs, the longest first; a store may leave out the end of a long list.
+    """
 
     name: str
     started_at: float
@@ -157,6 +172,8 @@ class WorkerRecord:
     running: int
     finished: int
     stopped: bool = False
+    leased: int = 0
+    tasks: tuple[RunningTask, ...] = ()
 
 
 @runtime_checkable

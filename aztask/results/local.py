@@ -34,6 +34,7 @@ from aztask.results.base import (
 )
 from aztask.results.deadindex import DeadIndex
 from aztask.results.local_deadindex import LocalDeadIndex
+from aztask.results.runningtasks import pack_running, unpack_running
 from aztask.settlement import Complete, from_record, to_record
 
 _STEPS = (
@@ -253,11 +254,12 @@ class LocalResults:
 
     def heartbeat(self, worker: WorkerRecord) -> None:
         """Note that a worker lives; forget those that have been silent for a day."""
-        blob = msgpack.packb(
-            [worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped]
-        )
+        record = (
+            worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped,
+            worker.leased, pack_running(worker.tasks),
+        )  # fmt: skip
         with self._database.transaction() as connection:
-            row = (worker.name, worker.seen_at, blob)
+            row = (worker.name, worker.seen_at, msgpack.packb(record))
             connection.execute("REPLACE INTO workers VALUES (?, ?, ?)", row)
             connection.execute(
                 "DELETE FROM workers WHERE seen_at < ?",
@@ -268,13 +270,7 @@ class LocalResults:
         """The workers that are known, newest sign of life first."""
         with self._database.read() as connection:
             rows = connection.execute("SELECT * FROM workers ORDER BY seen_at DESC").fetchall()
-        records = []
-        for name, seen_at, blob in rows:
-            started_at, queues, running, finished, stopped = msgpack.unpackb(blob)
-            records.append(
-                WorkerRecord(name, started_at, seen_at, tuple(queues), running, finished, stopped)
-            )
-        return records
+        return [_worker_of(*row) for row in rows]
 
     def purge(self, before: float) -> int:
         """Delete what ended before that time, and marks of cancellation as old.
@@ -350,6 +346,14 @@ class LocalResults:
 
 
 _WAITING = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
+
+
+def _worker_of(name: str, seen_at: float, packed: bytes) -> WorkerRecord:
+    started_at, queues, running, finished, stopped, leased, tasks = msgpack.unpackb(packed)
+    return WorkerRecord(
+        name, started_at, seen_at, tuple(queues), running, finished, stopped, leased,
+        unpack_running(tasks),
+    )  # fmt: skip
 
 
 def _key(key: RunKey) -> tuple[str, int, int]:

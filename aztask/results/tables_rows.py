@@ -30,6 +30,7 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
+from aztask.results.runningtasks import pack_running, unpack_running
 from aztask.settlement import Decision, from_record, to_record
 
 if TYPE_CHECKING:
@@ -296,6 +297,8 @@ def worker_entity(worker: WorkerRecord) -> dict[str, Any]:
         "running": worker.running,
         "finished": str(worker.finished),
         "stopped": worker.stopped,
+        "leased": worker.leased,
+        "tasks": pack_running(worker.tasks),
     }
 
 
@@ -309,6 +312,8 @@ def worker_of(entity: Mapping[str, Any]) -> WorkerRecord:
         entity["running"],
         int(entity["finished"]),
         entity["stopped"],
+        entity["leased"],
+        unpack_running(entity["tasks"]),
     )
 
 

@@ -48,14 +48,10 @@ class Limits:
     def enforce(self, now: float) -> None:
         """Look at everything that runs."""
         for process in self._pool.processes:
-            if not process.jobs:
-                continue
-            for number, at in process.board.running().items():
-                job = process.jobs.get(number)
-                if job is not None:
-                    if job.started_at is None:
-                        self._started(job, at)
-                    self._check(process, job, now - at, now)
+            for job, at in process.running():
+                if job.started_at is None:
+                    self._started(job, at)
+                self._check(process, job, now - at, now)
 
     def stop(self, job: Job, kind: str, text: str) -> None:
         """Tell the task to stop, and end its process when it does not within the grace."""

@@ -35,6 +35,7 @@ from aztask.worker.job import Job, Stage
 from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.leasewatch import LeaseWatch
+from aztask.worker.lifesign import LifeSign
 from aztask.worker.limits import Limits
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pool.children import Pool
@@ -114,7 +115,7 @@ class Supervisor:
         self._next_tick = 0.0
         self._signals = 0
         self._draining_until: float | None = None
-        self._born = clock.wall()
+        self._sign = LifeSign(self.name, options.queues, self._pool, self._deliveries, clock)
         self.finished = 0
 
     # -- life --------------------------------------------------------------------------------
@@ -157,15 +158,7 @@ class Supervisor:
         return self._intakes.idle and self._chores.drained(self.options.queues)
 
     def _record(self, *, stopped: bool = False) -> WorkerRecord:
-        return WorkerRecord(
-            self.name,
-            self._born,
-            self._clock.wall(),
-            self.options.queues,
-            len(self._deliveries),
-            self.finished,
-            stopped,
-        )
+        return self._sign.record(self.finished, stopped=stopped)
 
     def _drain(self) -> None:
         """Receive nothing more, give back what has not started, let the rest finish."""

@@ -19,6 +19,7 @@ from aztask.results.base import (
     Recorded,
     ResultStore,
     RunKey,
+    RunningTask,
     RunRecord,
     Start,
     State,
@@ -437,14 +438,24 @@ def test_no_more_than_nothing(results: ResultStore) -> None:
 
 
 def test_workers_newest_sign_of_life_first(store: Store) -> None:
-    one = WorkerRecord("host-1", 1.0, 100000.0, ("a", "b"), 3, 2**40)
+    tasks = (RunningTask("id-1", "shop.täsk", "a", 1.5, 2), RunningTask("\ud800", "t", "b", 2.5))
+    one = WorkerRecord("host-1", 1.0, 100000.0, ("a", "b"), 3, 2**40, leased=7, tasks=tasks)
     two = WorkerRecord("host-2/é", 2.0, 100007.0, (), 0, 0, stopped=True)
     store.results.heartbeat(one)
     store.results.heartbeat(two)
     assert store.another.workers() == [two, one]
-    later = replace(one, seen_at=100009.0, running=0)
+    later = replace(one, seen_at=100009.0, running=0, tasks=())
     store.another.heartbeat(later)
     assert store.results.workers() == [later, two]
+
+
+def test_of_what_a_worker_runs_a_row_holds_as_much_as_fits(store: Store) -> None:
+    tasks = tuple(RunningTask(f"{number}-" + "i" * 2000, "t", "q", 1.0) for number in range(100))
+    store.results.heartbeat(WorkerRecord("w", 1.0, 100000.0, ("q",), 100, 0, tasks=tasks))
+    (found,) = store.another.workers()
+    assert found.running == 100
+    assert 10 <= len(found.tasks) < 100
+    assert found.tasks == tasks[: len(found.tasks)]
 
 
 def test_waiting_for_a_change_ends(results: ResultStore) -> None:

@@ -134,6 +134,33 @@ class TestWork:
         assert (code, out) == (1, "")
         assert err == "b\naztask: error: task b failed: ValueError: x\n"
 
+    def test_what_runs_is_seen_while_it_runs_and_after_its_worker_was_killed(self, folder):
+        for task_id in ("long", "next"):
+            folder.run("send", "shop.nap", "--args", "[60]", "--task-id", task_id)
+
+        def running():
+            return [json.loads(line) for line in folder.run("running", "--json")[1].splitlines()]
+
+        worker = folder.start(
+            "worker",
+            "-c",
+            "1",
+            "--name",
+            "me",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_until(running, 20, "a sign of life while it runs")
+        (found,) = running()
+        assert (found["id"], found["task"], found["worker"]) == ("long", "shop.nap", "me")
+        assert found["state"] == "alive"
+        assert 0 < found["running_seconds"] < 30
+        (told,) = map(json.loads, folder.run("workers", "--json")[1].splitlines())
+        assert (told["running"], told["leased"]) == (1, 2)
+        worker.kill()
+        worker.wait()
+        assert [each["id"] for each in running()] == ["long"]
+
     def test_dead_letters_are_replayed_and_run_again(self, folder):
         folder.run("send", "shop.fail", "--args", '["boom"]', "--task-id", "bad")
         folder.run("worker", "--burst", "-c", "1")

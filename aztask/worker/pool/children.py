@@ -105,6 +105,13 @@ class PoolProcess:
             pass
         return packets
 
+    def running(self) -> list[tuple[Job, float]]:
+        """What its slots run, and since when (clock of the deadlines)."""
+        if not self.jobs:
+            return []
+        found = ((self.jobs.get(number), at) for number, at in self.board.running().items())
+        return [(job, at) for job, at in found if job is not None]
+
     def take_back(self) -> list[Job]:
         """The deliveries that it has not read; from now on it will not see them."""
         jobs = []
@@ -223,6 +230,10 @@ class Pool:
             self._server, self._first = self._first or Server(), None
             self.on_server(self._server)
         return self._server
+
+    def running(self) -> list[tuple[Job, float]]:
+        """What runs, and since when (clock of the deadlines)."""
+        return [pair for process in self.processes for pair in process.running()]
 
     def room(self) -> int:
         """How many deliveries can be sent now, those sent ahead included."""

@@ -1,0 +1,30 @@
+"""What a worker runs, as bytes that fit a row of any store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgpack
+
+from aztask.results.base import RunningTask
+
+MOST_BYTES: Final = 60_000
+"""A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
+data model")."""
+
+
+def pack_running(tasks: Sequence[RunningTask]) -> bytes:
+    """As many from the front as fit."""
+    while True:
+        rows = [(t.task_id, t.task, t.queue, t.started_at, t.retries) for t in tasks]
+        packed: bytes = msgpack.packb(rows, unicode_errors="surrogatepass")
+        if len(packed) <= MOST_BYTES:
+            return packed
+        tasks = tasks[: len(tasks) // 2]
+
+
+def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
+    """What `pack_running` packed."""
+    rows = msgpack.unpackb(packed, unicode_errors="surrogatepass")
+    return tuple(RunningTask(*row) for row in rows)

@@ -1,0 +1,51 @@
+"""The sign of life: what a worker tells of itself, and of what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aztask.clock import Clock
+from aztask.results.base import RunningTask, WorkerRecord
+from aztask.worker.deliveries import Deliveries
+from aztask.worker.job import Job, message_of
+from aztask.worker.pool.children import Pool
+
+MOST_TASKS: Final = 100
+"""Tasks in one sign, the longest-running ones: it is written every few seconds."""
+
+
+class LifeSign:
+    """Only the supervisor's loop uses it."""
+
+    def __init__(
+        self, name: str, queues: Sequence[str], pool: Pool, deliveries: Deliveries, clock: Clock
+    ) -> None:
+        self._name = name
+        self._queues = tuple(queues)
+        self._pool = pool
+        self._deliveries = deliveries
+        self._clock = clock
+        self._born = clock.wall()
+
+    def record(self, finished: int, *, stopped: bool = False) -> WorkerRecord:
+        """The worker as it is now. finished: tasks since it began."""
+        running = sorted(self._pool.running(), key=lambda pair: pair[1])
+        seen_at = self._clock.wall()
+        behind = seen_at - self._clock.monotonic()
+        return WorkerRecord(
+            self._name,
+            self._born,
+            seen_at,
+            self._queues,
+            len(running),
+            finished,
+            stopped,
+            len(self._deliveries),
+            tuple(_told(job, at + behind) for job, at in running[:MOST_TASKS]),
+        )
+
+
+def _told(job: Job, started_at: float) -> RunningTask:
+    message = message_of(job)
+    return RunningTask(message.id, message.task, job.queue, started_at, message.resubmit_count)
