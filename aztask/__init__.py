@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         TaskError,
         TaskExpired,
         TaskFailed,
+        TaskStopped,
         TimeLimitExceeded,
         UnknownTask,
     )
@@ -78,6 +79,7 @@ __all__ = [
     "UnknownTask",
     "DuplicateTask",
     "TimeLimitExceeded",
+    "TaskStopped",
     "CodecError",
     "EncodeError",
     "DecodeError",

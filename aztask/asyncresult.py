@@ -86,12 +86,13 @@ class AsyncResult(Generic[R]):
                 )
             seen = store.wait_changed(seen, min(left, 1.0))
 
-    def cancel(self) -> bool:
+    def cancel(self, *, running: bool = False) -> bool:
         """Have it not started any more; False when it has ended already.
 
-        A run that has started goes on to its end.
+        A run that has started goes on to its end; with `running` its worker stops it within about
+        five seconds, by raising `aztask.TaskStopped` in the task.
         """
-        return self._results().cancel(self.id, time.time())
+        return self._results().cancel(self.id, time.time(), running=running)
 
     def forget(self) -> bool:
         """Delete what the result store knows of it; False when that was nothing."""

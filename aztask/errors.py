@@ -8,7 +8,8 @@
     ├ TaskError
     │ ├ UnknownTask                 no task is registered under that name
     │ ├ DuplicateTask               two functions were registered under one name
-    │ └ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
+    │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
+    │ └ TaskStopped                 raised in a task that is cancelled while it runs
     ├ CodecError
     │ ├ EncodeError                 the arguments or the result cannot be written
     │ ├ DecodeError                 the bytes are not what they claim to be
@@ -74,6 +75,10 @@ class DuplicateTask(TaskError):
 
 class TimeLimitExceeded(TaskError):
     """The task ran longer than its time limit."""
+
+
+class TaskStopped(TaskError):
+    """The task was cancelled while it ran; leave things tidy and stop now."""
 
 
 class CodecError(AztaskError):

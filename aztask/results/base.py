@@ -225,8 +225,15 @@ class ResultStore(Protocol):
         """The newest runs, newest first."""
         ...
 
-    def cancel(self, task_id: str, at: float) -> bool:
-        """Mark a task as cancelled; False when it has ended already."""
+    def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
+        """Mark a task as cancelled; False when it has ended already.
+
+        running: a run that has started is to be stopped; see `to_stop`.
+        """
+        ...
+
+    def to_stop(self, task_ids: Sequence[str]) -> list[str]:
+        """Those of these tasks whose runs are to be stopped. Workers ask every few seconds."""
         ...
 
     def forget(self, task_id: str) -> bool:

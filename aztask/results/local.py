@@ -33,6 +33,7 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import DeadIndex
+from aztask.results.local_cancellations import LocalCancellations
 from aztask.results.local_deadindex import LocalDeadIndex
 from aztask.results.runningtasks import pack_running, unpack_running
 from aztask.settlement import Complete, from_record, to_record
@@ -47,7 +48,6 @@ _STEPS = (
         settlement BLOB, value BLOB, error_type TEXT, error TEXT, traceback TEXT,
         ended_at REAL, duration REAL);
     CREATE UNIQUE INDEX runs_key ON runs (task_id, generation, hop);
-    CREATE TABLE cancellations (task_id TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
     CREATE TABLE workers (name TEXT PRIMARY KEY, seen_at REAL NOT NULL, record BLOB NOT NULL)
     WITHOUT ROWID;
     """,
@@ -119,6 +119,7 @@ class LocalResults:
         self._database = database
         self._clock = clock
         database.migrate("results", _STEPS)
+        self._cancellations = LocalCancellations(database)
         self.dead_index: DeadIndex = LocalDeadIndex(database)
 
     @property
@@ -132,20 +133,9 @@ class LocalResults:
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
         """Try to own each run. New runs, the usual case, cost one statement for all."""
-        rows = [
-            (
-                *_key(each.key),
-                each.task,
-                each.queue,
-                each.position,
-                each.owner,
-                each.worker,
-                each.at,
-            )
-            for each in starts
-        ]
+        rows = [_start_row(each) for each in starts]
         with self._database.transaction() as connection:
-            cancelled = connection.execute("SELECT 1 FROM cancellations LIMIT 1").fetchone()
+            cancelled = self._cancellations.any(connection)
             stored = connection.executemany(_START, rows).rowcount
             if stored == len(rows) and not cancelled:
                 return [Owned(1)] * len(rows)
@@ -205,9 +195,7 @@ class LocalResults:
                 "ORDER BY generation DESC, hop DESC LIMIT 1",
                 (task_id,),
             ).fetchone()
-            mark = connection.execute(
-                "SELECT at FROM cancellations WHERE task_id = ?", (task_id,)
-            ).fetchone()
+            mark = self._cancellations.has(connection, task_id)
         record = _record(row) if row else None
         if mark and (record is None or record.state in _WAITING):
             known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
@@ -224,19 +212,24 @@ class LocalResults:
             return self._select("ORDER BY id DESC LIMIT ?", limit)
         return self._select("WHERE state = ? ORDER BY id DESC LIMIT ?", state.value, limit)
 
-    def cancel(self, task_id: str, at: float) -> bool:
+    def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
         with self._database.transaction() as connection:
             record = self.get(task_id)
             if record is not None and record.state.final:
                 return False
-            connection.execute("REPLACE INTO cancellations VALUES (?, ?)", (task_id, at))
+            self._cancellations.mark(connection, task_id, at, running=running)
             return True
+
+    def to_stop(self, task_ids: Sequence[str]) -> list[str]:
+        """Those whose runs are to be stopped."""
+        with self._database.read() as connection:
+            return self._cancellations.to_stop(connection, task_ids)
 
     def forget(self, task_id: str) -> bool:
         """Delete what is known of a task."""
         with self._database.transaction() as connection:
-            connection.execute("DELETE FROM cancellations WHERE task_id = ?", (task_id,))
+            self._cancellations.drop(connection, task_id)
             cursor = connection.execute("DELETE FROM runs WHERE task_id = ?", (task_id,))
             return cursor.rowcount > 0
 
@@ -279,7 +272,7 @@ class LocalResults:
         without anything old: no scan of the whole table, and no long hold of the write lock.
         """
         with self._database.transaction() as connection:
-            connection.execute("DELETE FROM cancellations WHERE at < ?", (before,))
+            self._cancellations.purge(connection, before)
         last = deleted = 0
         while True:
             with self._database.transaction() as connection:
@@ -326,9 +319,7 @@ class LocalResults:
                     *_key(start.key),
                 ),
             )
-        mark = connection.execute(
-            "SELECT 1 FROM cancellations WHERE task_id = ?", (start.key.task_id,)
-        ).fetchone()
+        mark = self._cancellations.has(connection, start.key.task_id)
         return Cancelled(starts) if mark else Owned(starts, saved, failures, snoozes)
 
     @staticmethod

@@ -16,7 +16,6 @@ finds the mark.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -45,10 +44,10 @@ from aztask.results.tables_client import Call, Requests
 from aztask.results.tables_dead import TablesDeadIndex
 from aztask.results.tables_errors import Gone
 from aztask.results.tables_index import ENDED, EndIndex
+from aztask.results.tables_marks import Marks
 from aztask.results.tables_rows import (
     WORKERS,
     Run,
-    marks_of,
     partition_of,
     pending,
     run_of,
@@ -63,7 +62,6 @@ logger = logging.getLogger(__name__)
 TABLE: Final = "aztaskresults"
 CONTAINER: Final = "aztask-results"
 BATCH: Final = 256
-MARKS_AT_ONCE: Final = 64
 RUNS_OF_A_TASK: Final = 100_000
 FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 1.0
@@ -95,6 +93,7 @@ class TablesResults:
         self._blobs = Blobs(address, container, clock, credential)
         self._index = EndIndex(self._requests, self._blobs, clock)
         self._runs = Runs(self._requests, self._blobs, self._index)
+        self._marks = Marks(self._requests)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
@@ -125,14 +124,11 @@ class TablesResults:
         call = Call()
         partitions = [partition_of(each.key.task_id) for each in starts]
         shards = sorted({shard_of(each) for each in partitions})
-        work = [*(self._marks(shard) for shard in shards), *map(self._starting, starts)]
+        work = [*(self._page_of_marks(shard) for shard in shards), *map(self._starting, starts)]
         found: list[Any] = self._requests.each(call, lambda call, what: what(call), work)
-        marks: dict[int, set[str]] = dict(zip(shards, found[: len(shards)], strict=True))
         answers: list[StartAnswer] = found[len(shards) :]
-        # a shard with more marks than a page shows is asked for each task
-        uncertain = [each for each in partitions if len(marks[shard_of(each)]) == MARKS_AT_ONCE]
-        seen = self._requests.each(call, self._marked, uncertain)
-        marked = set().union(*marks.values(), itertools.compress(uncertain, seen))
+        pages = dict(zip(shards, found[: len(shards)], strict=True))
+        marked = self._marks.among(call, partitions, pages)
         return [
             Cancelled(answer.starts)
             if isinstance(answer, Owned) and partition in marked
@@ -143,23 +139,8 @@ class TablesResults:
     def _starting(self, start: Start) -> Callable[[Call], StartAnswer]:
         return lambda call: self._runs.start(call, start)
 
-    def _marks(self, shard: int) -> Callable[[Call], set[str]]:
-        """The first marks of a shard, which nearly always are all or none."""
-
-        def look(call: Call) -> set[str]:
-            rows = self._requests.query(
-                call,
-                "PartitionKey eq @marks",
-                {"marks": marks_of(shard)},
-                MARKS_AT_ONCE,
-                ("RowKey",),
-            )
-            return {row["RowKey"] for row in rows}
-
-        return look
-
-    def _marked(self, call: Call, partition: str) -> bool:
-        return self._requests.read(call, marks_of(shard_of(partition)), partition) is not None
+    def _page_of_marks(self, shard: int) -> Callable[[Call], set[str]]:
+        return lambda call: self._marks.page(call, shard)
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record outcomes, each by compare-and-set on the row as it was at the start."""
@@ -193,7 +174,7 @@ class TablesResults:
         records = self._records(call, task_id, 2)  # the latest run, and that it was expected
         record = records[0] if records else None
         waits = record is None or record.state in _WAITING
-        if waits and self._marked(call, partition_of(task_id)):
+        if waits and self._marks.has(call, partition_of(task_id)):
             known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
             return replace(known, state=State.CANCELLED)
         return record
@@ -238,15 +219,17 @@ class TablesResults:
         runs = self._index.newest(call, ENDED if state is None else (state,), limit)
         return self._requests.each(call, self._record_of, runs)
 
-    def cancel(self, task_id: str, at: float) -> bool:
+    def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
         record = self.get(task_id)
         if record is not None and record.state.final:
             return False
-        partition = partition_of(task_id)
-        mark = {"PartitionKey": marks_of(shard_of(partition)), "RowKey": partition, "at": float(at)}
-        self._requests.put(Call(), mark)
+        self._marks.put(task_id, at, running=running)
         return True
+
+    def to_stop(self, task_ids: Sequence[str]) -> list[str]:
+        """Those whose runs are to be stopped: a query for each shard."""
+        return self._marks.to_stop(task_ids)
 
     def forget(self, task_id: str) -> bool:
         """Delete what is known of a task: of each run the index row, the row, its blobs.
@@ -256,7 +239,7 @@ class TablesResults:
         """
         call = Call()
         partition = partition_of(task_id)
-        self._requests.delete(call, marks_of(shard_of(partition)), partition)
+        self._marks.drop(call, partition)
         entities = self._rows(call, task_id, RUNS_OF_A_TASK)
         for entity in entities:
             run = None if entity["RowKey"].endswith("e") else run_of(entity)
@@ -299,7 +282,7 @@ class TablesResults:
 
         Once an hour also blobs of that age which no row names.
         """
-        self._index.purge_marks(before)
+        self._marks.purge(before)
         deleted = self._index.purge(before)
         if self._clock.monotonic() >= self._sweep_at:
             self._sweep_at = self._clock.monotonic() + SWEEP_SECONDS

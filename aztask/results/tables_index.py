@@ -29,7 +29,6 @@ from aztask.results.tables_client import Call, Requests
 from aztask.results.tables_rows import (
     SHARDS,
     Run,
-    marks_of,
     partition_of,
     row_of,
     run_of,
@@ -147,26 +146,6 @@ class EndIndex:
                 which for which, page in zip(ranges, pages, strict=True) if len(page) == PURGE_PAGE
             ]
         return deleted
-
-    def purge_marks(self, before: float) -> None:
-        """Delete marks of cancellation that are as old."""
-        call = Call()
-
-        def page(call: Call, shard: int) -> list[dict[str, Any]]:
-            return self._requests.query(
-                call,
-                "PartitionKey eq @marks and at lt @before",
-                {"marks": marks_of(shard), "before": before},
-                PURGE_PAGE,
-                ("PartitionKey", "RowKey"),
-            )
-
-        old = chain.from_iterable(self._requests.each(call, page, range(SHARDS)))
-        self._requests.each(
-            call,
-            lambda call, mark: self._requests.delete(call, mark["PartitionKey"], mark["RowKey"]),
-            old,
-        )
 
     def sweep(self, before: float) -> None:
         """Delete blobs of that age which no row names."""

@@ -68,11 +68,6 @@ def shard_of(partition: str) -> int:
     return crc32(partition.encode()) % SHARDS
 
 
-def marks_of(shard: int) -> str:
-    """The partition of a shard's marks of cancellation."""
-    return f"c-{shard}"
-
-
 def row_of(key: RunKey, kind: str = "r") -> str:
     """A run's row key; kind: ``r`` for the run, ``e`` for the note that it is expected."""
     return f"{_TOP - key.generation:020d}-{_TOP - key.hop:020d}-{kind}"

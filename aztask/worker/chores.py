@@ -1,4 +1,6 @@
-"""What a worker does beside its deliveries: signs of life, old results, dead letters, the end."""
+"""What a worker does beside its deliveries: signs of life, cancelled runs, old results, dead
+letters, the end.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,7 @@ class Chores:
         self._dead_at = 0.0
         self._app = app
         self._clock = clock
+        self._mailbox = mailbox
         self._lane: Lane[Callable[[], object]] = Lane(
             "chores", self._run, lambda chores: None, mailbox, threads=1
         )
@@ -45,14 +48,24 @@ class Chores:
         self._purge_at = clock.monotonic() + PURGE_SECONDS
         self._look_at = 0.0
 
-    def tick(self, now: float, record: Callable[[], WorkerRecord]) -> None:
-        """Do what is due."""
+    def tick(
+        self,
+        now: float,
+        record: Callable[[], WorkerRecord],
+        running: Callable[[], Sequence[str]],
+        stop: Callable[[Sequence[str]], None],
+    ) -> None:
+        """Do what is due. running: the ids of the tasks that run; stop: gets those of them that
+        were cancelled meanwhile.
+        """
         results = self._app.results
         if results is None or len(self._lane):
             return
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_SECONDS
             self.tell(record())
+            if ids := running():
+                self._lane.submit([partial(self._look_for_cancelled, results, ids, stop)])
         if now >= self._dead_at and self._dead.useful:
             self._dead_at = now + DEAD_SECONDS
             self._lane.submit([self._dead.look])
@@ -60,6 +73,12 @@ class Chores:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds
             self._lane.submit([partial(self._purge, results, before)])
+
+    def _look_for_cancelled(
+        self, results: ResultStore, ids: Sequence[str], stop: Callable[[Sequence[str]], None]
+    ) -> None:
+        if found := results.to_stop(ids):
+            self._mailbox.post(lambda: stop(found))
 
     def _purge(self, results: ResultStore, before: float) -> None:
         if results.purge(before) >= PURGED_MANY:

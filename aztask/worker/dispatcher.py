@@ -128,6 +128,8 @@ class Dispatcher:
         job.stage = Stage.FINISHING
         if kind == "done":
             self._executor.succeeded(job, details[0])
+        elif job.cancelled:
+            self._executor.cancelled(job)
         elif kind == "failed":
             record, error_type, error, trace = details
             self._executor.failed(job, from_record(record), error_type, error, trace)
@@ -171,7 +173,10 @@ class Dispatcher:
         job.stage = Stage.FINISHING
         now = self._clock.monotonic()
         job.duration = now - (now if job.started_at is None else job.started_at)
-        if job.stop_reason:
+        if job.cancelled:
+            self._executor.cancelled(job)
+            self._finish([job])
+        elif job.stop_reason:
             self._gone(job, job.stop_reason)
         elif culprit is not None and job.number != culprit:
             self._executor.release([job], f"it ran beside another task: {reason}")

@@ -156,7 +156,7 @@ class Executor:
             job.settlement = Complete()
         elif isinstance(answer, Cancelled):
             job.owned = True
-            self._conclude(job, State.CANCELLED, Complete())
+            self.cancelled(job)
         else:
             self._redelivery.own(job, answer)
             self._before_run(job)
@@ -229,6 +229,10 @@ class Executor:
         policy = job.task.retry if job.task else self._app.retry
         settlement = policy.decide_named(error_type, error, message_of(job))
         self.failed(job, settlement, error_type, error, "")
+
+    def cancelled(self, job: Job) -> None:
+        """The task was stopped because somebody cancelled it."""
+        self._conclude(job, State.CANCELLED, Complete())
 
     def _conclude(
         self,

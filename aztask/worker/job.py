@@ -49,7 +49,7 @@ class Job:
     settlement: to be carried out. clone: what a resubmission sends. recorded: the store has the
     outcome; repeated: it had it before this delivery. settled: nothing is left to settle.
     held_until: when a held one is abandoned. pointer: on whose behalf a deferred one is held.
-    session: what holds the session that it came from.
+    cancelled: it was, while it ran. session: what holds the session that it came from.
     """
 
     number: int
@@ -68,6 +68,7 @@ class Job:
     start_told: bool = False
     duration: float = 0.0
     stop_reason: str = ""
+    cancelled: bool = False
     soft_told: bool = False
     kill_at: float | None = None
     saved: bytes | None = None

@@ -28,6 +28,10 @@ class LifeSign:
         self._clock = clock
         self._born = clock.wall()
 
+    def running_ids(self) -> list[str]:
+        """The ids of the tasks that run."""
+        return [job.key.task_id for job, _ in self._pool.running()]
+
     def record(self, finished: int, *, stopped: bool = False) -> WorkerRecord:
         """The worker as it is now. finished: tasks since it began."""
         running = sorted(self._pool.running(), key=lambda pair: pair[1])

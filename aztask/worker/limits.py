@@ -65,6 +65,11 @@ class Limits:
             if job.number in process.jobs:
                 process.tell(["interrupt", job.number, kind, text])
 
+    def cancel(self, job: Job) -> None:
+        """The task was cancelled: stop it."""
+        job.cancelled = True
+        self.stop(job, "cancel", "it was cancelled")
+
     def limit_at(self, job: Job) -> float:
         """When renewing its lease ends: `max_lease` after the start of the run."""
         task = job.task

@@ -160,6 +160,11 @@ class Supervisor:
     def _record(self, *, stopped: bool = False) -> WorkerRecord:
         return self._sign.record(self.finished, stopped=stopped)
 
+    def _stop_cancelled(self, task_ids: Sequence[str]) -> None:
+        for job, _ in self._pool.running():
+            if job.key.task_id in task_ids:
+                self._limits.cancel(job)
+
     def _drain(self) -> None:
         """Receive nothing more, give back what has not started, let the rest finish."""
         self._draining_until = self._clock.monotonic() + self.options.shutdown_timeout
@@ -247,7 +252,7 @@ class Supervisor:
         self._finishes.submit(job for job in due if job.settlement is not None)
         self._claims.submit(job for job in due if job.settlement is None)
         self._pool.fill()
-        self._chores.tick(now, self._record)
+        self._chores.tick(now, self._record, self._sign.running_ids, self._stop_cancelled)
         self._leases.tick(now)
 
     # -- receiving ---------------------------------------------------------------------------

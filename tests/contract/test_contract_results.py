@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from stores import FACTORIES, Maker, Store
@@ -202,6 +203,34 @@ def test_what_has_ended_cannot_be_cancelled(results: ResultStore) -> None:
     results.start([a_start("one")])
     results.record([Finish(KEY, "one", ended())])
     assert not results.cancel("a", 1.0)
+
+
+def test_a_run_is_to_be_stopped_only_where_that_was_asked_for(store: Store) -> None:
+    results, another = store.results, store.another
+    results.start([a_start("one", key=RunKey(task)) for task in ("a", "b", "c")])
+    assert another.to_stop(["a", "b", "c"]) == []
+    assert results.cancel("a", 1.0)
+    assert another.to_stop(["a", "b", "c"]) == []
+    assert results.cancel("b", 1.0, running=True)
+    assert results.cancel("b", 2.0), "a later cancellation takes nothing back"
+    assert another.to_stop(["a", "b", "c"]) == ["b"]
+    assert another.to_stop(["c"]) == []
+    assert results.cancel("a", 3.0, running=True)
+    assert another.to_stop(["c", "b", "a"]) == ["b", "a"]
+    results.forget("a")
+    results.purge(2.5)
+    assert another.to_stop(["a", "b", "c"]) == []
+
+
+def test_among_very_many_runs_that_are_to_be_stopped_each_one_is_known(
+    results: ResultStore,
+) -> None:
+    tasks = [f"t{n}" for n in range(640)]
+    with ThreadPoolExecutor(16) as pool:
+        cancel = partial(results.cancel, at=1.0, running=True)
+        assert all(pool.map(cancel, tasks[::2]))
+        assert all(pool.map(partial(results.cancel, at=1.0), tasks[1::8]))
+    assert results.to_stop(tasks) == tasks[::2]
 
 
 def test_an_expected_run_is_pending_and_then_owned(results: ResultStore) -> None:

@@ -55,6 +55,11 @@ def message_of(app: App, task: str, args: tuple[object, ...], task_id: str) -> T
     return TaskMessage(task_id, task, "default", body, content_type, encoding)
 
 
+def nothing_left(app: App) -> bool:
+    stats = app.broker.stats("default")
+    return not (stats.active or stats.leased or stats.dead)
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_results_retries_snoozes_and_rejections(site: Site, pool: str) -> None:
     app = site.app()
@@ -340,6 +345,40 @@ def test_delays_expiry_and_cancellation(site: Site) -> None:
     assert app.result("later").get(timeout=10) - site.lines("start", "later")[0].at >= 0.7
     assert not site.lines("start", "expired")
     assert not site.lines("start", "cancelled")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_cancelled_run_is_stopped_where_that_is_asked_for(site: Site, pool: str) -> None:
+    app = site.app()
+    worker = start(site, pool)
+    send(site, steps, "stopped", 60.0)
+    send(site, steps, "goes-on", 8.0)
+    wait_until(lambda: len(site.lines("start")) == 2, 20, "both run")
+    assert app.result("stopped").cancel(running=True)
+    assert app.result("goes-on").cancel()
+    with pytest.raises(TaskCancelled):
+        app.result("stopped").get(timeout=20)
+    assert site.counts("stopped")["stopped"] == 1, "the task could leave things tidy"
+    assert app.result("goes-on").get(timeout=20) == "goes-on"
+    assert site.counts("start") == {"stopped": 1, "goes-on": 1}
+    wait_until(lambda: nothing_left(app), 10, "both messages are gone")
+    assert worker.stop() == 0
+    assert "1 succeeded" in worker.log
+    assert "1 cancelled" in worker.log
+
+
+def test_a_cancelled_run_that_does_not_stop_is_killed(site: Site) -> None:
+    app = site.app()
+    start(site)
+    send(site, hold_gil, "stuck", 120.0, "pow")
+    wait_until(lambda: site.lines("start", "stuck"), 20, "it runs")
+    assert app.result("stuck").cancel(running=True)
+    with pytest.raises(TaskCancelled):
+        app.result("stuck").get(timeout=20)
+    send(site, work, "next")
+    assert app.result("next").get(timeout=20) == "next"
+    assert site.counts("start")["stuck"] == 1
+    wait_until(lambda: nothing_left(app), 10, "its message is gone")
 
 
 def test_sigterm_drains_and_a_second_one_releases(site: Site) -> None:

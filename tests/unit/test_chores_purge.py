@@ -47,7 +47,7 @@ def test_much_that_was_old_brings_the_next_look_forward(deleted: int, pause: flo
 
     def tick(at: float) -> int:
         now[0] = at
-        chores.tick(at, record)
+        chores.tick(at, record, list, lambda ids: None)
         while len(chores._lane):
             mailbox.run()
         return len(store.asked)

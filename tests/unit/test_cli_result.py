@@ -104,6 +104,9 @@ class TestCancel:
     def test_a_task_that_runs(self, cli, filled):
         filled.results.start([Start(RunKey("runs"), "t", "q", 1, "me", "w", 1e9)])
         assert "runs now and goes on" in cli("cancel", "runs").out
+        assert filled.results.to_stop(["runs"]) == []
+        assert "will be stopped" in cli("cancel", "--running", "runs").out
+        assert filled.results.to_stop(["runs"]) == ["runs"]
 
     def test_without_an_id(self, cli, filled):
         assert cli("cancel").code == 2

@@ -32,6 +32,7 @@ from aztask.errors import (
     EncodeError,
     LeaseLost,
     TaskControl,
+    TaskStopped,
     TimeLimitExceeded,
 )
 from aztask.failpoint import hit_in_pool
@@ -53,6 +54,7 @@ TRACEBACK_CHARACTERS = 16_000
 INTERRUPTS: dict[str, type[AztaskError]] = {
     "lease": LeaseLost,
     "limit": TimeLimitExceeded,
+    "cancel": TaskStopped,
 }
 
 
@@ -164,7 +166,7 @@ class Runner:
             verdict: Any = DeadLetter("unserialisable-result", str(error))
         else:
             verdict = policy.decide(error, message)
-        if not isinstance(error, TaskControl):
+        if not isinstance(error, TaskControl | TaskStopped):
             logger.warning("task %s %s failed: %s", message.task, message.id, error, exc_info=error)
         return ["failed", to_record(verdict), *_described(error)]
 

@@ -1,0 +1,106 @@
+"""Marks of cancellation in the table: a partition for each shard, a row for each task."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aztask.results.tables_client import Call, Requests
+from aztask.results.tables_rows import SHARDS, partition_of, shard_of
+
+AT_ONCE: Final = 64
+PURGE_PAGE: Final = 256
+
+
+class Marks:
+    """What was cancelled."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    def put(self, task_id: str, at: float, *, running: bool) -> None:
+        """Mark a task; running: its run is to be stopped too."""
+        call, (partition, row) = Call(), _place(partition_of(task_id))
+        if not running:
+            known = self._requests.read(call, partition, row)
+            running = known is not None and bool(known.get("running"))
+        mark = {"PartitionKey": partition, "RowKey": row, "at": float(at), "running": running}
+        self._requests.put(call, mark)
+
+    def has(self, call: Call, partition: str) -> bool:
+        """Whether the task of this partition is marked."""
+        return self._requests.read(call, *_place(partition)) is not None
+
+    def page(self, call: Call, shard: int) -> set[str]:
+        """The first marks of a shard, which nearly always are all or none."""
+        return self._page(call, shard, "")
+
+    def among(self, call: Call, partitions: Sequence[str], pages: dict[int, set[str]]) -> set[str]:
+        """Those that are marked. A shard with more marks than its page shows is asked for each."""
+        return self._among(call, partitions, pages, self.has)
+
+    def to_stop(self, task_ids: Sequence[str]) -> list[str]:
+        """Those of these whose runs are to be stopped."""
+        call = Call()
+        partitions = [partition_of(each) for each in task_ids]
+        shards = sorted(set(map(shard_of, partitions)))
+        pages = dict(zip(shards, self._requests.each(call, self._to_stop, shards), strict=True))
+        marked = self._among(call, partitions, pages, self._stops)
+        return list(itertools.compress(task_ids, (each in marked for each in partitions)))
+
+    def drop(self, call: Call, partition: str) -> None:
+        """Forget a task's mark."""
+        self._requests.delete(call, *_place(partition))
+
+    def purge(self, before: float) -> None:
+        """Forget marks that are as old."""
+        call = Call()
+
+        def page(call: Call, shard: int) -> list[dict[str, Any]]:
+            return self._requests.query(
+                call,
+                "PartitionKey eq @marks and at lt @before",
+                {"marks": _marks_of(shard), "before": before},
+                PURGE_PAGE,
+                ("PartitionKey", "RowKey"),
+            )
+
+        old = itertools.chain.from_iterable(self._requests.each(call, page, range(SHARDS)))
+        self._requests.each(
+            call,
+            lambda call, mark: self._requests.delete(call, mark["PartitionKey"], mark["RowKey"]),
+            old,
+        )
+
+    def _among(
+        self,
+        call: Call,
+        partitions: Sequence[str],
+        pages: dict[int, set[str]],
+        has: Callable[[Call, str], bool],
+    ) -> set[str]:
+        unsure = [each for each in partitions if len(pages[shard_of(each)]) == AT_ONCE]
+        seen = self._requests.each(call, has, unsure)
+        return set().union(*pages.values(), itertools.compress(unsure, seen))
+
+    def _to_stop(self, call: Call, shard: int) -> set[str]:
+        return self._page(call, shard, " and running eq true")
+
+    def _stops(self, call: Call, partition: str) -> bool:
+        mark = self._requests.read(call, *_place(partition))
+        return mark is not None and bool(mark.get("running"))
+
+    def _page(self, call: Call, shard: int, condition: str) -> set[str]:
+        text = f"PartitionKey eq @marks{condition}"
+        marks = {"marks": _marks_of(shard)}
+        rows = self._requests.query(call, text, marks, AT_ONCE, ("RowKey",))
+        return {row["RowKey"] for row in rows}
+
+
+def _marks_of(shard: int) -> str:
+    return f"c-{shard}"
+
+
+def _place(partition: str) -> tuple[str, str]:
+    return _marks_of(shard_of(partition)), partition
