@@ -18,12 +18,13 @@ import pytest
 from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 from azurite import Azurite
 from harness import ROOT, Site, site_in, wait_until
-from ledger_app import big, flaky, work
+from ledger_app import big, flaky, steps, work
 from proxy import Proxy, proxied
 from test_kills import runs_allowed
 
 from aztask import App
 from aztask.deadletters import DeadLetters
+from aztask.errors import TaskCancelled
 from aztask.results.base import Provisioned, State
 
 LEASE = 2.0
@@ -81,6 +82,29 @@ def test_killed_at_a_step_and_another_machine_goes_on(machines: list[Site], step
     assert [record.state for record in history] == [State.SUCCEEDED]
     assert f"killed-{step}" in [run.key.task_id for run in app.results.recent()]
     assert second.stop() == 0, second.log
+
+
+def test_one_machine_sees_and_stops_what_another_runs(machines: list[Site]) -> None:
+    one, two = machines
+    worker = one.worker(*ARGUMENTS, "--name", "elsewhere")
+    app = two.app()
+    app.send(steps.name, ["seen", 60.0], task_id="seen")
+
+    def seen() -> list[tuple[str, str]]:
+        return [
+            (worker.name, task.task_id)
+            for worker in app.results.workers()
+            for task in worker.tasks
+            if not worker.stopped
+        ]
+
+    wait_until(lambda: seen() == [("elsewhere", "seen")], 20, "its worker tells of it")
+    assert app.result("seen").cancel(running=True)
+    with pytest.raises(TaskCancelled):
+        app.result("seen").get(timeout=20)
+    assert len(one.lines("stopped", "seen")) == 1
+    wait_until(lambda: total(one) == 0, 20, "its message is gone")
+    assert worker.stop() == 0, worker.log
 
 
 @pytest.mark.parametrize("step", ["ran", "recorded"])
