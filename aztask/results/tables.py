@@ -213,7 +213,7 @@ class TablesResults:
         if state is not None and state not in ENDED:
             raise CapabilityError(
                 f"results in Azure Tables list runs that have ended, not those that are {state}; "
-                "ask for a task by its id, or see aztask queues for what waits"
+                "see aztask running for what runs, aztask queues for what waits, or ask by id"
             )
         call = Call()
         runs = self._index.newest(call, ENDED if state is None else (state,), limit)
