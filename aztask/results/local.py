@@ -35,7 +35,7 @@ from aztask.results.base import (
 from aztask.results.deadindex import DeadIndex
 from aztask.results.local_cancellations import LocalCancellations
 from aztask.results.local_deadindex import LocalDeadIndex
-from aztask.results.runningtasks import pack_running, unpack_running
+from aztask.results.runningtasks import NOTHING_RUNS, pack_running, unpack_running
 from aztask.settlement import Complete, from_record, to_record
 
 _STEPS = (
@@ -340,7 +340,8 @@ _WAITING = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
 
 
 def _worker_of(name: str, seen_at: float, packed: bytes) -> WorkerRecord:
-    started_at, queues, running, finished, stopped, leased, tasks = msgpack.unpackb(packed)
+    started_at, queues, running, finished, stopped, *told = msgpack.unpackb(packed)
+    leased, tasks = told or (0, NOTHING_RUNS)
     return WorkerRecord(
         name, started_at, seen_at, tuple(queues), running, finished, stopped, leased,
         unpack_running(tasks),

@@ -13,6 +13,9 @@ MOST_BYTES: Final = 60_000
 """A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
 data model")."""
 
+NOTHING_RUNS: Final = b"\x90"
+"""Of a worker that does not tell what it runs: one of an older version, in a rolling deploy."""
+
 
 def pack_running(tasks: Sequence[RunningTask]) -> bytes:
     """As many from the front as fit."""

@@ -30,7 +30,7 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.runningtasks import pack_running, unpack_running
+from aztask.results.runningtasks import NOTHING_RUNS, pack_running, unpack_running
 from aztask.settlement import Decision, from_record, to_record
 
 if TYPE_CHECKING:
@@ -307,8 +307,8 @@ def worker_of(entity: Mapping[str, Any]) -> WorkerRecord:
         entity["running"],
         int(entity["finished"]),
         entity["stopped"],
-        entity["leased"],
-        unpack_running(entity["tasks"]),
+        entity.get("leased", 0),
+        unpack_running(entity.get("tasks", NOTHING_RUNS)),
     )
 
 

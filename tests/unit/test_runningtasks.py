@@ -1,0 +1,35 @@
+"""What a worker runs, as stores keep it; and the rows of workers that do not tell of it."""
+
+import msgpack
+
+from aztask.engine import Database
+from aztask.results.base import RunningTask, WorkerRecord
+from aztask.results.local import LocalResults
+from aztask.results.runningtasks import MOST_BYTES, NOTHING_RUNS, pack_running, unpack_running
+from aztask.results.tables_rows import worker_entity, worker_of
+
+OLD = WorkerRecord("old", 1.0, 9.0, ("a",), 3, 4)
+
+
+def test_as_much_from_the_front_as_fits():
+    tasks = tuple(RunningTask(str(number), "t" * 1000, "q", 1.0) for number in range(100))
+    packed = pack_running(tasks)
+    assert MOST_BYTES / 3 < len(packed) <= MOST_BYTES
+    assert unpack_running(packed) == tasks[:50]
+    assert unpack_running(pack_running(())) == unpack_running(NOTHING_RUNS) == ()
+
+
+def test_the_row_of_an_older_worker_in_a_file():
+    database = Database(":memory:")
+    results = LocalResults(database)
+    with database.transaction() as connection:
+        record = msgpack.packb([1.0, ("a",), 3, 4, False])
+        connection.execute("INSERT INTO workers VALUES (?, ?, ?)", ("old", 9.0, record))
+    assert results.workers() == [OLD]
+    database.close()
+
+
+def test_the_row_of_an_older_worker_in_a_table():
+    entity = worker_entity(OLD)
+    del entity["leased"], entity["tasks"]
+    assert worker_of(entity) == OLD
