@@ -12,11 +12,11 @@ from aztask.cli.failures import FAILURE, OK, diagnose, visible
 from aztask.cli.options import (
     LONGEST_LEASE,
     Duration,
-    Names,
     all_names,
     app_option,
     chosen_app,
     json_option,
+    queues_option,
 )
 from aztask.cli.output import plural, print_json
 from aztask.cli.target import open_app
@@ -29,13 +29,7 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 @click.command("doctor")
 @app_option
-@click.option(
-    "-Q",
-    "--queues",
-    type=Names(),
-    multiple=True,
-    help="Queues to look at, a,b or several times. [default: those that the app names]",
-)
+@queues_option("Queues to look at, a,b or several times. [default: those that the app names]")
 @click.option(
     "--lease",
     type=Duration(least=0.1, most=LONGEST_LEASE),

@@ -103,6 +103,14 @@ class Names(click.ParamType[tuple[str, ...]]):
         return names
 
 
+def queues_option(text: str) -> Callable[[Command], Command]:
+    """``-Q a,b``, several times: `all_names` joins them. text: the help."""
+    option: Callable[[Command], Command] = click.option(
+        "-Q", "--queues", type=Names(), multiple=True, help=text
+    )
+    return option
+
+
 def all_names(given: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     """The names of an option that may be given several times, each once, in order."""
     return tuple(dict.fromkeys(name for names in given for name in names))

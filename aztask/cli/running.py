@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from aztask.cli.options import Duration, Names, all_names, app_option, json_option
+from aztask.cli.options import Duration, all_names, app_option, json_option, queues_option
 from aztask.cli.output import iso_time, print_json, print_table, span
 from aztask.cli.target import open_app, results_of
 from aztask.cli.workers import state_of
@@ -24,13 +24,7 @@ class _Row(NamedTuple):
 
 @click.command("running")
 @app_option
-@click.option(
-    "-Q",
-    "--queues",
-    type=Names(),
-    multiple=True,
-    help="Those of these queues, a,b or several times.",
-)
+@queues_option("Those of these queues, a,b or several times.")
 @click.option("--task", help="Those of this task.")
 @click.option("--longer", type=Duration(), default=0.0, help="Those that have run for so long.")
 @json_option

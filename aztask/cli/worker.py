@@ -16,7 +16,7 @@ import click
 from aztask.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
-from aztask.cli.options import LONGEST_LEASE, Duration, Names, all_names, app_option
+from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, queues_option
 from aztask.cli.reload import Reloader
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
@@ -34,13 +34,7 @@ SHORTEST_LEASE = 0.1
 
 @click.command("worker")
 @app_option
-@click.option(
-    "-Q",
-    "--queues",
-    type=Names(),
-    multiple=True,
-    help="Queues to receive from, a,b or several times. [default: those that the app names]",
-)
+@queues_option("Queues to receive from, a,b or several times. [default: those that the app names]")
 @click.option(
     "-c",
     "--concurrency",
