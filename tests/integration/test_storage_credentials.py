@@ -15,10 +15,17 @@ from pathlib import Path
 import azurite
 import pytest
 from azure.core.credentials import AccessToken
-from azure.storage.queue import AccountSasPermissions, ResourceTypes, generate_account_sas
+from azure.core.pipeline.transport import RequestsTransport
+from azure.storage.queue import (
+    AccountSasPermissions,
+    QueueServiceClient,
+    ResourceTypes,
+    generate_account_sas,
+)
 from storage import broker_at
 
 from aztask.addresses import StorageQueueAddress, TablesAddress
+from aztask.brokers.storage_messages import MessagePipeline, QueueMessages
 from aztask.brokers.storagequeue import StorageQueueBroker
 from aztask.delivery import Settled
 from aztask.envelope import Envelope
@@ -50,6 +57,23 @@ def signature(seconds: float, permission: str = "rwdlacup") -> str:
 
 def signed(server: azurite.Azurite, token: str) -> str:
     return f"QueueEndpoint={server.endpoint};SharedAccessSignature={token}"
+
+
+def test_the_sdks_own_transport_carries_the_composed_requests(server: azurite.Azurite) -> None:
+    """It is used where the environment asks for an HTTP proxy."""
+    transport: RequestsTransport = RequestsTransport()
+    service = QueueServiceClient.from_connection_string(
+        server.connection_string, transport=transport, retry_total=0
+    )
+    queue = service.get_queue_client("proxied")
+    queue.create_queue()
+    messages = QueueMessages(MessagePipeline(service, transport), queue.url)
+    messages.put("hello", 0, seconds=5.0)
+    (found,), headers = messages.receive(32, 30, seconds=5.0)
+    assert (found.text, found.count, "Date" in headers) == ("hello", 1, True)
+    token = messages.update(found.position, found.token, 0, None, seconds=5.0)
+    messages.delete(found.position, token, seconds=5.0)
+    assert messages.receive(32, 30, seconds=5.0)[0] == []
 
 
 def round_trip(broker: StorageQueueBroker, queue: str) -> None:
