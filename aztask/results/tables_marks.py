@@ -20,13 +20,13 @@ class Marks:
         self._requests = requests
 
     def put(self, task_id: str, at: float, *, running: bool) -> None:
-        """Mark a task; running: its run is to be stopped too."""
-        call, (partition, row) = Call(), _place(partition_of(task_id))
-        if not running:
-            known = self._requests.read(call, partition, row)
-            running = known is not None and bool(known.get("running"))
+        """Mark a task; running: its run is to be stopped too, which a later mark takes not back."""
+        partition, row = _place(partition_of(task_id))
         mark = {"PartitionKey": partition, "RowKey": row, "at": float(at), "running": running}
-        self._requests.put(call, mark)
+        if running:
+            self._requests.put(Call(), mark)
+        else:
+            self._requests.ensure(Call(), mark)
 
     def has(self, call: Call, partition: str) -> bool:
         """Whether the task of this partition is marked."""
