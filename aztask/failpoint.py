@@ -2,8 +2,9 @@
 
 ``AZTASK_FAILPOINT=STEP:SIGNAL[:N]`` sends SIGNAL (KILL, STOP, TERM) to the worker when STEP is
 reached for the N-th time (1 by default). Steps, in order: ``received``, ``claimed``, ``sent``,
-``ran`` (in the pool process, after the task's side effects), ``unindexed`` (in Azure Tables the
-outcome is stored, its row in the index is not), ``recorded``, ``noted``
+``stopping`` (a run that was cancelled has been told to stop), ``ran`` (in the pool process, after
+the task's side effects), ``unindexed`` (in Azure Tables the outcome is stored, its row in the index
+is not), ``recorded``, ``noted``
 (where a dead letter is noted in an index before it is stored), ``stored`` (where a dead letter is
 stored before its original is deleted), ``cloned`` (where a clone is sent
 before its original is completed), ``pointed`` (where a pointer is sent before its
@@ -25,6 +26,7 @@ STEPS = (
     "received",
     "claimed",
     "sent",
+    "stopping",
     "ran",
     "unindexed",
     "recorded",

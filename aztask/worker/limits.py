@@ -14,6 +14,7 @@ import logging
 
 from aztask.clock import Clock
 from aztask.config import Settings
+from aztask.failpoint import hit
 from aztask.leasekeeper import LeaseKeeper
 from aztask.worker.job import Job
 from aztask.worker.journal import Journal
@@ -66,9 +67,14 @@ class Limits:
                 process.tell(["interrupt", job.number, kind, text])
 
     def cancel(self, job: Job) -> None:
-        """The task was cancelled: stop it."""
+        """The task was cancelled: stop it.
+
+        Crash window: a worker that dies from here on until the end is recorded leaves the mark of
+        the cancellation; the redelivery finds it and is cancelled without a start.
+        """
         job.cancelled = True
         self.stop(job, "cancel", "it was cancelled")
+        hit("stopping")
 
     def limit_at(self, job: Job) -> float:
         """When renewing its lease ends: `max_lease` after the start of the run."""

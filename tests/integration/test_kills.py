@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from harness import Site, holds_a_write_lock, site_in, wait_until
-from ledger_app import work
+from ledger_app import steps, work
 
+from aztask.errors import TaskCancelled
 from aztask.results.base import State
 
 LEASE = 1.5
@@ -171,6 +172,25 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["one file", "two files"])
+@pytest.mark.parametrize("step", ["stopping", "recorded", "settled"])
+def test_killed_while_it_stops_a_cancelled_run(step: str, joint: bool, tmp_path: Path) -> None:
+    with site_in(tmp_path / "site", joint=joint) as site:
+        app = site.app()
+        app.send(steps.name, ["a", 60.0], task_id="a")
+        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
+        wait_until(lambda: site.lines("start", "a"), 20, "it runs")
+        assert app.result("a").cancel(running=True)
+        assert first.wait() == -signal.SIGKILL
+        second = site.worker(*ARGUMENTS)
+        with pytest.raises(TaskCancelled):
+            app.result("a").get(timeout=20)
+        wait_until(lambda: is_settled(site), LEASE + 5, "the message is gone")
+        assert len(site.lines("start", "a")) == 1
+        assert [record.state for record in app.results.history("a")] == [State.CANCELLED]
+        assert second.stop() == 0, second.log
 
 
 def site_send(site: Site, key: str, **options: float) -> None:
