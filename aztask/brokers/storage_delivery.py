@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
@@ -26,6 +27,8 @@ from aztask.delivery import Delivery
 
 Answer = TypeVar("Answer")
 
+CONNECTIONS: Final = 8
+"""For the requests of one batch."""
 LONGEST_READ: Final = 15.0
 SHORTEST_READ: Final = 0.25
 FIRST_PAUSE: Final = 0.05
@@ -106,6 +109,36 @@ class Requests:
     def put(self, text: str, delay: float, seconds: float) -> None:
         """Put a message; it never expires by the service's doing. Raises Failed."""
         self._ask(self._messages.put, text, whole_seconds(delay), seconds=seconds)
+
+    def put_all(
+        self, texts: Sequence[tuple[str, float]], seconds: float
+    ) -> list[Failure | None] | None:
+        """Put messages with their delays, side by side: what went wrong with each.
+
+        None where they are to be put one by one.
+        """
+        whole = [(text, whole_seconds(delay)) for text, delay in texts]
+        return self._failures(
+            self._messages.put_all(whole, connections=CONNECTIONS, seconds=seconds)
+        )
+
+    def delete_all(
+        self, deliveries: Sequence[StorageDelivery], seconds: float
+    ) -> list[Failure | None] | None:
+        """Delete messages side by side: what went wrong with each. None as in `put_all`."""
+
+        def late(delivery: StorageDelivery) -> bool:
+            return self.clock.monotonic() >= delivery.deadline
+
+        leases = [(str(each.position), each.token, partial(late, each)) for each in deliveries]
+        return self._failures(
+            self._messages.delete_all(leases, connections=CONNECTIONS, seconds=seconds)
+        )
+
+    def _failures(self, errors: list[AzureError | None] | None) -> list[Failure | None] | None:
+        if errors is None:
+            return None
+        return [failure_of(error, self.queue) if error else None for error in errors]
 
     def _ask(self, call: Callable[..., Answer], *args: Any, **options: Any) -> Answer:
         try:

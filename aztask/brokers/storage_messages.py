@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
 from typing import Any, Final
@@ -25,7 +25,13 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from azure.core.credentials import AzureSasCredential
-from azure.core.exceptions import ClientAuthenticationError, DecodeError, HttpResponseError
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    DecodeError,
+    HttpResponseError,
+    ServiceRequestError,
+)
 from azure.core.pipeline import Pipeline
 from azure.core.pipeline.policies import (
     AzureSasCredentialPolicy,
@@ -36,6 +42,8 @@ from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest, HttpResponse
 from azure.storage.queue import QueueServiceClient
 
+from aztask.brokers.storage_connection import Response
+from aztask.brokers.storage_transport import LeanTransport
 from aztask.version import __version__
 
 TOKEN_SCOPE: Final = "https://storage.azure.com/.default"
@@ -59,13 +67,44 @@ class Received:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to be composed.
+
+    text: the message's, where the request has one. late: asked when its turn comes, whether it is
+    too late for it.
+    """
+
+    method: str
+    url: str
+    text: str | None = None
+    late: Callable[[], bool] | None = None
+
+
+class Nowhere(HttpTransport[HttpRequest, HttpResponse]):
+    """Sends nothing: a pipeline that ends here has signed its request, which goes another way."""
+
+    def open(self) -> None:
+        """Nothing is opened."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def send(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        """As if it had been accepted."""
+        return Response(request, 202, "Accepted", {}, b"")
+
+
 class MessagePipeline:
     """Runs requests with an account's credential. Any thread may call."""
 
     def __init__(self, service: QueueServiceClient, transport: HttpTransport[Any, Any]) -> None:
-        self._pipeline: Pipeline[Any, Any] = Pipeline(
-            transport, policies=[_credential_policy(service.credential)]
-        )
+        self._transport = transport
+        self._pipeline = _pipeline_to(transport, service.credential)
+        self._signing = _pipeline_to(Nowhere(), service.credential)
         self._version = str(service.api_version)
 
     def run(
@@ -75,6 +114,38 @@ class MessagePipeline:
 
         Raises AzureError: HttpResponseError where the service refuses.
         """
+        request = self._request(method, url, text)
+        answer = self._pipeline.run(request, connection_timeout=connecting, read_timeout=reading)
+        return _accepted(answer.http_response)
+
+    def run_all(
+        self, asked: Sequence[Asked], *, connections: int, connecting: float, reading: float
+    ) -> list[HttpResponse | AzureError] | None:
+        """Requests side by side, over at most so many connections: the answer of each, or why there
+        is none. None where the transport cannot: an HTTP proxy is between.
+        """
+        transport = self._transport
+        if not isinstance(transport, LeanTransport):
+            return None
+        answers = transport.exchange(
+            asked[0].url,
+            asked,
+            self.signed,
+            connections=connections,
+            connecting=connecting,
+            reading=reading,
+        )
+        return [each if isinstance(each, AzureError) else _checked(each) for each in answers]
+
+    def signed(self, asked: Asked) -> HttpRequest:
+        """The request as it travels. Raises AzureError: it is too late, or nothing can sign."""
+        if asked.late and asked.late():
+            raise ServiceRequestError("its time was over before it could be sent")
+        request = self._request(asked.method, asked.url, asked.text)
+        self._signing.run(request)
+        return request
+
+    def _request(self, method: str, url: str, text: str | None) -> HttpRequest:
         headers = {
             "x-ms-version": self._version,
             "x-ms-date": formatdate(usegmt=True),
@@ -86,12 +157,7 @@ class MessagePipeline:
         if text is not None:
             headers["Content-Type"] = "application/xml"
             body = f"<QueueMessage><MessageText>{escape(text)}</MessageText></QueueMessage>"
-        request = HttpRequest(method, url, headers=headers, content=body)
-        answer = self._pipeline.run(request, connection_timeout=connecting, read_timeout=reading)
-        response: HttpResponse = answer.http_response
-        if response.status_code >= 300:
-            raise _refusal(response)
-        return response
+        return HttpRequest(method, url, headers=headers, content=body)
 
 
 class QueueMessages:
@@ -104,8 +170,16 @@ class QueueMessages:
 
     def put(self, text: str, delay: int, *, seconds: float) -> None:
         """Store a message that never expires; visible after `delay` seconds. Raises AzureError."""
-        hidden = f"visibilitytimeout={delay}&" if delay else ""
-        self._run("POST", f"?{hidden}messagettl=-1", text, seconds)
+        self._run("POST", _putting(delay), text, seconds)
+
+    def put_all(
+        self, texts: Sequence[tuple[str, int]], *, connections: int, seconds: float
+    ) -> list[AzureError | None] | None:
+        """Store messages side by side, in no certain order: what went wrong with each, as `put`
+        would raise it. None where they are to be put one by one: an HTTP proxy is between.
+        """
+        asked = [Asked("POST", self._url + _putting(delay), text) for text, delay in texts]
+        return self._run_all(asked, connections, seconds)
 
     def receive(
         self, limit: int, hidden: int, *, seconds: float
@@ -131,13 +205,48 @@ class QueueMessages:
 
     def delete(self, message: str, receipt: str, *, seconds: float) -> None:
         """Remove a message. Raises AzureError."""
-        query = f"/{quote(message)}?popreceipt={quote(receipt, safe='')}"
-        self._run("DELETE", query, None, seconds)
+        self._run("DELETE", _deleting(message, receipt), None, seconds)
+
+    def delete_all(
+        self,
+        leases: Sequence[tuple[str, str, Callable[[], bool]]],
+        *,
+        connections: int,
+        seconds: float,
+    ) -> list[AzureError | None] | None:
+        """Remove messages side by side, as `put_all` puts them.
+
+        leases: (message, receipt, whether it is too late for it).
+        """
+        asked = [
+            Asked("DELETE", self._url + _deleting(message, receipt), late=late)
+            for message, receipt, late in leases
+        ]
+        return self._run_all(asked, connections, seconds)
+
+    def _run_all(
+        self, asked: Sequence[Asked], connections: int, seconds: float
+    ) -> list[AzureError | None] | None:
+        answers = self._pipeline.run_all(
+            asked, connections=connections, connecting=min(seconds, 5.0), reading=seconds
+        )
+        if answers is None:
+            return None
+        return [each if isinstance(each, AzureError) else None for each in answers]
 
     def _run(self, method: str, rest: str, text: str | None, seconds: float) -> HttpResponse:
         return self._pipeline.run(
             method, self._url + rest, text, connecting=min(seconds, 5.0), reading=seconds
         )
+
+
+def _putting(delay: int) -> str:
+    hidden = f"visibilitytimeout={delay}&" if delay else ""
+    return f"?{hidden}messagettl=-1"
+
+
+def _deleting(message: str, receipt: str) -> str:
+    return f"/{quote(message)}?popreceipt={quote(receipt, safe='')}"
 
 
 def _messages_of(answer: HttpResponse) -> list[Received]:
@@ -162,6 +271,10 @@ def _received(message: ElementTree.Element) -> Received:
     )
 
 
+def _pipeline_to(transport: HttpTransport[Any, Any], credential: Any) -> Pipeline[Any, Any]:
+    return Pipeline(transport, policies=[_credential_policy(credential)])
+
+
 def _credential_policy(credential: Any) -> SansIOHTTPPolicy[Any, Any] | Any:
     """What signs: the SDK has made a policy of an account key already."""
     if isinstance(credential, AzureSasCredential):
@@ -171,7 +284,16 @@ def _credential_policy(credential: Any) -> SansIOHTTPPolicy[Any, Any] | Any:
     return credential
 
 
-def _refusal(response: Any) -> HttpResponseError:
+def _accepted(response: HttpResponse) -> HttpResponse:
+    """The answer, unless it is a refusal. Raises HttpResponseError."""
+    if isinstance(checked := _checked(response), AzureError):
+        raise checked
+    return checked
+
+
+def _checked(response: HttpResponse) -> HttpResponse | HttpResponseError:
+    if response.status_code < 300:
+        return response
     code = response.headers.get("x-ms-error-code", "")
     kind = ClientAuthenticationError if response.status_code in (401, 403) else HttpResponseError
     return kind(message=f"{code or response.status_code}: {response.reason}", response=response)

@@ -229,7 +229,10 @@ class StorageReceiver:
                 delivery.settled = isinstance(answer, Settled)
                 return answer
 
-        return self._workers.map(settle_one, checked)
+        answers = self._settling.complete_all(checked)
+        left = [pair for pair, answer in zip(checked, answers, strict=True) if answer is None]
+        settled = iter(self._workers.map(settle_one, left))
+        return [next(settled) if answer is None else answer for answer in answers]
 
     def close(self) -> None:
         """Stop receiving. What is leased stays leased until its lease ends."""

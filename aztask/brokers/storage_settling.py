@@ -13,12 +13,17 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from aztask.brokers.storage_client import StorageClient
-from aztask.brokers.storage_delivery import Requests, StorageDelivery, persist
+from aztask.brokers.storage_delivery import (
+    Requests,
+    StorageDelivery,
+    persist,
+    reading_time,
+)
 from aztask.brokers.storage_errors import Effect, Failure
 from aztask.brokers.storage_renewal import ENDED, Renewals
 from aztask.brokers.storage_wire import TEXT_LIMIT, dead_text_of, text_of
@@ -40,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 LONGEST_SETTLING: Final = 30.0
 """Seconds of tries after which a settlement is put off; its caller holds other deliveries too."""
+
+SHORTEST_LEFT: Final = 2.0
+"""Seconds of a lease that is settled together with others; a shorter one has its own time-outs."""
 
 DONE: Final = Settled()
 
@@ -100,6 +108,45 @@ class Settling:
                 answer.reason,
             )
         return answer
+
+    def complete_all(
+        self, pairs: Sequence[tuple[StorageDelivery, Settlement]]
+    ) -> list[Settled | Lost | Unknown | None]:
+        """One try for what is simply to be deleted, side by side.
+
+        None for everything that `settle` has still to do, or to go on with. What another thread
+        deals with is left to it.
+        """
+        answers: list[Settled | Lost | Unknown | None] = [None] * len(pairs)
+        held: list[int] = []
+        try:
+            for n, (delivery, settlement) in enumerate(pairs):
+                if isinstance(settlement, Complete) and delivery.lock.acquire(blocking=False):
+                    held.append(n)
+            now = self._clock.monotonic()
+            ready = [n for n in held if _simple(pairs[n][0], now)]
+            if len(ready) > 1:
+                deliveries = [pairs[n][0] for n in ready]
+                for n, answer in zip(ready, self._delete_once(deliveries, now), strict=True):
+                    answers[n] = answer
+                    pairs[n][0].settled = isinstance(answer, Settled)
+        finally:
+            for n in held:
+                pairs[n][0].lock.release()
+        return answers
+
+    def _delete_once(
+        self, deliveries: Sequence[StorageDelivery], now: float
+    ) -> list[Settled | Lost | Unknown | None]:
+        seconds = min(reading_time(each.deadline, now) for each in deliveries)
+        failures = self._requests.delete_all(deliveries, seconds)
+        if failures is None:
+            return [None] * len(deliveries)
+        tried = list(zip(deliveries, failures, strict=True))
+        for delivery, failure in tried:
+            if failure is not None:
+                _seen(delivery, failure)
+        return [_decided(delivery, failure) for delivery, failure in tried]
 
     def _carry_out(
         self, delivery: StorageDelivery, settlement: Settlement, until: float
@@ -168,14 +215,27 @@ class Settling:
     def _persist(
         self, delivery: StorageDelivery, until: float, call: Callable[[float], object]
     ) -> Settled | Lost | Unknown:
-        def seen(failure: Failure) -> bool:
-            delivery.unsure |= failure.effect is Effect.UNSURE
-            return failure.gone
+        failure = persist(call, until, self._clock, partial(_seen, delivery))
+        return _decided(delivery, failure) or Unknown(str(failure.error if failure else ""))
 
-        failure = persist(call, until, self._clock, seen)
-        if failure is None or (failure.gone and delivery.unsure):
-            delivery.removed = True
-            return DONE
-        if failure.gone:
-            return Lost(f"{failure.code}: another worker took the message, or it was settled")
-        return Unknown(str(failure.error))
+
+def _simple(delivery: StorageDelivery, now: float) -> bool:
+    """Whether nothing is in doubt about it, and its lease lasts for a try and another one."""
+    busy = delivery.settled or delivery.removed or delivery.attempts
+    return not busy and delivery.deadline - now >= SHORTEST_LEFT
+
+
+def _seen(delivery: StorageDelivery, failure: Failure) -> bool:
+    """Remember what a failed request may have done; True where another try is of no use."""
+    delivery.unsure |= failure.effect is Effect.UNSURE
+    return failure.gone
+
+
+def _decided(delivery: StorageDelivery, failure: Failure | None) -> Settled | Lost | Unknown | None:
+    """What a request's outcome says of the settlement; None where another try may be made."""
+    if failure is None or (failure.gone and delivery.unsure):
+        delivery.removed = True
+        return DONE
+    if failure.gone:
+        return Lost(f"{failure.code}: another worker took the message, or it was settled")
+    return Unknown(str(failure.error)) if failure.effect is Effect.REFUSED else None

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakSet
@@ -38,11 +37,12 @@ from aztask.brokers.base import (
 from aztask.brokers.crew import Crew
 from aztask.brokers.polling import CEILING, Polling
 from aztask.brokers.storage_client import StorageClient
-from aztask.brokers.storage_delivery import Failed, Requests
-from aztask.brokers.storage_errors import Effect, Failure, failure_of
+from aztask.brokers.storage_delivery import CONNECTIONS, Requests
+from aztask.brokers.storage_errors import failure_of
 from aztask.brokers.storage_inspection import StorageInspector
 from aztask.brokers.storage_names import POISON_SUFFIX, check_name, poison_name
 from aztask.brokers.storage_receiver import RECEIVE_LIMIT, StorageReceiver
+from aztask.brokers.storage_sending import Sending, judge
 from aztask.brokers.storage_wire import (
     ENVELOPE_LIMIT,
     LONGEST_DELAY,
@@ -54,19 +54,13 @@ from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.envelope import Envelope
 from aztask.errors import (
     BrokerError,
-    BrokerUnavailable,
     CapabilityError,
     ConfigurationError,
-    SendUnconfirmed,
 )
 
-CONNECTIONS: Final = 8
 RENEWERS: Final = 64
-SEND_SECONDS: Final = 10.0
-SEND_PAUSES: Final = (0.1, 0.4, 1.0)
-MOST_ASKED: Final = 2.0
-"""Seconds: a service that asks for a longer pause than this gets it from the caller."""
 MANAGE_SECONDS: Final = 30.0
+READ_SECONDS: Final = 10.0
 PEEK_LIMIT: Final = 32
 
 CAPABILITIES: Final = Capabilities(
@@ -181,7 +175,7 @@ class StorageQueueBroker:
 
     def _count(self, name: str) -> int:
         try:
-            properties = self._client.queue(name).get_queue_properties(read_timeout=SEND_SECONDS)
+            properties = self._client.queue(name).get_queue_properties(read_timeout=READ_SECONDS)
         except AzureError as error:
             raise failure_of(error, name).error from None
         return int(properties.approximate_message_count or 0)
@@ -214,7 +208,7 @@ class StorageQueueBroker:
         name = poison_name(queue) if dead_letter else queue
         try:
             messages = self._client.queue(name).peek_messages(
-                max_messages=max(1, min(limit, PEEK_LIMIT)), read_timeout=SEND_SECONDS
+                max_messages=max(1, min(limit, PEEK_LIMIT)), read_timeout=READ_SECONDS
             )
         except AzureError as error:
             failure = failure_of(error, name)
@@ -249,14 +243,10 @@ class StorageQueueBroker:
         if not texts:
             return
         requests = Requests(queue, self._client.messages(queue), self._clock)
-
-        def put(item: tuple[str, float]) -> Failure | None:
-            return _put(requests, *item)
-
-        failures = self._workers.map(put, texts)
+        failures = Sending(requests, self._workers).put_all(texts)
         for polling in self._waiting(queue):
             polling.ring()
-        _judge(queue, envelopes, failures)
+        judge(queue, envelopes, failures)
 
     @staticmethod
     def _text(envelope: Envelope) -> str:
@@ -332,37 +322,6 @@ class StorageQueueBroker:
     def _usable(self) -> None:
         if self._closed:
             raise BrokerError("the Storage queue broker was closed; make another one")
-
-
-def _put(requests: Requests, text: str, delay: float) -> Failure | None:
-    """Put one message; None, or why it is not, or perhaps not, stored."""
-    for pause in (*SEND_PAUSES, None):
-        try:
-            requests.put(text, delay, SEND_SECONDS)
-            return None
-        except Failed as failed:
-            failure = failed.failure
-        asked = getattr(failure.error, "retry_after", None) or 0.0
-        if failure.effect is not Effect.NONE or pause is None or asked > MOST_ASKED:
-            return failure
-        time.sleep(max(pause, asked))
-    return failure
-
-
-def _judge(queue: str, envelopes: Sequence[Envelope], failures: Sequence[Failure | None]) -> None:
-    """Raise what became of a batch; see `Broker.send`."""
-    failed = [(envelope, each) for envelope, each in zip(envelopes, failures, strict=True) if each]
-    if not failed:
-        return
-    error = failed[0][1].error
-    unsure = sum(each.effect is Effect.UNSURE for _, each in failed)
-    if not unsure and len(failed) == len(envelopes):
-        raise error
-    raise SendUnconfirmed(
-        f"{len(failed)} of {len(envelopes)} messages for queue {queue!r} were not confirmed "
-        f"({error}); send those again under the same ids",
-        [envelope for envelope, _ in failed],
-    ) from (error if isinstance(error, BrokerUnavailable) else None)
 
 
 def _peeked(message: QueueMessage) -> Peeked:

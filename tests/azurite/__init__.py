@@ -25,6 +25,7 @@ ACCOUNT = "devstoreaccount1"
 # the published key of the development account
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 START_SECONDS = 30.0
+QUIET_SECONDS = 60.0
 
 
 class NodeMissing(Exception):
@@ -75,10 +76,16 @@ class Azurite:
         clock_offset: float = 0.0,
         service: str = "queue",
         movable: bool = True,
+        in_memory: bool = False,
     ) -> None:
-        """movable: whether its clock can be moved; a benchmark wants Azurite as it comes."""
+        """movable: whether its clock can be moved; a benchmark wants Azurite as it comes.
+
+        in_memory: keeps no data in files, and so is faster, but for its first `QUIET_SECONDS` only:
+        it tidies up then, and answers nobody for 3 s after 2,000 messages, 12 s after 4,000.
+        """
         install()
         self._movable = movable
+        self._in_memory = in_memory
         self.service = service
         self.port = port or free_port()
         self.scheme = "https" if certificate else "http"
@@ -141,7 +148,11 @@ class Azurite:
             *(("--require", str(HERE / "clock.js")) if self._movable else ()),
             str(SERVICES / self.service / "main.js"),
             *(f"--{self.service}Host", "127.0.0.1", f"--{self.service}Port", str(self.port)),
-            *("--location", str(self._folder / "data")),
+            *(
+                ("--inMemoryPersistence",)
+                if self._in_memory
+                else ("--location", str(self._folder / "data"))
+            ),
             "--skipApiVersionCheck",
             "--disableTelemetry",
             "--silent",

@@ -80,6 +80,15 @@ class Storage:
         receiver = self.receiver(queue, lease)
         return queue, receiver, self.one(receiver)
 
+    def held_all(self, count: int, lease: float = 20.0) -> tuple[str, Receiver, list[Delivery]]:
+        """A queue with so many messages (at most 32), which are all leased."""
+        queue = self.queue()
+        self.direct.send(queue, [Envelope(b"x", message_id=f"m{n}") for n in range(count)])
+        receiver = self.receiver(queue, lease)
+        deliveries = receiver.receive(count, PATIENCE)
+        assert len(deliveries) == count
+        return queue, receiver, deliveries
+
     def bodies(self, queue: str) -> list[bytes]:
         return [peeked.envelope.body for peeked in self.direct.peek(queue)]
 

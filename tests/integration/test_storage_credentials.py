@@ -76,6 +76,20 @@ def test_the_sdks_own_transport_carries_the_composed_requests(server: azurite.Az
     assert messages.receive(32, 30, seconds=5.0)[0] == []
 
 
+def many_round_trips(broker: StorageQueueBroker, queue: str) -> None:
+    """Batches, which are exchanged by one thread over several connections."""
+    broker.send(queue, [Envelope(b"x" * 20_000, message_id=str(n)) for n in range(60)])
+    receiver = broker.receiver(queue, lease=30.0)
+    found: set[object] = set()
+    while len(found) < 60:
+        deliveries = receiver.receive(32, 10.0)
+        found |= {each.envelope.message_id for each in deliveries}
+        pairs = [(delivery, Complete()) for delivery in deliveries]
+        assert receiver.settle(pairs) == [Settled()] * len(pairs)
+    receiver.close()
+    assert broker.stats(queue).total == 0
+
+
 def round_trip(broker: StorageQueueBroker, queue: str) -> None:
     broker.declare(queue)
     broker.send(queue, [Envelope(b"x")])
@@ -83,6 +97,8 @@ def round_trip(broker: StorageQueueBroker, queue: str) -> None:
     (delivery,) = receiver.receive(1, 5.0)
     receiver.renew([delivery])
     assert receiver.settle([(delivery, Complete())]) == [Settled()]
+    receiver.close()
+    many_round_trips(broker, queue)
 
 
 def test_a_signature_is_enough(server):
@@ -173,7 +189,7 @@ def test_entra_id_over_tls(certificate, tmp_path, monkeypatch):
         address = StorageQueueAddress(azurite.ACCOUNT, server.endpoint)
         broker = StorageQueueBroker(address, credential=credential)
         round_trip(broker, "entra")
-        assert credential.asked == 2, "once for the client, once for messages; then used again"
+        assert credential.asked == 3, "once each for the client, one message and many; then kept"
         broker.close()
         wrong = StorageQueueBroker(address, credential=StaticCredential("https://example.org"))
         with pytest.raises(ConfigurationError, match="refused the credential"):

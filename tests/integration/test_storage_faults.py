@@ -15,7 +15,7 @@ from storage import Storage, broker_at
 from aztask.clock import Clock
 from aztask.delivery import Lost, Renewed, Settled, Unknown
 from aztask.envelope import Envelope
-from aztask.errors import BrokerUnavailable, ConfigurationError, SendUnconfirmed
+from aztask.errors import AlreadySettled, BrokerUnavailable, ConfigurationError, SendUnconfirmed
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit, Settlement, with_envelope
 
 CLONE = Envelope(b"clone", message_id="m:0:1")
@@ -163,6 +163,41 @@ def test_a_lost_reply_to_a_settlement_is_found_settled(
     assert storage.bodies(queue) == left
     dead = storage.direct.peek(queue, dead_letter=True)
     assert len(dead) == isinstance(settlement, DeadLetter)
+
+
+@pytest.mark.parametrize("wish", ["drop-reply", "reset", 4.0])
+def test_one_disturbed_settlement_of_a_batch_disturbs_no_other(storage, wish):
+    queue, receiver, deliveries = storage.held_all(20)
+    storage.proxy.hook = once("DELETE", wish)
+    answers = receiver.settle([(delivery, Complete()) for delivery in deliveries])
+    assert answers == [Settled()] * 20
+    assert storage.total(queue) == 0
+    assert storage.proxy.counts["DELETE"] <= 21
+    with pytest.raises(AlreadySettled):
+        receiver.settle([(delivery, Complete()) for delivery in deliveries])
+
+
+def test_of_a_batch_the_lost_leases_are_told_apart(storage):
+    queue, receiver, deliveries = storage.held_all(12)
+    other = storage.receiver(queue, direct=True)
+    for delivery in deliveries[3:5]:  # somebody else's doing
+        other._messages.delete(delivery.position, delivery.token, seconds=5.0)
+    answers = receiver.settle([(delivery, Complete()) for delivery in deliveries])
+    assert [isinstance(each, Lost) for each in answers] == [n in (3, 4) for n in range(12)]
+    assert [isinstance(each, Settled) for each in answers] == [n not in (3, 4) for n in range(12)]
+
+
+def test_a_batch_into_a_black_hole_neither_hangs_nor_settles(storage):
+    queue, receiver, deliveries = storage.held_all(20, lease=4.0)
+    storage.proxy.set("blackhole")
+    began = time.monotonic()
+    answers = receiver.settle([(delivery, Complete()) for delivery in deliveries])
+    assert time.monotonic() - began < 6.0
+    assert all(isinstance(each, Lost | Unknown) for each in answers)
+    storage.proxy.set("reset")
+    storage.proxy.set("pass")
+    assert storage.total(queue) == 20
+    assert len(storage.receiver(queue).receive(32, 5.0)) > 0
 
 
 def test_a_dead_letter_that_cannot_be_stored_leaves_the_original(storage):
