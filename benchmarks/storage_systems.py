@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import venv
 from collections.abc import Iterator, Sequence
@@ -90,10 +89,13 @@ def systems() -> list[System]:
 
 
 class Bench:
-    """One storage account: an endpoint, and a folder for marks."""
+    """One storage account: an endpoint, and a folder for marks and logs."""
 
-    def __init__(self, endpoint: str, connection: str, account: str, key: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="aztask-bench-"))
+    def __init__(
+        self, folder: Path, endpoint: str, connection: str, account: str, key: str
+    ) -> None:
+        folder.mkdir()
+        self.folder = folder
         self.marks = self.folder / "marks"
         self.service = QueueServiceClient.from_connection_string(connection, retry_total=0)
         self.environment = {
