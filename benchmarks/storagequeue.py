@@ -58,8 +58,8 @@ TASKS = 300
 SENDS = 400
 LATENCIES = 25
 SLOTS = 8
-CONNECTIONS = 19
-"""As many as our worker was seen to have: sixteen for batches, two that receive, one more."""
+CONNECTIONS = 27
+"""As many as our worker was seen to have: 24 for batches, two that receive, one more."""
 
 WARMINGS = 8
 """Of 400 sends and their receipt: Azurite's code is compiled by then."""
@@ -290,12 +290,21 @@ def quiet_round(all_systems: list[System]) -> dict[str, float]:
     for _ in range(3):
         with site(in_memory=True) as place:
             began = time.monotonic()
-            for _ in range(WARMINGS):
-                ceiling(place.bench, SENDS)
-                bare_consume(place.bench)
-            figures = one_round(place, all_systems)
-            if time.monotonic() - began < azurite.QUIET_SECONDS - 1:
-                return figures
+
+            def tidied(began: float = began) -> bool:
+                return time.monotonic() - began > azurite.QUIET_SECONDS - 1
+
+            try:
+                for _ in range(WARMINGS):
+                    ceiling(place.bench, SENDS)
+                    bare_consume(place.bench)
+                figures = one_round(place, all_systems)
+            except Exception:  # nobody is answered while Azurite tidies up
+                if not tidied():
+                    raise
+            else:
+                if not tidied():
+                    return figures
     raise TimeoutError(f"a round takes longer than {azurite.QUIET_SECONDS:g} s on this machine")
 
 

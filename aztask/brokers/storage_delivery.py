@@ -27,7 +27,7 @@ from aztask.delivery import Delivery
 
 Answer = TypeVar("Answer")
 
-CONNECTIONS: Final = 8
+CONNECTIONS: Final = 16
 """For the requests of one batch."""
 LONGEST_READ: Final = 15.0
 SHORTEST_READ: Final = 0.25

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from azure.core.exceptions import (
     AzureError,
@@ -53,6 +53,19 @@ class Call:
     blocked: bool = False
 
 
+class Lender(Protocol):
+    """Where an exchange has its connections from."""
+
+    def connect(self) -> Connection:
+        """A new one, for one that is used up. Raises AzureError."""
+
+    def more(self) -> Connection | None:
+        """One that another exchange needs no longer, if there is one."""
+
+    def give_back(self, connection: Connection) -> None:
+        """One that can be used again."""
+
+
 class Exchange(Generic[Item]):
     """One batch of requests. `run` is called once."""
 
@@ -62,18 +75,13 @@ class Exchange(Generic[Item]):
         compose: Callable[[Item], HttpRequest],
         *,
         reading: float,
-        connect: Callable[[], Connection],
-        give_back: Callable[[Connection], None],
+        lender: Lender,
     ) -> None:
-        """reading: seconds for an answer. connect: replaces a connection that is used up.
-
-        give_back: takes those that can be used again.
-        """
+        """reading: seconds for an answer."""
         self._todo = deque(enumerate(items))
         self._compose = compose
         self._reading = reading
-        self._connect = connect
-        self._give_back = give_back
+        self._lender = lender
         self._free: deque[Connection] = deque()
         self._calls: dict[Connection, Call] = {}
         self._answers: list[Answer] = [
@@ -105,13 +113,15 @@ class Exchange(Generic[Item]):
 
     def _feed(self) -> None:
         """Send the next request over each free connection; give back those that have no more."""
+        if self._todo and (another := self._lender.more()):
+            self._take_on(another)
         while self._free:
             connection = self._free.popleft()
             if self._todo:
                 self._start(connection)
             else:
                 self._selector.unregister(connection)
-                self._give_back(connection)
+                self._lender.give_back(connection)
 
     def _start(self, connection: Connection) -> None:
         index, item = self._todo.popleft()
@@ -209,7 +219,7 @@ class Exchange(Generic[Item]):
         if not self._todo:
             return
         try:
-            self._take_on(self._connect())
+            self._take_on(self._lender.connect())
         except AzureError as error:
             if not self._calls and not self._free:
                 self._send_no_more(error)

@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 15.0
-EXCHANGING: Final = 16
+EXCHANGING: Final = 24
 """Connections for all exchanges that are under way; each has at least one."""
 
 
@@ -86,7 +86,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         reading = float(kwargs.get("read_timeout", READ_SECONDS))
         data = bytes_of(request)
         connecting = kwargs.get("connection_timeout", CONNECT_SECONDS)
-        connection = self._idle_one() or self._connect(request.url, connecting)
+        connection = self.idle_one() or self.connect(request.url, connecting)
         keep = False
         try:
             _hand_over(connection, data, reading)
@@ -95,7 +95,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         finally:
             if not keep:
                 connection.close()
-        self._give_back(connection)
+        self.give_back(connection)
         return response
 
     def exchange(
@@ -110,60 +110,42 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
     ) -> list[Answer]:
         """The answer to the request that `compose` makes of each item, or what it raised.
 
-        url: of any of the requests, which all go to one host. connections: at most so many, and
-        fewer where exchanges of other threads have theirs. connecting, reading: seconds.
+        url: of any of the requests, which all go to one host. connections: at most so many to begin
+        with, and fewer where exchanges of other threads have theirs; as those end, it gets more.
+        connecting, reading: seconds.
         """
-        count = self._lend(min(connections, len(items)))
+        loan = Loan(self, url, connecting)
         try:
             try:
-                lent = self._several(url, count, connecting)
+                lent = loan.begin(min(connections, len(items)))
             except AzureError as error:
                 return [error] * len(items)
-            return Exchange(
-                items,
-                compose,
-                reading=reading,
-                connect=lambda: self._connect(url, connecting),
-                give_back=self._give_back,
-            ).run(lent)
+            return Exchange(items, compose, reading=reading, lender=loan).run(lent)
         finally:
-            with self._lock:
-                self._lent -= count
+            loan.end()
 
-    def _lend(self, count: int) -> int:
-        """How many connections an exchange may have: at least one."""
+    def lend(self, count: int) -> int:
+        """How many of so many connections an exchange may have now."""
         with self._lock:
-            count = max(1, min(count, EXCHANGING - self._lent))
+            count = max(0, min(count, EXCHANGING - self._lent))
             self._lent += count
             return count
 
-    def _several(self, url: str, count: int, seconds: float) -> list[Connection]:
-        """Idle connections, and new ones, made side by side; fewer if some fail, none is raised."""
-        found: list[Connection] = []
-        while len(found) < count and (connection := self._idle_one()):
-            found.append(connection)
-        if not (missing := count - len(found)):
-            return found
-        self._context()  # made once, not by each thread
-        failed: AzureError | None = None
-        with ThreadPoolExecutor(missing) as threads:
-            for future in [threads.submit(self._connect, url, seconds) for _ in range(missing)]:
-                try:
-                    found.append(future.result())
-                except AzureError as error:
-                    failed = error
-        if failed and not found:
-            raise failed
-        return found
+    def lent(self, count: int) -> None:
+        """So many are lent all the same; or, below 0, are no longer."""
+        with self._lock:
+            self._lent += count
 
-    def _give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: Connection) -> None:
+        """Keep it for another request."""
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
                 return
         connection.close()
 
-    def _idle_one(self) -> Connection | None:
+    def idle_one(self) -> Connection | None:
+        """One that can be used again."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -171,25 +153,97 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
                 return connection
             connection.close()
 
-    def _connect(self, url: str, seconds: float) -> Connection:
+    def connect(self, url: str, seconds: float) -> Connection:
+        """A new one to the URL's host. Raises AzureError."""
         scheme, _, rest = url.partition("://")
         netloc = rest.partition("/")[0].partition("?")[0]
         host, _, digits = netloc.rpartition(":") if _has_port(netloc) else (netloc, "", "")
         port = int(digits) if digits else (443 if scheme == "https" else 80)
         try:
             return Connection(
-                host.strip("[]"), port, self._context() if scheme == "https" else None, seconds
+                host.strip("[]"), port, self.context() if scheme == "https" else None, seconds
             )
         except TimeoutError as error:
             raise ServiceRequestTimeoutError(f"no connection to {netloc}: {error}") from error
         except OSError as error:
             raise ServiceRequestError(f"no connection to {netloc}: {error}") from error
 
-    def _context(self) -> ssl.SSLContext:
+    def context(self) -> ssl.SSLContext:
+        """For TLS; made once."""
         if self._tls is None:
             given = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
             self._tls = ssl.create_default_context(cafile=given or certifi.where())
         return self._tls
+
+
+class Loan:
+    """The connections that one exchange has of a transport's."""
+
+    def __init__(self, transport: LeanTransport, url: str, connecting: float) -> None:
+        self._transport = transport
+        self._url = url
+        self._connecting = connecting
+        self._count = 0
+
+    def begin(self, wanted: int) -> list[Connection]:
+        """Idle connections, and new ones, made side by side: at least one. Raises AzureError if
+        there is none at all.
+
+        Half of what is wanted is enough: a new one takes longer than several requests.
+        """
+        self._count = self._transport.lend(wanted)
+        if not self._count:
+            self._count = 1
+            self._transport.lent(1)
+        found: list[Connection] = []
+        while len(found) < self._count and (connection := self._transport.idle_one()):
+            found.append(connection)
+        missing = self._count - len(found)
+        if missing > len(found):
+            found += self._several(missing, enough=bool(found))
+        self._transport.lent(len(found) - self._count)
+        self._count = len(found)
+        return found
+
+    def _several(self, count: int, *, enough: bool) -> list[Connection]:
+        """New ones, fewer if some fail. enough: whether there may be none of them."""
+        self._transport.context()  # made once, not by each thread
+        found: list[Connection] = []
+        failed: AzureError | None = None
+        with ThreadPoolExecutor(count) as threads:
+            for future in [threads.submit(self.connect) for _ in range(count)]:
+                try:
+                    found.append(future.result())
+                except AzureError as error:
+                    failed = error
+        if failed and not found and not enough:
+            raise failed
+        return found
+
+    def connect(self) -> Connection:
+        """A new one, for one that is used up. Raises AzureError."""
+        return self._transport.connect(self._url, self._connecting)
+
+    def more(self) -> Connection | None:
+        """One that another exchange needs no longer, if there is one."""
+        if not self._transport.lend(1):
+            return None
+        connection = self._transport.idle_one()
+        if connection is None:
+            self._transport.lent(-1)
+        else:
+            self._count += 1
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """One that can be used again."""
+        self._count -= 1
+        self._transport.lent(-1)
+        self._transport.give_back(connection)
+
+    def end(self) -> None:
+        """What was not given back is gone."""
+        self._transport.lent(-self._count)
 
 
 def _has_port(netloc: str) -> bool:

@@ -2,13 +2,17 @@
 
 A stage that only touches a local file runs inline, in the supervisor's turn: a hand-over to a
 thread would cost more than the work. A stage that waits for a network runs on threads, and takes
-as one batch whatever came while the former batch was under way.
+as one batch whatever came while the former batch was under way. One thread does so as long as it
+keeps up: several would share the work in many small batches, each of which costs as much as a large
+one. Another one takes over what has waited for `PATIENCE`, so that a batch that is stuck holds up
+nothing behind it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
@@ -18,6 +22,8 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 BATCH = 256
+PATIENCE = 0.02
+"""Seconds that an item waits for a thread that is busy."""
 
 
 class Mailbox:
@@ -58,6 +64,9 @@ class Lane(Generic[Item]):
         self._items: deque[Item] = deque()
         self._condition = threading.Condition()
         self._busy = 0
+        self._working = 0
+        self._watched = False
+        self._waiting_since = 0.0
         self._stopping = False
         self._threads = [
             threading.Thread(target=self._serve, name=f"aztask-{name}-{n}", daemon=True)
@@ -80,8 +89,11 @@ class Lane(Generic[Item]):
             self._items.extend(items)
             return
         with self._condition:
+            if not self._items:
+                self._waiting_since = time.monotonic()
             self._items.extend(items)
-            self._condition.notify()
+            if not self._working or not self._watched:
+                self._condition.notify()
 
     def turn(self) -> None:
         """Do everything that is queued now, if this lane is inline."""
@@ -106,17 +118,34 @@ class Lane(Generic[Item]):
     def _serve(self) -> None:
         while True:
             with self._condition:
-                while not self._items and not self._stopping:
-                    self._condition.wait()
-                if not self._items:
+                if not self._await_work():
                     return
                 batch = self._take()
+                self._waiting_since = time.monotonic()
                 self._busy += len(batch)
+                self._working += 1
             try:
                 self._work(batch)
             except Exception:  # the items come back undone, and whoever submitted tries again
                 logger.exception("a batch of %d failed in %s", len(batch), self._name)
+            with self._condition:
+                self._working -= 1
             self._mailbox.post(lambda batch=batch: self._returned(batch))  # type: ignore[misc]
+
+    def _await_work(self) -> bool:
+        """Wait until this thread should take a batch; False at the end. The caller has the lock."""
+        while True:
+            left = self._waiting_since + PATIENCE - time.monotonic()
+            if self._items and (not self._working or self._stopping or left <= 0):
+                return True
+            if self._stopping:
+                return False
+            if not self._items or self._watched:
+                self._condition.wait()
+            else:
+                self._watched = True
+                self._condition.wait(left)
+                self._watched = False
 
     def _returned(self, batch: Sequence[Item]) -> None:
         with self._condition:
