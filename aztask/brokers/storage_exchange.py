@@ -101,8 +101,8 @@ class Exchange(Generic[Item]):
             while self._calls:
                 self._turn()
         finally:
-            for connection in (*self._free, *self._calls):
-                connection.close()
+            for key in self._selector.get_map().values():
+                _connection_of(key).close()
             self._selector.close()
         return self._answers
 
@@ -144,8 +144,7 @@ class Exchange(Generic[Item]):
         now = time.monotonic()
         first = min(call.give_up_at for call in self._calls.values())
         for key, mask in self._selector.select(max(0.0, first - now)):
-            connection = key.fileobj
-            assert isinstance(connection, Connection)
+            connection = _connection_of(key)
             if mask & selectors.EVENT_WRITE:
                 self._send(connection)
             if mask & selectors.EVENT_READ and connection in self._calls:
@@ -228,3 +227,8 @@ class Exchange(Generic[Item]):
         for index, _ in self._todo:
             self._answers[index] = error
         self._todo.clear()
+
+
+def _connection_of(key: selectors.SelectorKey) -> Connection:
+    assert isinstance(key.fileobj, Connection)
+    return key.fileobj

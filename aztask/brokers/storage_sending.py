@@ -33,7 +33,12 @@ class Sending:
         self._crew = crew
 
     def put_all(self, texts: Sequence[tuple[str, float]]) -> list[Failure | None]:
-        """Put these messages, each with its delay in seconds: what went wrong with each."""
+        """Put these messages, each with its delay in seconds: what went wrong with each.
+
+        Crash window: a process that dies meanwhile has stored some of them, and nobody is told
+        which. Sent again under the same ids, those are there twice, and run once where results are
+        kept.
+        """
         failures = self._put_once(texts)
         for pause in SEND_PAUSES:
             again = [n for n, failure in enumerate(failures) if failure and _passing(failure)]

@@ -207,7 +207,8 @@ class Loan:
 
     def _several(self, count: int, *, enough: bool) -> list[Connection]:
         """New ones, fewer if some fail. enough: whether there may be none of them."""
-        self._transport.context()  # made once, not by each thread
+        if self._url.startswith("https:"):
+            self._transport.context()  # made once, not by each thread
         found: list[Connection] = []
         failed: AzureError | None = None
         with ThreadPoolExecutor(count) as threads:

@@ -25,8 +25,12 @@ from azure.storage.queue import (
 from storage import broker_at
 
 from aztask.addresses import StorageQueueAddress, TablesAddress
+from aztask.brokers.crew import Crew
+from aztask.brokers.storage_delivery import Requests
 from aztask.brokers.storage_messages import MessagePipeline, QueueMessages
+from aztask.brokers.storage_sending import Sending
 from aztask.brokers.storagequeue import StorageQueueBroker
+from aztask.clock import SYSTEM_CLOCK
 from aztask.delivery import Settled
 from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError
@@ -73,6 +77,13 @@ def test_the_sdks_own_transport_carries_the_composed_requests(server: azurite.Az
     assert (found.text, found.count, "Date" in headers) == ("hello", 1, True)
     token = messages.update(found.position, found.token, 0, None, seconds=5.0)
     messages.delete(found.position, token, seconds=5.0)
+    assert messages.put_all([("a", 0), ("b", 0)], connections=2, seconds=5.0) is None
+    crew = Crew("proxied", 4)
+    sending = Sending(Requests("proxied", messages, SYSTEM_CLOCK), crew)
+    assert sending.put_all([(str(n), 0.0) for n in range(20)]) == [None] * 20
+    crew.close()
+    found_texts = {each.text for each in messages.receive(32, 30, seconds=5.0)[0]}
+    assert found_texts == {str(n) for n in range(20)}
     assert messages.receive(32, 30, seconds=5.0)[0] == []
 
 
