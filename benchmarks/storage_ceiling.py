@@ -1,6 +1,10 @@
 """The most that Azurite takes: sends that were composed before, and nobody who computes meanwhile.
 
+Usage: python benchmarks/storage_ceiling.py
+
 What `.map` reaches is to be read beside it: on two cores the sender and Azurite share one machine.
+As a command it compares an Azurite that keeps its data in files, which lie in the machine's folder
+for temporary files, with one that keeps it in memory, in turns, once their code is compiled.
 """
 
 from __future__ import annotations
@@ -8,13 +12,18 @@ from __future__ import annotations
 import select
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent)]
 
+import azurite  # noqa: E402
+from common import machine, spread  # noqa: E402
 from storage_systems import Bench  # noqa: E402
 
 from aztask.brokers.storage_connection import bytes_of  # noqa: E402
@@ -22,6 +31,8 @@ from aztask.brokers.storage_messages import Asked, MessagePipeline  # noqa: E402
 from aztask.brokers.storage_transport import LeanTransport  # noqa: E402
 
 CONNECTIONS = 8
+WARMINGS = 8
+ROUNDS = 15
 TEXT = "x" * 620  # as long as the message of a no-op
 
 
@@ -60,3 +71,35 @@ def answered(open_ones: list[socket.socket], requests: Iterator[bytes], left: in
             left -= 1
             if (request := next(requests, None)) is not None:
                 by_number[number].sendall(request)
+
+
+def main() -> None:
+    """Measure and print."""
+    print(machine(("azure-storage-queue", "azure-core")))
+    found: dict[str, list[float]] = {"files": [], "memory": []}
+    with tempfile.TemporaryDirectory(prefix="aztask-bench-") as name, ExitStack() as stack:
+        benches = {}
+        for place in found:
+            folder = Path(name) / place
+            server = stack.enter_context(
+                azurite.running(folder, movable=False, in_memory=place == "memory")
+            )
+            benches[place] = Bench(
+                folder / "near",
+                server.endpoint,
+                server.connection_string,
+                azurite.ACCOUNT,
+                azurite.KEY,
+            )
+        for number in range(WARMINGS + ROUNDS):
+            for place, bench in benches.items():
+                bench.fresh("default")
+                rate = ceiling(bench, 400)
+                if number >= WARMINGS:
+                    found[place].append(rate)
+    for place, rates in found.items():
+        print(f"  composed sends/s, Azurite's data in {place:<8} {spread(rates)}")
+
+
+if __name__ == "__main__":
+    main()
