@@ -116,26 +116,30 @@ class MessagePipeline:
         """
         request = self._request(method, url, text)
         answer = self._pipeline.run(request, connection_timeout=connecting, read_timeout=reading)
-        return _accepted(answer.http_response)
+        response: HttpResponse = answer.http_response
+        if refusal := _refusal(response):
+            raise refusal
+        return response
 
     def run_all(
         self, asked: Sequence[Asked], *, connections: int, connecting: float, reading: float
-    ) -> list[HttpResponse | AzureError] | None:
-        """Requests side by side, over at most so many connections: the answer of each, or why there
-        is none. None where the transport cannot: an HTTP proxy is between.
+    ) -> list[AzureError | None] | None:
+        """Requests side by side, over at most so many connections: what went wrong with each.
+
+        None where the transport cannot: an HTTP proxy is between.
         """
         transport = self._transport
         if not isinstance(transport, LeanTransport):
             return None
-        answers = transport.exchange(
+        return transport.exchange(
             asked[0].url,
             asked,
             self.signed,
+            _refusal,
             connections=connections,
             connecting=connecting,
             reading=reading,
         )
-        return [each if isinstance(each, AzureError) else _checked(each) for each in answers]
 
     def signed(self, asked: Asked) -> HttpRequest:
         """The request as it travels. Raises AzureError: it is too late, or nothing can sign."""
@@ -227,12 +231,9 @@ class QueueMessages:
     def _run_all(
         self, asked: Sequence[Asked], connections: int, seconds: float
     ) -> list[AzureError | None] | None:
-        answers = self._pipeline.run_all(
+        return self._pipeline.run_all(
             asked, connections=connections, connecting=min(seconds, 5.0), reading=seconds
         )
-        if answers is None:
-            return None
-        return [each if isinstance(each, AzureError) else None for each in answers]
 
     def _run(self, method: str, rest: str, text: str | None, seconds: float) -> HttpResponse:
         return self._pipeline.run(
@@ -284,16 +285,10 @@ def _credential_policy(credential: Any) -> SansIOHTTPPolicy[Any, Any] | Any:
     return credential
 
 
-def _accepted(response: HttpResponse) -> HttpResponse:
-    """The answer, unless it is a refusal. Raises HttpResponseError."""
-    if isinstance(checked := _checked(response), AzureError):
-        raise checked
-    return checked
-
-
-def _checked(response: HttpResponse) -> HttpResponse | HttpResponseError:
+def _refusal(response: HttpResponse) -> HttpResponseError | None:
+    """What the service refused the request with, if it did."""
     if response.status_code < 300:
-        return response
+        return None
     code = response.headers.get("x-ms-error-code", "")
     kind = ClientAuthenticationError if response.status_code in (401, 403) else HttpResponseError
     return kind(message=f"{code or response.status_code}: {response.reason}", response=response)

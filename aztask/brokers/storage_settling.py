@@ -115,7 +115,8 @@ class Settling:
         """One try for what is simply to be deleted, side by side.
 
         None for everything that `settle` has still to do, or to go on with. What another thread
-        deals with is left to it.
+        deals with is left to it. If the process dies meanwhile some are deleted; the others come
+        again, and their recorded outcomes are settled once more.
         """
         answers: list[Settled | Lost | Unknown | None] = [None] * len(pairs)
         held: list[int] = []

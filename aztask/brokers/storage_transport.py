@@ -34,9 +34,10 @@ from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest, HttpResponse
 
 from aztask.brokers.storage_connection import Connection, Response, bytes_of
-from aztask.brokers.storage_exchange import Answer, Exchange
+from aztask.brokers.storage_exchange import Exchange
 
 Item = TypeVar("Item")
+Kept = TypeVar("Kept")
 
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 15.0
@@ -103,12 +104,14 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         url: str,
         items: Sequence[Item],
         compose: Callable[[Item], HttpRequest],
+        take: Callable[[Response], Kept],
         *,
         connections: int,
         connecting: float,
         reading: float,
-    ) -> list[Answer]:
-        """The answer to the request that `compose` makes of each item, or what it raised.
+    ) -> list[Kept | AzureError]:
+        """What `take` keeps of the answer to the request that `compose` makes of each item, or why
+        there is none.
 
         url: of any of the requests, which all go to one host. connections: at most so many to begin
         with, and fewer where exchanges of other threads have theirs; as those end, it gets more.
@@ -120,7 +123,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
                 lent = loan.begin(min(connections, len(items)))
             except AzureError as error:
                 return [error] * len(items)
-            return Exchange(items, compose, reading=reading, lender=loan).run(lent)
+            return Exchange(items, compose, take, reading=reading, lender=loan).run(lent)
         finally:
             loan.end()
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from azurite import Azurite
-from harness import Site, wait_until
+from harness import Site, Worker, wait_until
 from ledger_app import noop, rejecting, retry_later, work
 from proxy import Proxy
 from storage import storage_site
@@ -35,6 +37,70 @@ def total(site: Site) -> int:
 
 def test_killed_at_each_step(site: Site) -> None:
     killed_at_each_step(site, total, *ARGUMENTS)
+
+
+def test_killed_within_a_batch_of_deletes(site: Site, proxy: Proxy) -> None:
+    app = site.app()
+    keys = [f"k{n}" for n in range(80)]
+    for key in keys:
+        app.send(work.name, [key], task_id=key)
+    dying: list[Worker] = []
+
+    def hook(line: bytes, number: int) -> None:
+        if line.startswith(b"DELETE") and number == 20:
+            dying[0].signal(signal.SIGKILL)
+
+    proxy.hook = hook
+    # leases of more than two seconds are settled in batches
+    batches = (*ARGUMENTS[:3], "8", "--pool", "threads", "--lease", "5s", "--max-lease", "60s")
+    dying.append(site.worker(*batches))
+    assert dying[0].wait() == -signal.SIGKILL
+    recorded = {
+        key
+        for key in keys
+        if any(each.state is State.SUCCEEDED for each in app.results.history(key))
+    }
+    assert 0 < total(site) < 80
+    second = site.worker(*batches)
+    wait_until(lambda: total(site) == 0, 30, "the second worker settles the rest")
+    for key in keys:
+        assert [each.state for each in app.results.history(key)] == [State.SUCCEEDED], key
+    assert recorded
+    counts = site.counts("end")
+    assert {key: counts[key] for key in recorded} == dict.fromkeys(recorded, 1)
+    assert second.stop() == 0, second.log
+
+
+def test_killed_within_a_map(site: Site, proxy: Proxy) -> None:
+    """What was stored is whole and runs; nothing is stored twice."""
+    code = (
+        "from ledger_app import work\n"
+        "print('ready', flush=True); input()\n"
+        "work.map([(f'm{n}',) for n in range(400)])"
+    )
+    sender = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=site.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert sender.stdin
+    assert sender.stdout
+    assert sender.stdout.readline() == b"ready\n"
+
+    def hook(line: bytes, number: int) -> None:
+        if line.startswith(b"POST") and number == 100:
+            sender.kill()
+
+    proxy.hook = hook
+    sender.communicate(b"\n", timeout=60)
+    assert sender.returncode == -signal.SIGKILL
+    worker = site.worker(*ARGUMENTS)
+    wait_until(lambda: total(site) == 0, 30, "all that was stored is done")
+    counts = site.counts("end")
+    assert 50 <= len(counts) < 400
+    assert set(counts.values()) == {1}
+    assert worker.stop() == 0, worker.log
 
 
 @pytest.mark.parametrize("step", ["ran", "recorded"])

@@ -137,6 +137,7 @@ def exchange(
         url,
         items,
         compose,
+        lambda answer: answer,
         connections=int(options.get("connections", 4)),
         connecting=5.0,
         reading=options.get("reading", 5.0),
@@ -346,7 +347,13 @@ def test_a_request_that_cannot_be_composed_concerns_itself_alone(serve, transpor
         return HttpRequest("POST", url, headers=headers)
 
     answers = transport.exchange(
-        url, list(range(4)), compose, connections=2, connecting=1.0, reading=5.0
+        url,
+        list(range(4)),
+        compose,
+        lambda answer: answer,
+        connections=2,
+        connecting=1.0,
+        reading=5.0,
     )
     expected = [201, "ClientAuthenticationError", "ServiceRequestError", 201]
     assert statuses(answers) == expected
@@ -402,7 +409,7 @@ def test_ctrl_c_closes_the_connections(serve, transport):
         return HttpRequest("POST", f"{url}/{item}")
 
     with pytest.raises(KeyboardInterrupt) as caught:  # it keeps the frames, so nothing is collected
-        transport.exchange(url, [1, 2, 3], compose, connections=3, connecting=1.0, reading=5.0)
+        transport.exchange(url, [1, 2, 3], compose, len, connections=3, connecting=1.0, reading=5.0)
     for _ in range(3):
         assert ended.acquire(timeout=5)
     assert transport._lent == 0
