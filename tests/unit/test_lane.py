@@ -72,13 +72,17 @@ def test_what_comes_while_a_batch_is_under_way_is_the_next_batch(turn):
     assert batches == [[0], [1, 2, 3, 4, 5]]
 
 
-def test_one_thread_that_keeps_up_does_the_work_alone(turn, monkeypatch):
-    monkeypatch.setattr(lanes, "PATIENCE", 5.0)
-    threads = set()
+def test_as_long_as_one_thread_keeps_up_no_other_works_beside_it(turn, monkeypatch):
+    monkeypatch.setattr(lanes, "PATIENCE", 60.0)  # however slow the machine is
+    alone = threading.Lock()
+    beside = []
 
     def work(batch: Sequence[int]) -> None:
-        threads.add(threading.current_thread())
+        if not alone.acquire(blocking=False):
+            beside.append(batch)
+            return
         time.sleep(0.001)
+        alone.release()
 
     lane = turn.lane(work, 4)
     for n in range(200):
@@ -86,19 +90,20 @@ def test_one_thread_that_keeps_up_does_the_work_alone(turn, monkeypatch):
         time.sleep(0.0005)
     turn.until(200)
     assert sorted(turn.done) == list(range(200))
-    assert len(threads) <= 2, "two may begin where one has just ended"
+    assert beside == []
 
 
 def test_a_batch_that_is_stuck_holds_up_nothing_behind_it(turn):
-    stuck = threading.Event()
+    taken, stuck = threading.Event(), threading.Event()
 
     def work(batch: Sequence[int]) -> None:
         if 0 in batch:
-            stuck.wait(10)
+            taken.set()
+            stuck.wait(30)
 
     lane = turn.lane(work, 3)
     lane.submit([0])
-    time.sleep(0.05)
+    assert taken.wait(10)
     lane.submit(range(1, 10))
     turn.until(9)
     assert 0 not in turn.done
@@ -109,14 +114,18 @@ def test_a_batch_that_is_stuck_holds_up_nothing_behind_it(turn):
 
 
 def test_several_stuck_batches_take_a_thread_each(turn):
-    stuck = threading.Event()
-    lane = turn.lane(lambda batch: stuck.wait(10) and None, 3)
+    taken, stuck = threading.Semaphore(0), threading.Event()
+
+    def work(batch: Sequence[int]) -> None:
+        taken.release()
+        stuck.wait(30)
+
+    lane = turn.lane(work, 3)
     for n in range(3):
         lane.submit([n])
-        time.sleep(0.08)
-    assert lane._working == 3
+        assert taken.acquire(timeout=10)
     lane.submit([3])
-    time.sleep(0.08)
+    assert not taken.acquire(timeout=0.1), "there is no fourth thread"
     assert turn.done == []
     stuck.set()
     turn.until(4)
