@@ -251,7 +251,7 @@ def test_no_answer_in_time_concerns_one_request_alone(serve, transport):
             link.say(OK)
 
     server = serve(deaf_to_seven)
-    answers = exchange(transport, server.port, list(range(30)), reading=0.5)
+    answers = exchange(transport, server.port, list(range(30)), reading=1.5)
     assert isinstance(answers[7], ServiceResponseTimeoutError)
     assert statuses(answers[:7] + answers[8:]) == [201] * 29
     assert set(server.seen.values()) == {1}
@@ -261,7 +261,7 @@ def test_a_silent_service_is_not_waited_for_by_each_request_in_turn(serve, trans
     server = serve(lambda link: link.request() and link.request())
     began = time.monotonic()
     answers = statuses(exchange(transport, server.port, list(range(200)), reading=0.3))
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 8.0
     assert Counter(answers) == {
         "ServiceResponseTimeoutError": 4,
         "ServiceRequestTimeoutError": 196,
