@@ -133,8 +133,10 @@ class Context:
         """Store `state` in the message: the next delivery finds it as ``context.saved``.
 
         On return it is stored, and the lease is renewed. If the process dies before that, the
-        former checkpoint stands. Raises LeaseLost, EncodeError, and CapabilityError where neither
-        the broker nor a result store can hold it.
+        former checkpoint stands. A checkpoint travels in the message: together with the arguments
+        it must fit into what the broker takes, less 1 KiB (see docs/brokers.md). Raises LeaseLost,
+        EncodeError, MessageTooLarge (the former checkpoint stands), and CapabilityError where
+        neither the broker nor a result store can hold it.
         """
         self.lease.ensure()
         self._save(state)

@@ -38,6 +38,19 @@ def one_line(text: str, limit: int = LINE_LIMIT) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
+def storable(text: str, limit: int | None = None) -> str:
+    """`text` cut to `limit` characters, in a form that every store, codec and service can write.
+
+    Lone surrogates (undecodable file names yield them) have no UTF-8 form, and not every store
+    takes NUL: both become escapes such as ``\\udc80`` and ``\\x00``.
+    """
+    text = text[:limit]
+    if text.isascii():
+        return text.replace("\0", "\\x00")
+    text = text.replace("\0", "\\x00")
+    return text.encode("utf-8", "backslashreplace").decode()[:limit]
+
+
 def _abbreviated() -> reprlib.Repr:
     shortener = reprlib.Repr()
     shortener.maxlevel = 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from aztask.display import storable
 from aztask.envelope import Envelope
 
 REASON_LIMIT = 1024
@@ -48,14 +49,17 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Move the message to the dead letters. Both texts are cut to what every service allows."""
+    """Move the message to the dead letters.
+
+    Both texts are cut, and escaped where needed, to what every service allows.
+    """
 
     reason: str
     description: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", self.reason[:REASON_LIMIT])
-        object.__setattr__(self, "description", self.description[:REASON_LIMIT])
+        object.__setattr__(self, "reason", storable(self.reason, REASON_LIMIT))
+        object.__setattr__(self, "description", storable(self.description, REASON_LIMIT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,6 +265,14 @@ class Broker(Protocol):
         """
         ...
 
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Refuse a clone or a checkpoint that this broker could not store, without storing it.
+
+        reserve: bytes that the message must have room for beside its present content. Raises
+        EncodeError or MessageTooLarge.
+        """
+        ...
+
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
         """Remove messages that are not due yet, by message id; how many were removed."""
         ...

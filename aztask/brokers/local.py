@@ -30,7 +30,7 @@ from aztask.brokers.base import (
     Receiver,
 )
 from aztask.brokers.local_inspection import LocalInspector
-from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, new_message
+from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
 from aztask.brokers.local_receiver import Bell, LocalReceiver, sequence_number
 from aztask.brokers.local_session import SessionReceiver
 from aztask.clock import SYSTEM_CLOCK, Clock
@@ -121,6 +121,10 @@ class LocalBroker:
             self._ensure(queue, sessions=_in_sessions(envelopes))
             self.engine.send(queue, messages)
         self._database.at_end(self.bell(queue).ring)
+
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Refuse what could not be stored; see `Broker.check`."""
+        payload_of(envelope, MESSAGE_LIMIT - reserve)
 
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
         """Remove messages that are not due yet; how many were removed."""

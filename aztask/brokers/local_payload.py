@@ -37,8 +37,8 @@ _ORDER: Final = (
 _UNREADABLE: Final = "application/octet-stream"
 
 
-def payload_of(envelope: Envelope) -> bytes:
-    """The envelope as bytes. Raises EncodeError or MessageTooLarge."""
+def payload_of(envelope: Envelope, limit: int = MESSAGE_LIMIT) -> bytes:
+    """The envelope as bytes. Raises EncodeError, or MessageTooLarge for more than `limit` bytes."""
     fields = (
         _VERSION,
         envelope.body,
@@ -60,10 +60,10 @@ def payload_of(envelope: Envelope) -> bytes:
             f"the headers of message {envelope.message_id!r} cannot be written ({error}); "
             "use text, numbers, bytes, and lists and maps of those"
         ) from error
-    if len(payload) > MESSAGE_LIMIT:
+    if len(payload) > limit:
         raise MessageTooLarge(
             f"message {envelope.message_id!r} has {len(payload)} bytes, the local broker takes "
-            f"{MESSAGE_LIMIT}; store the data elsewhere and send a reference to it"
+            f"{limit}; store the data elsewhere and send a reference to it"
         )
     return payload
 

@@ -191,6 +191,11 @@ class ServiceBusBroker:
         pairs = [(envelope, message_of(envelope, now, limit)) for envelope in envelopes]
         self._senders_of(queue).send(pairs)
 
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Refuse what could not be sent; see `Broker.check`."""
+        limit = self._capabilities.max_message_bytes - reserve
+        message_of(envelope, self._service_clock.now(), limit)
+
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
         """Remove messages that are not due yet, by message id; how many were removed.
 

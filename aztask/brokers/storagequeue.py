@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ from aztask.brokers.storage_sending import Sending, judge
 from aztask.brokers.storage_wire import (
     ENVELOPE_LIMIT,
     LONGEST_DELAY,
+    TEXT_LIMIT,
     read_text,
     text_of,
     whole_seconds,
@@ -247,6 +249,10 @@ class StorageQueueBroker:
         for polling in self._waiting(queue):
             polling.ring()
         judge(queue, envelopes, failures)
+
+    def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
+        """Refuse what could not be stored in the place of its message; see `Broker.check`."""
+        text_of(envelope, limit=TEXT_LIMIT - math.ceil(reserve / 3) * 4)
 
     @staticmethod
     def _text(envelope: Envelope) -> str:

@@ -107,7 +107,10 @@ class Dispatcher:
         for kind, *rest in process.answers():
             if kind in ("done", "failed", "lost"):
                 number, started_at, seconds, *details = rest
-                job = process.jobs.pop(number)
+                job = process.jobs.pop(number, None)
+                if job is None:
+                    logger.warning("%s answered for run %s, which it does not run", process, number)
+                    continue
                 job.started_at, job.duration = started_at, seconds
                 self._pool.observe(seconds)
                 if self._conclude(job, kind, details):

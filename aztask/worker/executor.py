@@ -12,8 +12,10 @@ Rules
    both are one transaction.
 2. Each stage gets and gives whole batches. It changes jobs, never the supervisor: the supervisor
    reads off the jobs what became of them.
-3. A store or a broker that is away leaves the job as it was: it is tried again under its lease,
-   and dropped unsettled when the lease ends.
+3. A store or a broker that is unreachable leaves the job as it was: it is tried again under its
+   lease, and dropped unsettled when the lease ends.
+4. Whatever a store, a codec or a broker raises for one delivery is that delivery's alone: see
+   `aztask.worker.isolation` and `aztask.worker.refusals`.
 """
 
 from __future__ import annotations
@@ -21,15 +23,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from functools import partial
 
 from aztask.app import App
 from aztask.brokers.base import Transactional
 from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.delivery import Lost, Settled, Unknown
-from aztask.errors import BrokerError, CodecError, ConfigurationError
+from aztask.errors import BrokerError, CodecError
 from aztask.failpoint import hit
-from aztask.lease import LeaseState
 from aztask.leasekeeper import LeaseKeeper
 from aztask.results.base import (
     Cancelled,
@@ -44,22 +44,19 @@ from aztask.results.base import (
     State,
 )
 from aztask.results.deadindex import index_for
-from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
-from aztask.worker.deadnotes import note_dead
+from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.worker.isolation import isolated
 from aztask.worker.job import Job, Stage, message_of
 from aztask.worker.pointers import UNDECODABLE, Pointers
 from aztask.worker.redelivery import UNKNOWN_TASK, Redelivery
+from aztask.worker.refusals import Refusals, text_of
+from aztask.worker.settling import Settling
 
 logger = logging.getLogger(__name__)
-
-Answers: TypeAlias = list[tuple[list[Job], list[Settled | Lost | Unknown]]]
 
 DELIVERY_LIMIT = "delivery-limit"
 EXPIRED = "expired"
 INTERRUPTED = "Interrupted"
-UNDONE = (BrokerError, ConfigurationError)
-"""What a broker or a store raises where nothing, or not all, was done: the delivery waits. Rights
-that are refused may be granted again, and a worker does not end for them."""
 
 UNKNOWN_TASK_STEPS = 10
 LONGEST_UNKNOWN_PAUSE = 30.0
@@ -76,7 +73,6 @@ class Executor:
         self._name = name
         self._clock = clock
         self._results: ResultStore | None = app.results
-        self._dead_index = index_for(app.broker, app.results)
         self._redelivery = Redelivery(app, keeper, clock)
         self._pointers = Pointers(app, keeper, self._redelivery)
         broker, results = app.broker, app.results
@@ -87,6 +83,15 @@ class Executor:
             and broker.transaction_key == results.transaction_key
             else None
         )
+        self._settling = Settling(
+            keeper,
+            self._redelivery,
+            self._pointers,
+            index_for(broker, results),
+            clock=clock,
+            joint=self._joint is not None,
+        )
+        self._refusals = Refusals(self._redelivery, self._settling, results, name=name)
 
     # -- open --------------------------------------------------------------------------------
 
@@ -94,18 +99,23 @@ class Executor:
         """Verify and read the headers. What cannot be read gets its settlement right here."""
         for job in jobs:
             try:
-                job.message = self._app.codec.from_envelope(job.delivery.envelope, job.queue)
+                self._open(job)
             except CodecError as error:
                 job.settlement = DeadLetter(UNDECODABLE, str(error))
                 logger.warning("message %s on %s: %s", job.delivery.position, job.queue, error)
-                continue
-            job.saved = job.message.saved
-            job.task = self._app.tasks.get(job.message.task)
-            early = (job.message.eta or 0.0) - self._clock.wall()
-            if early > 0:
-                # a foreign producer's eta: put off in the broker, never held here
-                job.clone = job.message.chained(delivery_base=self._redelivery.delivery_base(job))
-                job.settlement = Resubmit(delay=early, counted=False)
+            except Exception as error:  # a hostile message must not end the worker
+                job.settlement = DeadLetter(UNDECODABLE, text_of(error))
+                logger.exception("message %s on %s", job.delivery.position, job.queue)
+
+    def _open(self, job: Job) -> None:
+        job.message = self._app.codec.from_envelope(job.delivery.envelope, job.queue)
+        job.saved = job.message.saved
+        job.task = self._app.tasks.get(job.message.task)
+        early = (job.message.eta or 0.0) - self._clock.wall()
+        if early > 0:
+            # a foreign producer's eta: put off in the broker, never held here
+            job.clone = job.message.chained(delivery_base=self._redelivery.delivery_base(job))
+            job.settlement = Resubmit(delay=early, counted=False)
 
     # -- claim -------------------------------------------------------------------------------
 
@@ -113,23 +123,31 @@ class Executor:
         """Own the start rows. Crash window: a worker that dies from here on until the outcome is
         recorded leaves a start row whose owner is gone; the redelivery takes it over.
         """
+        isolated(
+            jobs,
+            self._claim,
+            unavailable=partial(self._put_off, "the result store does not answer"),
+            refused=self._refusals.unclaimable,
+        )
+
+    def _claim(self, jobs: Sequence[Job]) -> None:
+        """As `claim`; repeated for a start row that is ours already, it changes nothing."""
         try:
             jobs = self._pointers.fetch(jobs)
         except BrokerError as error:
-            self._put_off(jobs, "deferred messages could not be received", error)
+            self._put_off("deferred messages could not be received", jobs, error)
             return
         if self._results is None:
             answers: list[StartAnswer] = [
                 Owned(job.delivery.delivery_count - message_of(job).delivery_base) for job in jobs
             ]
         else:
-            try:
-                answers = self._results.start([self._start(job) for job in jobs])
-            except UNDONE as error:
-                self._put_off(jobs, "the result store does not answer", error)
-                return
+            answers = self._results.start([self._start(job) for job in jobs])
         for job, answer in zip(jobs, answers, strict=True):
-            self._claimed(job, answer)
+            try:
+                self._claimed(job, answer)
+            except Exception as error:  # noqa: BLE001  # it is this delivery's alone
+                self._refusals.unclaimable(job, error)
         self._complete_first([job for job in jobs if job.stage is Stage.READY])
         hit("claimed", sum(job.owned for job in jobs))
 
@@ -147,7 +165,6 @@ class Executor:
 
     def _claimed(self, job: Job, answer: StartAnswer) -> None:
         """Decide what the store's answer means for this delivery."""
-        job.failures = 0
         if isinstance(answer, Recorded):
             job.outcome = answer.outcome
             job.recorded = job.repeated = True
@@ -160,6 +177,7 @@ class Executor:
         else:
             self._redelivery.own(job, answer)
             self._before_run(job)
+        job.failures = 0
 
     def _before_run(self, job: Job) -> None:
         """The reasons not to run a delivery that we own; else it is ready."""
@@ -199,10 +217,12 @@ class Executor:
             return
         for job in once:
             job.settlement = Complete()
-        try:
-            self._book(self._settle(once))
-        except BrokerError as error:
-            self._not_settled(once, error)
+        isolated(
+            once,
+            self._settling.settle,
+            unavailable=self._not_settled,
+            refused=lambda job, error: self._not_settled([job], error),
+        )
         for job in once:
             job.settlement = None
             job.stage = Stage.READY if job.settled else Stage.DONE
@@ -259,17 +279,25 @@ class Executor:
         and before the settlement, the redelivery finds the record and repeats the settlement.
         Where both share a file neither can happen alone.
         """
-        alive = [job for job in jobs if self._still_ours(job)]
-        try:
-            with self._transaction():
-                kept = self._record(alive)
-                hit("recorded", len(kept))
-                self._redelivery.write_counts(kept)
-                answers = self._settle([job for job in kept if not self._redelivery.waits(job)])
-        except UNDONE as error:
-            self._not_settled(alive, error)
-            return
-        self._book(answers)
+        isolated(
+            [job for job in jobs if self._still_ours(job)],
+            self._finish,
+            unavailable=self._not_settled,
+            refused=self._refusals.unfinishable,
+        )
+
+    def _finish(self, jobs: Sequence[Job]) -> None:
+        """As `finish`, and repeatable: what is recorded or settled is not done again."""
+        jobs = [job for job in jobs if job.stage is not Stage.DONE and self._refusals.sendable(job)]
+        with self._transaction():
+            kept = self._record(jobs)
+            hit("recorded", len(kept))
+            self._redelivery.write_counts(kept)
+            answers = self._settling.carry_out(
+                [job for job in kept if not self._redelivery.waits(job)]
+            )
+        for job, error in self._settling.book(answers):
+            self._refusals.unfinishable(job, error)
         for job in kept:
             if self._redelivery.waits(job):
                 self._redelivery.keep(job)
@@ -290,18 +318,36 @@ class Executor:
         for job in jobs:
             job.outcome = None
             job.settlement = Release()
-        owned = [(job.key, job.owner) for job in jobs if job.owned]
-        try:
-            with self._transaction():
-                if self._results is not None and owned:
-                    self._results.disown(owned)
-                answers = self._settle([job for job in jobs if self._still_ours(job)])
-        except UNDONE as error:
-            self._not_settled(jobs, error)
-        else:
-            self._book(answers)
+        isolated(
+            jobs,
+            self._release,
+            unavailable=self._not_settled,
+            refused=lambda job, error: self._not_settled([job], error),
+        )
         for job in jobs:
             job.stage = Stage.DONE
+
+    def _release(self, jobs: Sequence[Job]) -> None:
+        owned = [(job.key, job.owner) for job in jobs if job.owned]
+        with self._transaction():
+            if self._results is not None and owned:
+                self._results.disown(owned)
+            answers = self._settling.carry_out([job for job in jobs if self._still_ours(job)])
+        self._settling.book(answers)
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """Give back deliveries after an error that ends the worker. Their starts count.
+
+        One of them may have caused the error: uncounted, it would end every worker that gets it.
+        """
+        for job in jobs:
+            job.outcome, job.settlement = None, Abandon()
+        isolated(
+            [job for job in jobs if self._still_ours(job)],
+            self._settling.settle,
+            unavailable=self._not_settled,
+            refused=lambda job, error: self._not_settled([job], error),
+        )
 
     def _still_ours(self, job: Job) -> bool:
         """Whether its lease holds. Where it does not, nothing is recorded and nothing settled."""
@@ -331,50 +377,11 @@ class Executor:
                 job.stage = Stage.DONE
         return [job for job in jobs if job not in fenced] if fenced else jobs
 
-    def _settle(self, jobs: list[Job]) -> Answers:
-        """Carry out the settlements, one batch for each receiver."""
-        groups: dict[int, list[Job]] = {}
-        for job, may in zip(
-            jobs, self._keeper.begin_settlement(job.lease for job in jobs), strict=True
-        ):
-            if may:
-                groups.setdefault(id(job.receiver), []).append(job)
-            elif job.settled or job.lease.state is not LeaseState.RENEWING:
-                # settled before, or the lease is unknown or lost: what is recorded is recorded,
-                # and the redelivery will settle from it
-                job.stage = Stage.DONE
-        answers: Answers = []
-        for group in groups.values():
-            self._pointers.send(group)
-            note_dead(self._dead_index, group, self._clock.wall())
-            answers.append((group, group[0].receiver.settle(self._redelivery.pairs(group))))
-            self._pointers.follow(*answers[-1])
-        return answers
-
-    def _book(self, answers: Answers) -> None:
-        """What the broker answered, once it is sure (a joint transaction is committed)."""
-        settled = []
-        for job, answer in (pair for group in answers for pair in zip(*group, strict=True)):
-            if isinstance(answer, Settled):
-                job.settled = True
-                job.stage = Stage.DONE
-                settled.append(job.lease)
-            elif isinstance(answer, Lost):
-                self._keeper.lapse(job.lease, answer.reason or "the broker says so")
-                job.note("settle_failed", job.lease.lost_reason)
-                job.stage = Stage.DONE
-            else:
-                self._keeper.settlement_failed(job.lease)
-                job.failures += 1
-        self._keeper.settled(settled)
-
     def _not_settled(self, jobs: Sequence[Job], error: Exception) -> None:
-        for job in jobs:
-            if job.lease.state is LeaseState.SETTLING:
-                self._keeper.settlement_failed(job.lease)
-        self._put_off(jobs, "could not record or settle", error)
+        self._settling.undo(jobs)
+        self._put_off("could not record or settle", jobs, error)
 
-    def _put_off(self, jobs: Sequence[Job], what: str, error: Exception) -> None:
+    def _put_off(self, what: str, jobs: Sequence[Job], error: Exception) -> None:
         logger.warning("%s, %d deliveries wait: %s", what, len(jobs), error)
         for job in jobs:
             job.failures += 1

@@ -49,7 +49,9 @@ class Job:
     settlement: to be carried out. clone: what a resubmission sends. recorded: the store has the
     outcome; repeated: it had it before this delivery. settled: nothing is left to settle.
     held_until: when a held one is abandoned. pointer: on whose behalf a deferred one is held.
-    cancelled: it was, while it ran. session: what holds the session that it came from.
+    cancelled: it was, while it ran. failures: tries in a row of the present stage that failed.
+    refused: it is dead-lettered because its outcome cannot be recorded or settled. session: what
+    holds the session that it came from.
     """
 
     number: int
@@ -81,6 +83,7 @@ class Job:
     held_until: float | None = None
     pointer: Pointer | None = None
     failures: int = 0
+    refused: bool = False
     session: SessionSlot | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 

@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aztask.app import App
@@ -194,7 +195,14 @@ class Redelivery:
         else:
             job.stage = Stage.DONE
 
-    def pairs(self, jobs: list[Job]) -> list[tuple[Delivery, Settlement]]:
+    def check(self, job: Job) -> None:
+        """Raise CodecError where the broker would refuse the clone that `job` is settled with."""
+        settlement = job.settlement
+        if isinstance(settlement, Resubmit) and not job.settled:
+            clone = job.clone or self._clone(job, settlement)
+            self._app.broker.check(self._app.codec.to_envelope(clone))
+
+    def pairs(self, jobs: Sequence[Job]) -> list[tuple[Delivery, Settlement]]:
         """Deliveries and settlements, as a receiver takes them."""
         return [(job.delivery, self.ready(job)) for job in jobs]
 

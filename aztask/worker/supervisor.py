@@ -14,7 +14,7 @@ import selectors
 import signal
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from aztask.app import App
@@ -128,8 +128,10 @@ class Supervisor:
         try:
             while not self._done():
                 self._turn()
-        finally:
-            self._shut()
+        except BaseException:
+            self._shut(self._give_back_begun)
+            raise
+        self._shut()
 
     def stop(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
         """Drain and end; a second time: give everything back now. A signal handler."""
@@ -195,16 +197,24 @@ class Supervisor:
         self.executor.release([job for job in jobs if job.settlement is None])
         self._over(jobs)
 
-    def _shut(self) -> None:
+    def _give_back_begun(self, jobs: Sequence[Job]) -> None:
+        """After an error that ends the worker: what was begun counts as a start (see `abandon`)."""
+        begun = [job for job in jobs if job.owned and not job.settled]
+        self.executor.abandon(begun)
+        self.executor.release([job for job in jobs if job not in begun])
+        self._over(jobs)
+
+    def _shut(self, give_back: Callable[[Sequence[Job]], None] | None = None) -> None:
+        """End everything. give_back: takes what is still held, instead of `_give_back`."""
         self._intakes.stop()
         for process in self._pool.processes:
             process.retire()
         self._intakes.join(5.0)
         self._mailbox.run()
-        # only what nobody runs any more may be given back: after an unexpected error of this loop
-        # tasks may still be running
+        # After an unexpected error of this loop tasks may still be running: the pool ends first, so
+        # that nothing is given back while it runs.
         self._pool.close()
-        self._give_back(list(self._deliveries))
+        (give_back or self._give_back)(list(self._deliveries))
         for lane in (self._claims, self._finishes):
             lane.stop()
         self.keeper.stop()

@@ -1,4 +1,7 @@
-"""The worker's answers to what tasks asked of it and wait for."""
+"""The worker's answers to what tasks asked of it and wait for.
+
+An answer is "" (done), `LOST`, `TOO_LARGE` and a text, or another text that says why not.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import threading
 from typing import Any
 
 from aztask.context import TaskLease
-from aztask.errors import CapabilityError, LeaseLost
+from aztask.errors import CapabilityError, LeaseLost, MessageTooLarge
 
 LOST = "lost"
 """Instead of a reason: the lease is lost."""
+
+TOO_LARGE = "too large: "
+"""Before a reason: the value is larger than the broker takes."""
 
 
 class Answers:
@@ -26,7 +32,10 @@ class Answers:
             self._condition.notify_all()
 
     def wait(self, number: int, lease: TaskLease) -> Any:
-        """The answer's value. Raises LeaseLost when the lease ends first, CapabilityError."""
+        """The answer's value.
+
+        Raises LeaseLost when the lease ends first, MessageTooLarge, CapabilityError.
+        """
         with self._condition:
             while number not in self._answers:
                 lease.ensure()
@@ -34,6 +43,8 @@ class Answers:
             error, value = self._answers.pop(number)
         if error == LOST:
             raise LeaseLost
+        if error.startswith(TOO_LARGE):
+            raise MessageTooLarge(error.removeprefix(TOO_LARGE))
         if error:
             raise CapabilityError(error)
         return value

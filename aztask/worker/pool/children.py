@@ -75,6 +75,9 @@ class PoolProcess:
         theirs[1].close()
         theirs[2].close()
 
+    def __str__(self) -> str:
+        return f"pool process {self.forked.pid}"
+
     def send(self, job: Job, packet: list[Any]) -> bool:
         """Put one delivery into its socket; False when it is full or the process is gone."""
         try:
@@ -89,7 +92,7 @@ class PoolProcess:
         """A control packet; a process that is gone or does not listen misses it."""
         try:
             if not self._control.send(packet):
-                logger.warning("pool process %d does not listen", self.forked.pid)
+                logger.warning("%s does not listen", self)
         except OSError:
             pass  # it is dead: the fork server says so
 

@@ -11,15 +11,21 @@ from aztask.app import App
 from aztask.brokers.base import SessionHolder
 from aztask.clock import Clock
 from aztask.delivery import Renewed
-from aztask.errors import AztaskError, LeaseLost
+from aztask.display import safe_str
+from aztask.envelope import Envelope
+from aztask.errors import AztaskError, LeaseError, LeaseLost, MessageTooLarge
 from aztask.leasekeeper import LeaseKeeper
-from aztask.worker.job import Job
+from aztask.message import TaskMessage
+from aztask.worker.job import Job, message_of
 from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.limits import Limits
-from aztask.worker.pool.answers import LOST
+from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
 
 logger = logging.getLogger(__name__)
+
+RETRY_RESERVE = 1024
+"""Bytes kept free beside a checkpoint, for the counters and times that a retry adds."""
 
 
 @dataclass(slots=True)
@@ -75,10 +81,14 @@ class Requests:
 
     def _do_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if request.kind == "save":
-                request.error = self._save(request.job, request.value or b"")
-            else:
-                self._exchange(request)
+            try:
+                if request.kind == "save":
+                    request.error = self._save(request.job, request.value or b"")
+                else:
+                    self._exchange(request)
+            except Exception as error:  # it is this task's alone, and the task waits for an answer
+                logger.exception("task %s: %s failed", request.job.key.task_id, request.kind)
+                request.error = f"{type(error).__name__}: {safe_str(error)}"
 
     def _answer_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -118,13 +128,18 @@ class Requests:
             return "a message that is gone already (at-most-once) cannot hold a checkpoint"
         if not self._app.broker.capabilities.update:
             return self._keep(job, state)
-        envelope = self._app.codec.to_envelope(replace(job.message, saved=state))
         try:
+            envelope = self._checked(job.message, state)
             answer = self._keeper.update(job.lease, job.receiver, envelope)
         except AztaskError as error:
-            logger.warning("could not store the checkpoint of %s: %s", job.message.id, error)
-            return str(error)
+            return _reason(job, error)
         return "" if isinstance(answer, Renewed) else LOST
+
+    def _checked(self, message: TaskMessage, state: bytes) -> Envelope:
+        """The message with this checkpoint. Raises MessageTooLarge if a retry cannot carry it."""
+        envelope = self._app.codec.to_envelope(replace(message, saved=state))
+        self._app.broker.check(envelope, reserve=RETRY_RESERVE)
+        return envelope
 
     def _keep(self, job: Job, state: bytes) -> str:
         """As `_save`, where the service cannot change a message: in the run's row of the result
@@ -134,8 +149,18 @@ class Requests:
         if results is None:
             return "checkpoints need a result store here: this service cannot change a message"
         try:
+            self._checked(message_of(job), state)
             kept = results.save(job.key, job.owner, state)
         except AztaskError as error:
-            logger.warning("could not store the checkpoint of %s: %s", job.key.task_id, error)
-            return str(error)
+            return _reason(job, error)
         return "" if kept else LOST
+
+
+def _reason(job: Job, error: AztaskError) -> str:
+    """Why a checkpoint is not stored, as `Answers` understands it."""
+    logger.warning("could not store the checkpoint of %s: %s", job.key.task_id, error)
+    if isinstance(error, LeaseError):
+        return LOST
+    if isinstance(error, MessageTooLarge):
+        return f"{TOO_LARGE}the checkpoint does not fit: {error}"
+    return str(error)

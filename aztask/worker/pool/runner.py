@@ -10,8 +10,13 @@ Packets to the worker
     | ["save", number, state] | ["extend", number, seconds]
     | ["state", number] | ["set-state", number, state]
 
-Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt: the
-decision of the task's retry policy travels back, and the slot goes on with the next delivery.
+Rules
+1. Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt:
+   the decision of the task's retry policy travels back, and the slot goes on with the next one.
+2. Texts are cleaned here, where they come into being (`aztask.display.storable`), so that every
+   store and service can take them.
+3. A process that a task forks has a copy of this one's stack. It must neither answer nor take the
+   next delivery: when the task's function ends there, the process ends.
 """
 
 from __future__ import annotations
@@ -19,13 +24,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
+import sys
 import threading
 import traceback
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from aztask.app import App
 from aztask.clock import boot_seconds
 from aztask.context import Context, TaskLease, set_current_context
+from aztask.display import storable
 from aztask.errors import (
     AztaskError,
     CodecError,
@@ -48,6 +57,7 @@ from aztask.worker.pool.interrupt import Slot
 
 logger = logging.getLogger(__name__)
 
+NAME_CHARACTERS = 200
 ERROR_CHARACTERS = 4_000
 TRACEBACK_CHARACTERS = 16_000
 
@@ -64,6 +74,7 @@ class Runner:
     def __init__(self, app: App, board: Board, outbox: Packets, worker: int) -> None:
         """worker: its process id."""
         self._app = app
+        self._pid = os.getpid()
         self._worker = worker
         self._board = board
         self._outbox = outbox
@@ -83,6 +94,8 @@ class Runner:
             answer: list[Any] = ["lost"]
         else:
             answer = self._attempt(slot, number, message, delivery_count, lease)
+        if os.getpid() != self._pid:
+            _end_forked(message, None)
         self._leases.pop(number, None)
         self._board.clear(slot.index)
         answer[1:1] = (number, started, boot_seconds() - started)
@@ -160,6 +173,8 @@ class Runner:
     def _failed(
         self, task: Task[..., Any] | None, error: BaseException, message: TaskMessage
     ) -> list[Any]:
+        if os.getpid() != self._pid:
+            _end_forked(message, error)
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, EncodeError):
             # running it again would give the same value: fail once
@@ -192,6 +207,11 @@ class Runner:
         return Session(name, load=load, store=store)
 
     def _send(self, packet: list[Any]) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a process that a task forked cannot use the task's context; "
+                "return what is to be stored to the task itself"
+            )
         self._outbox.send(packet)
 
 
@@ -199,8 +219,24 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
+def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:
+    """End a process that the task forked, as the end of a program would (rule 3)."""
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        logger.warning(
+            "a process that task %s %s forked ended with an error; the task itself goes on",
+            message.task, message.id, exc_info=error,
+        )  # fmt: skip
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
+
+
 def _described(error: BaseException) -> tuple[str, str, str]:
-    """(type, text, traceback) of an error, cut to what a record should hold."""
+    """(type, text, traceback) of an error, cut and cleaned to what a record can hold."""
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001  # a user's __str__ may fail as well
@@ -209,4 +245,8 @@ def _described(error: BaseException) -> tuple[str, str, str]:
         lines = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001  # likewise, __repr__ in a chained error
         lines = ""
-    return type(error).__name__, text[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:]
+    return (
+        storable(type(error).__name__, NAME_CHARACTERS),
+        storable(text, ERROR_CHARACTERS),
+        storable(lines[-TRACEBACK_CHARACTERS:], TRACEBACK_CHARACTERS),
+    )

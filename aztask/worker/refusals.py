@@ -1,0 +1,123 @@
+"""Deliveries that fail alone: what they carry makes a stage raise an error that no outage explains.
+
+Rules
+1. A stage is tried `TRIES` times for such a delivery. Then it is dead-lettered with the error as
+   the description, so that it neither blocks a queue nor is lost.
+2. If not even the dead letter can be recorded or stored, the lease is left to end. The start
+   counts, so the delivery limit applies.
+3. A recorded outcome stays as it is. When the retry that it decided on cannot be sent, that retry
+   is recorded as failed, and its message is the dead letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from aztask.display import safe_str
+from aztask.errors import CodecError, MessageTooLarge
+from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
+from aztask.settlement import DeadLetter
+from aztask.worker.isolation import UNDONE
+from aztask.worker.job import Job, Stage, message_of
+from aztask.worker.redelivery import Redelivery
+from aztask.worker.settling import Settling
+
+logger = logging.getLogger(__name__)
+
+UNPROCESSABLE = "unprocessable"
+RETRY_TOO_LARGE = "retry-too-large"
+TRIES = 3
+
+
+class Refusals:
+    """Decides what becomes of deliveries that fail alone. Any thread may call."""
+
+    def __init__(
+        self,
+        redelivery: Redelivery,
+        settling: Settling,
+        results: ResultStore | None,
+        *,
+        name: str,
+    ) -> None:
+        """name: the worker's, in what is recorded."""
+        self._redelivery = redelivery
+        self._settling = settling
+        self._results = results
+        self._name = name
+
+    def unclaimable(self, job: Job, error: Exception) -> None:
+        """Claiming `job` alone raised `error`."""
+        text = text_of(error)
+        job.stage = Stage.RECEIVED
+        job.failures += 1
+        logger.warning("message %s could not be claimed: %s", job.delivery.position, text)
+        if job.failures >= TRIES:
+            job.settlement = DeadLetter(UNPROCESSABLE, text)
+
+    def unfinishable(self, job: Job, error: Exception) -> None:
+        """Recording or settling `job` alone raised `error`."""
+        self._settling.undo([job])
+        job.failures += 1
+        text = text_of(error)
+        name = job.delivery.position if job.message is None else job.message.id
+        logger.warning("%s could not be recorded or settled: %s", name, text)
+        if job.failures < TRIES:
+            return
+        if job.refused:
+            logger.error("%s is left to its lease: it cannot be dead-lettered either", name)
+            job.note("settle_failed", text)
+            job.stage = Stage.DONE
+        elif self._dead_letter(job, DeadLetter(UNPROCESSABLE, text)):
+            job.failures = 0
+
+    def sendable(self, job: Job) -> bool:
+        """Whether `job` can be settled now. A retry that the broker would refuse becomes a dead
+        letter, before anything is recorded.
+        """
+        try:
+            self._redelivery.check(job)
+        except CodecError as error:
+            reason = RETRY_TOO_LARGE if isinstance(error, MessageTooLarge) else UNPROCESSABLE
+            return self._dead_letter(job, DeadLetter(reason, f"the retry cannot be sent: {error}"))
+        return True
+
+    def _dead_letter(self, job: Job, dead: DeadLetter) -> bool:
+        """Decide so; False where the store cannot record it now, and it is tried again later."""
+        outcome = job.outcome
+        if outcome is not None:
+            failed = replace(
+                outcome,
+                state=State.FAILED,
+                settlement=dead,
+                value=None,
+                error_type=outcome.error_type or dead.reason,
+                error=outcome.error or dead.description,
+            )
+            if not job.recorded:
+                job.outcome = failed
+            elif not self._buried(job, failed):
+                return False
+        job.settlement, job.refused = dead, True
+        return True
+
+    def _buried(self, job: Job, failed: Outcome) -> bool:
+        """Whether the run that was to follow is recorded as failed (rule 3)."""
+        if self._results is None:
+            return True
+        key = RunKey(job.key.task_id, job.key.generation, job.key.hop + 1)
+        task = message_of(job).task
+        try:
+            run = RunRecord(key, task, job.queue, State.FAILED, self._name, outcome=failed)
+            self._results.bury([run])
+        except UNDONE as error:
+            logger.warning("the failure of %s could not be recorded: %s", job.key.task_id, error)
+            job.failures += 1
+            return False
+        return True
+
+
+def text_of(error: Exception) -> str:
+    """``Type: text`` on one line."""
+    return f"{type(error).__name__}: {safe_str(error, 500)}"
