@@ -17,6 +17,8 @@ import unicodedata
 from typing import NoReturn, Self
 from urllib.parse import quote, quote_plus
 
+from aztask.display import safe_str, short_repr
+
 MASK = "****"
 
 _SHORTEST_KNOWN = 8
@@ -141,10 +143,11 @@ class SecretFilter(logging.Filter):
         """Rewrite the record; always True."""
         try:
             message = record.getMessage()
-        except (TypeError, ValueError, KeyError):
-            # A filter runs outside the guard that logging puts around a handler: an ill-matched
-            # format string must not break the caller.
-            message = f"{record.msg} {record.args!r}"
+        except Exception:  # noqa: BLE001  # an ill-matched format string, an argument's own __str__
+            # A filter runs outside the guard that logging puts around a handler, so whatever goes
+            # wrong here would break the caller.
+            args = record.args if isinstance(record.args, tuple) else (record.args,)
+            message = f"{safe_str(record.msg)} ({', '.join(map(short_repr, args))})"
         record.msg, record.args = mask(message), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)

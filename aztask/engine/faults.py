@@ -55,6 +55,11 @@ _MEANINGS: Final[tuple[_Advice, ...]] = (
         "permissions",
     ),
     (
+        ("InterfaceError", "SQLITE_MISMATCH"),
+        EncodeError,
+        "{path} cannot hold a value of that type ({error})",
+    ),
+    (
         ("SQLITE_TOOBIG",),
         MessageTooLarge,
         "{path} cannot hold that many bytes in one message ({error}); store the data elsewhere",

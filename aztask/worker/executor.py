@@ -21,13 +21,14 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from aztask.app import App
 from aztask.brokers.base import Transactional
 from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.display import storable
 from aztask.errors import BrokerError, CodecError
 from aztask.failpoint import hit
 from aztask.leasekeeper import LeaseKeeper
@@ -265,10 +266,9 @@ class Executor:
     ) -> None:
         if isinstance(settlement, DeadLetter) and not error_type:
             error_type, error = settlement.reason, settlement.description
+        texts = (storable(error_type), storable(error), storable(trace))
         job.settlement = settlement
-        job.outcome = Outcome(
-            state, settlement, None, error_type, error, trace, self._clock.wall(), job.duration
-        )
+        job.outcome = Outcome(state, settlement, None, *texts, self._clock.wall(), job.duration)
 
     # -- finish ------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Executor:
     def _finish(self, jobs: Sequence[Job]) -> None:
         """As `finish`, and repeatable: what is recorded or settled is not done again."""
         jobs = [job for job in jobs if job.stage is not Stage.DONE and self._refusals.sendable(job)]
-        with self._transaction():
+        with self._transaction(jobs):
             kept = self._record(jobs)
             hit("recorded", len(kept))
             self._redelivery.write_counts(kept)
@@ -329,7 +329,7 @@ class Executor:
 
     def _release(self, jobs: Sequence[Job]) -> None:
         owned = [(job.key, job.owner) for job in jobs if job.owned]
-        with self._transaction():
+        with self._transaction(jobs):
             if self._results is not None and owned:
                 self._results.disown(owned)
             answers = self._settling.carry_out([job for job in jobs if self._still_ours(job)])
@@ -386,5 +386,12 @@ class Executor:
         for job in jobs:
             job.failures += 1
 
-    def _transaction(self) -> AbstractContextManager[None]:
-        return self._joint.transaction() if self._joint is not None else nullcontext()
+    @contextmanager
+    def _transaction(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """One transaction where broker and store share a file. Taken back, the leases are held."""
+        try:
+            with self._joint.transaction() if self._joint is not None else nullcontext():
+                yield
+        except BaseException:
+            self._settling.undo(jobs)
+            raise

@@ -68,7 +68,10 @@ class Settling:
         self.book(self.carry_out(jobs))
 
     def carry_out(self, jobs: Sequence[Job]) -> Answers:
-        """The broker's answers, of the jobs whose leases may be settled now."""
+        """The broker's answers, of the jobs whose leases may be settled now.
+
+        If this raises, nothing is settled and the leases are held again.
+        """
         groups: dict[tuple[int, str], list[Job]] = {}
         for job, may in zip(
             jobs, self._keeper.begin_settlement(job.lease for job in jobs), strict=True
@@ -79,7 +82,11 @@ class Settling:
                 # settled before, or the lease is unknown or lost: what is recorded is recorded,
                 # and the redelivery will settle from it
                 job.stage = Stage.DONE
-        return [answer for group in groups.values() for answer in self._settle_group(group)]
+        try:
+            return [answer for group in groups.values() for answer in self._settle_group(group)]
+        except BaseException:
+            self.undo(jobs)
+            raise
 
     def book(self, answers: Answers) -> list[tuple[Job, Exception]]:
         """Note the answers, once they are sure (a joint transaction is committed).

@@ -125,6 +125,49 @@ def ending(key: str, how: str) -> str:
     return how
 
 
+@app.task(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
+def hostile(key: str, how: str) -> str:
+    """End with a value that is hard to write, or from a process that is not the task's own."""
+    note("start", key)
+    note("end", key)
+    if how == "surrogate":
+        raise ValueError("a\udc80b")
+    if how == "nul":
+        raise ValueError("a\0b")
+    if how == "reject":
+        raise Reject("reason \udc80", "description \udfff\0")
+    if how == "text":
+        raise Unprintable
+    if how == "huge":
+        raise ValueError("\udc80" * 100_000)
+    child = os.fork()
+    if child == 0:
+        if how == "fork-raise":
+            raise ValueError("in the child")
+        if how == "fork-exit":
+            sys.exit(7)
+        return "from the child"
+    _, status = os.waitpid(child, 0)
+    return str(os.waitstatus_to_exitcode(status))
+
+
+class Unprintable(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text\udc80")
+
+
+@app.task_with_context(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
+def saves(context: Context, key: str, size: int) -> int:
+    """Store a checkpoint of `size` bytes, then fail once."""
+    note("start", key)
+    if context.saved is not None:
+        return len(context.saved)
+    context.checkpoint(b"x" * size)
+    raise ValueError("once")
+
+
 @app.task
 def hold_gil(key: str, seconds: float, how: str) -> str:
     """Keep the GIL through one C call for about `seconds`."""

@@ -11,7 +11,7 @@ from azurite import account_of, running, storing
 from bus import bus_site
 from harness import Site, site_in, wait_until
 from killing import kill_while_they_last
-from ledger_app import work
+from ledger_app import hostile, work
 
 from aztask.brokers.base import QueueOptions
 from aztask.results.base import Provisioned, State
@@ -22,6 +22,8 @@ STORAGE_TASKS = TASKS // 5
 """On a Storage queue each task is several requests to one Azurite."""
 BUS_TASKS = TASKS // 4
 SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
+HOSTILE = ("surrogate", "nul", "reject", "text")
+"""How some tasks end: with texts that are hard to write."""
 LEASE = 2.0
 ARGUMENTS = ("--pool", "processes", "-c", "3", "--lease", f"{LEASE}s", "--max-lease", "60s")
 
@@ -71,17 +73,24 @@ def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> Non
 
 
 def chaos(site: Site, tasks: int, capsys) -> None:
-    """Run `tasks` tasks under random kills; assert that each ended once, and print the count."""
+    """Run `tasks` tasks under random kills; assert that each ended once, and print the count.
+
+    Among them are tasks that fail with hostile texts: they end in the dead letters, one by one.
+    """
     dice = random.Random(SEED)
     app = site.app()
     seconds = [dice.choice([0.0, 0.01, 0.02, 0.05]) for _ in range(tasks)]
     results = [app.send(work.name, [f"t{n}", seconds[n]], task_id=f"t{n}") for n in range(tasks)]
     ids = [result.id for result in results]
-    kills = kill_while_they_last(site, dice, ids, ARGUMENTS, seconds=180 + tasks / 5)
+    odd = [f"h{n}" for n in range(max(len(HOSTILE), tasks // 50))]
+    for task_id in odd:
+        app.send(hostile.name, [task_id, dice.choice(HOSTILE)], task_id=task_id)
+    kills = kill_while_they_last(site, dice, [*ids, *odd], ARGUMENTS, seconds=180 + tasks / 5)
     if app.broker.capabilities.remote:  # there the settlement follows the record
         wait_until(lambda: left(site) == 0, 20, "all is settled")
     site.stop_workers()
-    report = account(site, ids)
+    assert {app.results.get(task_id).state for task_id in odd} == {State.FAILED}
+    report = account(site, ids, dead=len(odd))
     with capsys.disabled():
         print(
             f"\nchaos seed {SEED}: attempted {tasks} / lost {report['lost']} / duplicated "
@@ -100,8 +109,11 @@ def left(site: Site) -> int:
     return (stats.active or 0) + (stats.leased or 0)
 
 
-def account(site: Site, ids: list[str]) -> dict[str, int]:
-    """What became of the tasks, by the ledger and by the result store."""
+def account(site: Site, ids: list[str], *, dead: int = 0) -> dict[str, int]:
+    """What became of the tasks, by the ledger and by the result store.
+
+    dead: how many dead letters there must be.
+    """
     app = site.app()
     ends = site.counts("end")
     lost = duplicated = recovered = restarted = 0
@@ -115,7 +127,7 @@ def account(site: Site, ids: list[str]) -> dict[str, int]:
         starts = history[0].starts - 1
         restarted += starts
         recovered += starts > 0
-    lost += (app.broker.stats("default").dead or 0) + left(site)
+    lost += abs((app.broker.stats("default").dead or 0) - dead) + left(site)
     return {
         "lost": lost,
         "duplicated": duplicated,

@@ -123,6 +123,19 @@ def log():
     logger.removeHandler(handler)
 
 
+class Textless:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_an_argument_without_a_text_neither_raises_nor_hides_the_record(log):
+    logger, stream = log
+    logger.warning("task %s failed: %s", "a", Textless())
+    assert "task %s failed: %s ('a', <Textless" in stream.getvalue()
+
+
 def test_log_records_are_masked_in_message_arguments_and_traceback(log):
     logger, stream = log
     logger.debug('%s "GET %s HTTP/1.1"', "https://h:443", f"/q?sv=1&sig={UNWRAPPED}")

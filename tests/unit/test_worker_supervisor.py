@@ -1,5 +1,7 @@
 """The supervisor's bookkeeping: what it tells of a delivery that is done with."""
 
+from contextlib import closing
+
 import pytest
 
 from aztask import App
@@ -43,3 +45,37 @@ def test_a_session_is_told_once_that_a_delivery_is_over(app):
         receiver.close()
     finally:
         supervisor._shut()
+
+
+def test_an_error_that_ends_the_worker_counts_as_a_start_of_what_was_begun(tmp_path, monkeypatch):
+    """Its cause may be one of these deliveries: without a count it would end every worker."""
+    address = f"local://{tmp_path}/tasks.db"
+    with closing(App("shop", broker=address, results=address)) as app:
+        app.task(name="shop.place")(len)
+        supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
+        monkeypatch.setattr(supervisor._pool, "fill", lambda: None)
+        app.broker.declare("idle")
+        for task_id in ("begun", "waiting"):
+            app.send("shop.place", ["order-1"], task_id=task_id)
+        receiver = app.broker.receiver("default", lease=30.0)
+        jobs = [
+            supervisor._deliveries.add("default", receiver, delivery)
+            for delivery in receiver.receive(2, 1.0)
+        ]
+        supervisor.keeper.hold(receiver, [job.lease for job in jobs])
+        supervisor.executor.open(jobs)
+        supervisor.executor.claim([job for job in jobs if job.key.task_id == "begun"])
+
+        def broken():
+            raise RuntimeError("the loop broke")
+
+        monkeypatch.setattr(supervisor, "_turn", broken)
+        with pytest.raises(RuntimeError, match="the loop broke"):
+            supervisor.run()
+        assert app.broker.stats("default").active == 2, "both can be had at once"
+        assert app.results.get("begun").starts == 1
+        counts = {
+            each.envelope.headers["id"]: each.delivery_count for each in receiver.receive(2, 1.0)
+        }
+        assert counts == {"begun": 2, "waiting": 1}
+        receiver.close()

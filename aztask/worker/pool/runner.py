@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from aztask.app import App
 from aztask.clock import boot_seconds
 from aztask.context import Context, TaskLease, set_current_context
-from aztask.display import storable
+from aztask.display import safe_str, storable
 from aztask.errors import (
     AztaskError,
     CodecError,
@@ -182,7 +182,8 @@ class Runner:
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl | TaskStopped):
-            logger.warning("task %s %s failed: %s", message.task, message.id, error, exc_info=error)
+            text = safe_str(error, ERROR_CHARACTERS)
+            logger.warning("task %s %s failed: %s", message.task, message.id, text, exc_info=error)
         return ["failed", to_record(verdict), *_described(error)]
 
     def _save(self, number: int, state: Any, lease: TaskLease) -> None:
