@@ -62,7 +62,9 @@ def test_random_kills_lose_nothing_with_results_in_tables(tmp_path: Path, capsys
             site.app().broker.declare("default")
             chaos(site, STORAGE_TASKS, capsys)
             listed = {run.key.task_id for run in results.recent(limit=2 * STORAGE_TASKS)}
-            assert listed == {f"t{n}" for n in range(STORAGE_TASKS)}
+            odd = {task_id for task_id in listed if task_id.startswith("h")}
+            assert listed - odd == {f"t{n}" for n in range(STORAGE_TASKS)}
+            assert len(odd) >= len(HOSTILE)
 
 
 def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> None:
