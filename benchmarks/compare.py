@@ -1,0 +1,168 @@
+"""Whether a change has made aztask slower: this tree beside an earlier one, interleaved.
+
+Usage: python benchmarks/compare.py BASE [--parts local,servicebus,emulator,storagequeue]
+           [--pairs 15] [--bound 3] [--check]
+
+BASE is a git revision, or a folder that holds an earlier tree. Each pair measures both trees once,
+in random order, each in processes of its own; `compare_round.py` says what is measured. The output
+has the medians, the median of the ratios new/old pair by pair, and its 95 % interval (by order
+statistics, which assume nothing about the distribution of the figures).
+
+A figure holds when its interval leaves room for no more than the bound. Where a rate swings so much
+that its interval is wider than the bound, the CPU time per task decides, which swings less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import figure, machine
+
+HERE = Path(__file__).parent
+TREE = HERE.parent
+PARTS = ("local", "servicebus", "emulator", "storagequeue")
+CPU = " (CPU)"
+"""Ends the name of a figure that is CPU time per task, in microseconds: less is better."""
+
+Figures = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """new/old, pair by pair: the median and the ends of its 95 % interval."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, new: Sequence[float], old: Sequence[float]) -> Ratio:
+        ordered = sorted(a / b for a, b in zip(new, old, strict=True))
+        skip = _outside(len(ordered))
+        return cls(statistics.median(ordered), ordered[skip], ordered[-1 - skip])
+
+
+def _outside(count: int) -> int:
+    """How many values at each end the 95 % interval of a median leaves out."""
+    below, skip = 0.0, 0
+    while below + math.comb(count, skip) / 2**count <= 0.025:
+        below += math.comb(count, skip) / 2**count
+        skip += 1
+    return max(0, skip - 1)
+
+
+@contextmanager
+def tree_of(base: str) -> Iterator[Path]:
+    """The folder of an earlier tree."""
+    if Path(base).is_dir():
+        yield Path(base).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="aztask-base-") as folder:
+        target = Path(folder) / "tree"
+        git = ["git", "-C", str(TREE), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(target), base], check=True)
+        try:
+            yield target
+        finally:
+            subprocess.run([*git, "remove", "--force", str(target)], check=True)
+
+
+def measure(tree: Path, part: str, environment: Mapping[str, str]) -> dict[str, float]:
+    """One round of `part` with the code of `tree`."""
+    paths = os.pathsep.join([str(tree), str(HERE)])
+    found = subprocess.run(
+        [sys.executable, "-P", str(HERE / "compare_round.py"), part],
+        env={**os.environ, **environment, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    values: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
+    return values
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of the rounds on a Storage queue: where Azurite is."""
+    sys.path[:0] = [str(TREE / "tests"), str(TREE)]
+    from azurite import running  # noqa: PLC0415  # only this part needs it
+
+    with running(folder) as server:
+        yield {"COMPARE_BROKER": server.connection_string}
+
+
+def pairs_of(part: str, old_tree: Path, pairs: int) -> tuple[Figures, Figures]:
+    """(new, old): the figures of all pairs."""
+    new: Figures = {}
+    old: Figures = {}
+    dice = random.Random(part)
+    with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:
+        served = azurite(Path(folder)) if part == "storagequeue" else nullcontext({})
+        with served as environment:
+            for _ in range(pairs):
+                sides = [(TREE, new), (old_tree, old)]
+                dice.shuffle(sides)
+                for tree, figures in sides:
+                    for name, value in measure(tree, part, environment).items():
+                        figures.setdefault(name, []).append(value)
+    return new, old
+
+
+def holds(name: str, ratios: Mapping[str, Ratio], bound: float) -> bool | None:
+    """Whether a figure is no more than `bound` worse; None: it swings too much to tell."""
+    ratio = ratios[name]
+    if name.endswith(CPU):
+        return ratio.low <= 1 + bound
+    if ratio.high - ratio.low <= bound or f"{name}{CPU}" not in ratios:
+        return ratio.high >= 1 - bound
+    return None
+
+
+def report(new: Figures, old: Figures, bound: float) -> bool:
+    """Print a line for each figure; whether all hold."""
+    ratios = {name: Ratio.of(new[name], old[name]) for name in new}
+    verdicts = {name: holds(name, ratios, bound) for name in ratios}
+    for name, ratio in ratios.items():
+        word = {True: "holds", False: "WORSE", None: "see CPU"}[verdicts[name]]
+        print(
+            f"  {word:<8} {name:<44} {figure(statistics.median(new[name])):>9} "
+            f"{figure(statistics.median(old[name])):>9}   {ratio.middle:.3f} "
+            f"({ratio.low:.3f} to {ratio.high:.3f})"
+        )
+    return all(verdict is not False for verdict in verdicts.values())
+
+
+def main() -> None:
+    """Measure, print, check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--bound", type=float, default=3.0, help="per cent")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a figure is worse")
+    options = parser.parse_args()
+    print(f"comparison: this tree beside {options.base}, {options.pairs} interleaved pairs")
+    print(machine(("kombu", "msgpack", "azure-servicebus", "azure-storage-queue")))
+    print(f"\n  {'':<8} {'':<44} {'new':>9} {'old':>9}   new/old (95 % interval)")
+    fine = True
+    with tree_of(options.base) as old_tree:
+        for part in options.parts.split(","):
+            print(f"{part}", flush=True)
+            fine &= report(*pairs_of(part, old_tree, options.pairs), options.bound / 100)
+    if options.check and not fine:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""One round of `compare.py`: the rates and the CPU time per task of the tree on ``PYTHONPATH``.
+
+Usage: python benchmarks/compare_round.py PART
+
+Prints one JSON object {figure: value}. It uses what every version of aztask has: an app,
+`.delay()`, `.map`, the worker's command, the emulator. Rates are per second; ``(CPU)`` is
+microseconds of CPU time per task, of all processes that take part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from aztask import App
+from aztask.brokers.base import QueueOptions
+
+SENDS, BATCHED = 2_000, 30_000
+BUS_SENDS, BUS_BATCHED = 1_000, 5_000
+STORAGE_BATCHED = 500
+RAW = 4_000
+
+APP = """
+import os
+from aztask import App
+
+broker, results = os.environ["COMPARE_APP_BROKER"], os.environ["COMPARE_RESULTS"] or None
+app = App("compare", broker=broker, results=results)
+
+
+@app.task
+def noop() -> None:
+    return None
+"""
+
+
+def cpu() -> float:
+    """Seconds of CPU time of this process and of its children that have ended."""
+    sides = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(side)[:2]) for side in sides)
+
+
+def timed(figures: dict[str, float], name: str, count: int, work: Callable[[], object]) -> None:
+    """Note the rate and the CPU time of `work`, which does `count` things."""
+    used, began = -cpu(), time.perf_counter()
+    work()
+    figures[f"{name}/s"] = count / (time.perf_counter() - began)
+    figures[f"{name}/s (CPU)"] = 1e6 * (used + cpu()) / count
+
+
+@contextmanager
+def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
+    """An app of this process, and how to have a worker empty its queue."""
+    with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:
+        (Path(folder) / "compare_app.py").write_text(APP)
+        broker = broker.format(folder=folder)
+        results = results.format(folder=folder)
+        environment = {
+            **os.environ,
+            "COMPARE_APP_BROKER": broker,
+            "COMPARE_RESULTS": results,
+            "PYTHONPATH": os.pathsep.join([folder, os.environ["PYTHONPATH"]]),
+        }
+        command = ["worker", "-A", "compare_app:app", "-c", "4", "--pool", "threads", "--burst"]
+
+        def drain() -> None:
+            subprocess.run(
+                [sys.executable, "-m", "aztask", *command],
+                env=environment,
+                stderr=subprocess.DEVNULL,
+                check=True,
+            )
+
+        app = App("compare", broker=broker, results=results or None)
+        app.task(name="compare.noop")(lambda: None)
+        yield app, drain
+        app.close()
+
+
+def tasks(
+    figures: dict[str, float], app: App, drain: Callable[[], None], *, single: int, batched: int
+) -> None:
+    """Single sends, a batch of sends, and a worker that runs them all."""
+    noop = app.tasks["compare.noop"]
+    noop.delay()
+    if single:
+        timed(figures, "single sends", single, lambda: [noop.delay() for _ in range(single)])
+    timed(figures, "batched sends", batched, lambda: noop.map([()] * batched))
+    timed(figures, "tasks run, with the worker's start", single + batched + 1, drain)
+
+
+def local() -> dict[str, float]:
+    """The embedded queue, with results."""
+    figures: dict[str, float] = {}
+    address = "local://{folder}/queues.db"
+    with apps(address, address) as (app, drain):
+        tasks(figures, app, drain, single=SENDS, batched=BATCHED)
+    return figures
+
+
+@contextmanager
+def emulator() -> Iterator[str]:
+    """A local Service Bus with a queue, in a process of its own; its connection string."""
+    command = ["emulator", "--port", "0", "--admin-port", "0", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aztask", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        os.environ["AZTASK_SERVICEBUS_ADMIN"] = ready["admin_connection_string"]
+        address: str = ready["connection_string"]
+        app = App("compare", broker=address)
+        app.broker.declare("default", QueueOptions())
+        app.close()
+        yield address
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def servicebus() -> dict[str, float]:
+    """Service Bus on the emulator, without results."""
+    figures: dict[str, float] = {}
+    with emulator() as address, apps(address, "") as (app, drain):
+        tasks(figures, app, drain, single=BUS_SENDS, batched=BUS_BATCHED)
+    return figures
+
+
+def storagequeue() -> dict[str, float]:
+    """A Storage queue on Azurite, which both sides share."""
+    figures: dict[str, float] = {}
+    with apps(os.environ["COMPARE_BROKER"], "") as (app, drain):
+        if "default" in app.broker.queues():
+            app.broker.purge("default")
+        else:
+            app.broker.declare("default")
+        tasks(figures, app, drain, single=0, batched=STORAGE_BATCHED)
+    return figures
+
+
+def bare() -> dict[str, float]:
+    """The emulator under the bare SDK; CPU time is that of both."""
+    figures: dict[str, float] = {}
+    used = -cpu()
+    body = b"x" * 200
+    with emulator() as address, ServiceBusClient.from_connection_string(address) as sdk:
+        with sdk.get_queue_sender("default") as sender:
+            began = time.perf_counter()
+            for _ in range(RAW // 100):
+                sender.send_messages([ServiceBusMessage(body) for _ in range(100)])
+            figures["messages sent/s"] = RAW / (time.perf_counter() - began)
+        with sdk.get_queue_receiver("default") as receiver:
+            began, left = time.perf_counter(), RAW
+            while left:
+                for message in receiver.receive_messages(100, max_wait_time=5):
+                    receiver.complete_message(message)
+                    left -= 1
+            figures["messages received and completed/s"] = RAW / (time.perf_counter() - began)
+    figures["messages received and completed/s (CPU)"] = 1e6 * (used + cpu()) / RAW
+    return figures
+
+
+PARTS = {
+    "local": local,
+    "servicebus": servicebus,
+    "storagequeue": storagequeue,
+    "emulator": bare,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(PARTS[sys.argv[1]]()))
