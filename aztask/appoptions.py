@@ -1,8 +1,12 @@
-"""The names and types of what ``App(...)`` and ``app.queue(...)`` take."""
+"""The names and types of what ``App(...)`` and ``app.queue(...)`` take.
+
+Written by docs/generate/settings.py from the settings in `aztask.config`; edit those.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TypedDict
 
 from aztask.masking import Secret
@@ -10,37 +14,37 @@ from aztask.retry import RetryStrategy
 
 
 class AppOptions(TypedDict, total=False):
-    """What ``App(...)`` takes beside its name and addresses; see `aztask.config.Settings`."""
+    """What ``App(...)`` takes beside its name and addresses."""
 
-    lease: float
-    max_lease: float
+    lease: float | timedelta
+    max_lease: float | timedelta
     renew_at: float
     max_deliveries: int
-    unknown_task_grace: float
-    result_retention: float
+    unknown_task_grace: float | timedelta
+    result_retention: float | timedelta
     serializer: str
     accept: Sequence[str]
     signing_keys: Sequence[str | Secret]
-    poll_ceiling: float
+    poll_ceiling: float | timedelta
     default_queue: str
+    retry_strategy: RetryStrategy
+    max_held: int
     events_container: str
     events_account: str | Secret
     events_keep: bool
     events_max_bytes: int
-    retry_strategy: RetryStrategy
-    max_held: int
     lease_advice: str
     lease_advice_account: str | Secret
     adaptive: bool | tuple[float, float]
 
 
 class QueueOptionNames(TypedDict, total=False):
-    """What ``app.queue(name, ...)`` takes; see `aztask.config.QueueSettings`."""
+    """What ``app.queue(name, ...)`` takes."""
 
-    lease: float
-    max_lease: float
+    lease: float | timedelta
+    max_lease: float | timedelta
     max_deliveries: int
-    duplicate_window: float
-    time_to_live: float
-    adaptive: bool | tuple[float, float]
+    duplicate_window: float | timedelta
+    time_to_live: float | timedelta
     sessions: bool
+    adaptive: bool | tuple[float, float]

@@ -16,9 +16,9 @@ PACKAGE = Path(__file__).parents[2] / "aztask"
 
 # Each module (or package) belongs to one layer and imports from its own or from earlier ones.
 LAYERS = {
-    "errors": """errors version clock frozen masking display failpoint errorsignature
-        positions finding""",
-    "values": "envelope delivery message settlement durations limits addresses",
+    "errors": """errors version support clock frozen masking display failpoint errorsignature
+        positions finding durations""",
+    "values": "envelope delivery message settlement limits addresses",
     "rules": """lease retry codec headers serializer compression signing
         event events config urls connection_strings
         leaseadvice leaseobservation leasedocument leaselearning""",

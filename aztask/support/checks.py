@@ -1,0 +1,141 @@
+"""Checks of settings: each gets a setting's name and a value, and returns the value to keep.
+
+A wrong value is a ConfigurationError that names the setting, shows the value (never a secret) and
+says what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from aztask.display import one_line
+from aztask.durations import to_seconds
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.masking import Secret, printable
+
+Check: TypeAlias = Callable[[str, Any], Any]
+
+
+def seconds(*, least: float = 0.0) -> Check:
+    """A duration: a number of seconds or a timedelta, at least `least` seconds."""
+
+    def check(name: str, value: Any) -> float:
+        number = to_seconds(value, name)
+        if number < least:
+            raise ConfigurationError(f"{name} is {number:g}; it must be at least {least:g} seconds")
+        return number
+
+    return check
+
+
+def count(*, most: int = 1_000_000) -> Check:
+    """A whole number from 1 to `most`."""
+
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigurationError(f"{name} is a whole number, not {shown(value)}")
+        if not 1 <= value <= most:
+            raise ConfigurationError(f"{name} is {shown(value)}; give 1 to {most:,}")
+        return value
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} is True or False, not {shown(value)}")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} is a text that is not empty, not {shown(value)}")
+    return value
+
+
+def shown(value: object) -> str:
+    """A wrong value, short, on one line and without secrets; also an integer of 5,000 digits."""
+    if isinstance(value, int) and value.bit_length() > 128:  # repr() would raise ValueError
+        return "a number of more than 38 digits"
+    return printable(value, 60) if isinstance(value, str) else one_line(repr(value), 60)
+
+
+def part(least: float, most: float, *, never: float) -> Check:
+    """A part of the lease from `least` to `most`, or `never`."""
+
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigurationError(f"{name} is a part of the lease, not {shown(value)}")
+        if value != never and not least <= value <= most:  # true for nan too
+            raise ConfigurationError(
+                f"{name} is {shown(value)}; give a part of the lease, {least:g} to {most:g}, or "
+                f"{never:g} for no renewals"
+            )
+        return value
+
+    return check
+
+
+def one_of(choices: Sequence[str], what: str) -> Check:
+    """One of `choices`, each of which is `what`."""
+
+    def check(name: str, value: Any) -> str:
+        if value not in choices:
+            hint = did_you_mean(str(value), choices)
+            raise ConfigurationError(
+                f"{shown(value)} is not {what}.{hint} Use {' or '.join(choices)}."
+            )
+        return str(value)
+
+    return check
+
+
+def some_of(choices: Sequence[str], what: str) -> Check:
+    """A list of at least one of `choices`, each of which is `what`."""
+    one = one_of(choices, what)
+
+    def check(name: str, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+            raise ConfigurationError(f"{name} is a list of serializers, not {shown(value)}")
+        return tuple(one(name, each) for each in value)
+
+    return check
+
+
+def secret(name: str, value: Any) -> Secret:
+    """A secret, wrapped."""
+    return value if isinstance(value, Secret) else Secret(text(name, value))
+
+
+def secrets(shortest: int) -> Check:
+    """A list of signing keys of at least `shortest` characters, wrapped. No error shows one."""
+
+    def check(name: str, value: Any) -> tuple[Secret, ...]:
+        if isinstance(value, str | bytes | Secret) or not isinstance(value, Sequence):
+            raise ConfigurationError(f"{name} is a list of keys; write [key]")
+        keys = []
+        for number, key in enumerate(value, start=1):
+            wrapped = Secret(key) if isinstance(key, str) else key
+            if not isinstance(wrapped, Secret):
+                raise ConfigurationError(f"signing key {number} is not text")
+            if len(wrapped.reveal()) < shortest:
+                raise ConfigurationError(
+                    f"signing key {number} is shorter than {shortest} characters; make one with "
+                    "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                )
+            keys.append(wrapped)
+        return tuple(keys)
+
+    return check
+
+
+def directory(name: str, value: Any) -> str:
+    """The path of a directory."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigurationError(f"{name} is the path of a directory, not {shown(value)}")
+    return path

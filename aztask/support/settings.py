@@ -1,0 +1,94 @@
+"""A table of settings: each one is declared once, and everything else follows from its declaration.
+
+A settings class is a frozen dataclass whose fields are made with `setting`. The declaration holds
+the default, the check, the environment variable and the text of the reference. The class, the types
+of the options that set it (`aztask.appoptions`) and the reference page are made from it.
+
+Rules
+1. A field is checked by its declaration's check (see `aztask.support.checks`), except for a field
+   that may be None and is.
+2. Checks that concern several settings belong to the class, after `check_all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.masking import printable
+from aztask.support.checks import Check
+
+_KEY: Final = "setting"
+_UNIT: Final = "_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table.
+
+    takes: the option's type, as Python writes it. check: see rule 1. text: what it does, for the
+    reference; the unit, where it has one, is seconds. example: a value, as Python writes it.
+    variable: the environment variable that gives it, "" where none does. optional: None is allowed.
+    """
+
+    takes: str
+    check: Check
+    text: str
+    example: str
+    variable: str = ""
+    optional: bool = False
+
+
+def setting(
+    default: Any, takes: str, check: Check, text: str, *, example: str, variable: str = ""
+) -> Any:
+    """A field of a settings class. The parameters are those of `Setting`."""
+    row = Setting(takes, check, text, example, variable, default is None)
+    return field(default=default, metadata={_KEY: row})
+
+
+def inherited(kind: type[Any], name: str) -> Any:
+    """A field that overrides the setting `name` of another class; None leaves it as it is there."""
+    row = table_of(kind)[name]
+    kept = Setting(row.takes, row.check, row.text, row.example, optional=True)
+    return field(default=None, metadata={_KEY: kept})
+
+
+def table_of(kind: type[Any]) -> dict[str, Setting]:
+    """{field name: setting}, in the order of their declaration."""
+    return {each.name: each.metadata[_KEY] for each in fields(kind) if _KEY in each.metadata}
+
+
+def option_of(name: str) -> str:
+    """How an option is called: a duration leaves out the ``_seconds`` of its field's name."""
+    return name.removesuffix(_UNIT)
+
+
+def check_all(settings: Any) -> None:
+    """Check each field of a new settings object and keep what its check returned."""
+    for name, row in table_of(type(settings)).items():
+        value = getattr(settings, name)
+        if value is None and row.optional:
+            continue
+        object.__setattr__(settings, name, row.check(name, value))
+
+
+def fields_of(kind: type[Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """{field name: value} of options, which may leave out ``_seconds``.
+
+    what: whose options they are, for errors. Raises ConfigurationError for an unknown option.
+    """
+    table = table_of(kind)
+    short = {option_of(name): name for name in table}
+    given: dict[str, Any] = {}
+    for option, value in options.items():
+        name = option if option in table else short.get(option)
+        if name is None:
+            hint = did_you_mean(option, [*short, *table])
+            raise ConfigurationError(f"{what} has no option {printable(option)}.{hint}")
+        if name in given:
+            raise ConfigurationError(f"{what} is given {name} twice; keep one of them")
+        given[name] = value
+    return given
