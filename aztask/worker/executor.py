@@ -42,6 +42,7 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    Unreadable,
 )
 from aztask.results.deadindex import index_for
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
@@ -56,6 +57,7 @@ Answers: TypeAlias = list[tuple[list[Job], list[Settled | Lost | Unknown]]]
 
 DELIVERY_LIMIT = "delivery-limit"
 EXPIRED = "expired"
+UNREADABLE_RECORD = "unreadable-record"
 INTERRUPTED = "Interrupted"
 UNDONE = (BrokerError, ConfigurationError)
 """What a broker or a store raises where nothing, or not all, was done: the delivery waits. Rights
@@ -154,6 +156,9 @@ class Executor:
             job.settlement = answer.outcome.settlement
         elif isinstance(answer, Elsewhere):
             job.settlement = Complete()
+        elif isinstance(answer, Unreadable):
+            # it may have ended, so it is not run; as a dead letter nothing of it is lost
+            job.settlement = DeadLetter(UNREADABLE_RECORD, answer.reason)
         elif isinstance(answer, Cancelled):
             job.owned = True
             self.cancelled(job)
