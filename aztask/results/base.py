@@ -216,7 +216,7 @@ class ResultStore(Protocol):
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record each outcome; False where the run is owned by somebody else by now, or its row
-        cannot be read.
+        does not say by whom.
         """
         ...
 
@@ -229,7 +229,7 @@ class ResultStore(Protocol):
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Keep a running task's encoded checkpoint, for services that cannot keep it in the
-        message; False where the run is owned by somebody else by now, or its row cannot be read.
+        message; False as in `record`.
         """
         ...
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.engine import Database, Waiter
+from aztask.message import COUNTER_LIMIT
 from aztask.results.base import (
     Cancelled,
     Elsewhere,
@@ -111,7 +112,8 @@ _WINDOW_END = "SELECT MAX(id) FROM (SELECT id FROM runs WHERE id > ? ORDER BY id
 _PURGE = "DELETE FROM runs WHERE id > ? AND id <= ? AND ended_at < ?"
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
 _LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
-_NUMBERED = "AND typeof(generation) = 'integer' AND typeof(hop) = 'integer'"
+_IN_ORDER = f"""AND typeof(generation) = 'integer' AND generation BETWEEN 0 AND {COUNTER_LIMIT}
+    AND typeof(hop) = 'integer' AND hop BETWEEN 0 AND {COUNTER_LIMIT}"""
 
 PURGE_WINDOW = 2_000
 FIRST_WAIT = 0.001
@@ -210,7 +212,7 @@ class LocalResults:
     def _latest(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
         """A row whose own key is damaged counts only where there is no other."""
         found: list[Any] = []
-        for condition in ("", _NUMBERED):
+        for condition in ("", _IN_ORDER):
             sql = f"SELECT {COLUMNS} FROM runs WHERE task_id = ? {condition} {_LATEST}"  # constants
             found = rows_of(connection, sql, (task_id,)) or found
             if not found or has_key(found[0]):
@@ -286,7 +288,7 @@ class LocalResults:
         without anything old: no scan of the whole table, and no long hold of the write lock.
         """
         with self._database.transaction() as connection:
-            self._cancellations.purge(connection, before)
+            self._cancellations.purge(connection, before, self._clock.wall())
             deleted = self._quarantine.purge(connection, before)
         last = 0
         while True:

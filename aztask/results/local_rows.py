@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgpack
 
 from aztask.delivery import Position
+from aztask.message import COUNTER_LIMIT
 from aztask.results.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner
 from aztask.results.runningtasks import pack_running
@@ -98,24 +99,33 @@ def run_of(row: Sequence[Any]) -> StoredRun:
 
 
 def has_key(row: Sequence[Any]) -> bool:
-    """Whether the row's generation and hop are numbers: otherwise no message is of this run."""
-    return isinstance(row[2], int) and isinstance(row[3], int)
+    """Whether the row's own key can be read: otherwise it is the row of no message."""
+    try:
+        _checked_key(Columns(dict(zip(_NAMES, row, strict=False))))
+    except Damaged:
+        return False
+    return True
+
+
+def _checked_key(columns: Columns) -> RunKey:
+    generation, hop = (columns.count(name, most=COUNTER_LIMIT) for name in ("generation", "hop"))
+    return RunKey(columns.text("task_id"), generation, hop)
 
 
 def _key_of(columns: Columns) -> RunKey:
     """As far as it can be read."""
     try:
-        task_id = columns.text("task_id")
+        return _checked_key(columns)
     except Damaged:
-        task_id = "?"
+        pass
     try:
-        return RunKey(task_id, columns.count("generation"), columns.count("hop"))
+        return RunKey(columns.text("task_id"))
     except Damaged:
-        return RunKey(task_id)
+        return RunKey("?")
 
 
 def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
-    key = RunKey(columns.text("task_id"), columns.count("generation"), columns.count("hop"))
+    key = _checked_key(columns)
     state, ended_at = columns.state(), columns.optional_time("ended_at")
     owner = columns.text("owner", missing="") or None
     outcome = None
