@@ -134,11 +134,11 @@ class Columns:
 
     def settlement(self, name: str = "settlement") -> Decision | None:
         """How its message was to be settled; None where nothing is there."""
-        record = self.unpacked(name)
-        if record is None:
+        data = self.data(name)
+        if data is None:
             return None
         try:
-            return from_record(record)
+            return from_record(unpacked(data, name))
         except (KeyError, TypeError, ValueError):
             raise Damaged(f"its {name} is unknown or wrong; a newer aztask may know it") from None
 
@@ -151,11 +151,16 @@ def unpacked(data: bytes, what: str) -> Any:
         raise Damaged(f"its {what} cannot be decoded ({len(data)} bytes)") from None
 
 
-def check_ends(state: State, ended_at: float | None) -> None:
-    """A run that waits or runs has no end, any other has one. Raises Damaged."""
+def check_ends(state: State, ended_at: float | None, settlement: Decision | None) -> None:
+    """A run that waits or runs has no end and no settlement, any other has an end.
+
+    Raises Damaged.
+    """
     if (ended_at is None) != (state in _WAITING):
         end = "no end" if ended_at is None else "an end"
         raise Damaged(f"its state is {state.value}, but it has {end}")
+    if ended_at is None and settlement is not None:
+        raise Damaged(f"its state is {state.value}, but it has a settlement")
 
 
 def check_owner(owner: str | None, position: Position | None) -> None:

@@ -109,7 +109,10 @@ _EXPECT = """
     ON CONFLICT DO NOTHING
 """
 _WINDOW_END = "SELECT MAX(id) FROM (SELECT id FROM runs WHERE id > ? ORDER BY id LIMIT ?)"
-_PURGE = "DELETE FROM runs WHERE id > ? AND id <= ? AND ended_at < ?"
+_PURGE = """
+    DELETE FROM runs
+    WHERE id > ? AND id <= ? AND ended_at < ? AND id NOT IN (SELECT id FROM damaged_runs)
+"""
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
 _LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
 _IN_ORDER = f"""AND typeof(generation) = 'integer' AND generation BETWEEN 0 AND {COUNTER_LIMIT}

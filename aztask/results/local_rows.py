@@ -31,6 +31,7 @@ COLUMNS: Final = (
     "(SELECT reason FROM damaged_runs WHERE damaged_runs.id = runs.id)"
 )
 """What `run_of` takes. A checkpoint may be large, so of it the type only."""
+_ERROR: Final = ("error_type", "error", "traceback")
 _SAVED_TYPES: Final = ("null", "blob")
 _WORKER_FIELDS: Final = (
     "started_at", "queues", "running", "finished", "stopped", "leased", "tasks",
@@ -127,19 +128,16 @@ def _key_of(columns: Columns) -> RunKey:
 def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
     key = _checked_key(columns)
     state, ended_at = columns.state(), columns.optional_time("ended_at")
-    owner = columns.text("owner", missing="") or None
+    owner, position = columns.text("owner", missing="") or None, columns.position()
+    settlement, duration = columns.settlement(), columns.optional_time("duration")
+    value = columns.data("value")
+    error_type, error, trace = (columns.text(name, missing="") for name in _ERROR)
+    check_ends(state, ended_at, settlement)
+    check_owner(owner, position)
     outcome = None
     if ended_at is not None:
-        outcome = Outcome(
-            state,
-            columns.settlement() or _PLAIN,
-            columns.data("value"),
-            columns.text("error_type", missing=""),
-            columns.text("error", missing=""),
-            columns.text("traceback", missing=""),
-            ended_at,
-            columns.time("duration"),
-        )
+        decision, seconds = settlement or _PLAIN, duration or 0.0
+        outcome = Outcome(state, decision, value, error_type, error, trace, ended_at, seconds)
     record = RunRecord(
         key,
         columns.text("task"),
@@ -150,9 +148,6 @@ def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
         columns.optional_time("started_at"),
         outcome,
     )
-    position = columns.position()
-    check_ends(state, ended_at)
-    check_owner(owner, position)
     if saved_type not in _SAVED_TYPES:
         raise Damaged(f"its checkpoint is {saved_type}, not bytes")
     failures, snoozes = columns.count("failures"), columns.count("snoozes")

@@ -48,6 +48,7 @@ from aztask.results.tables_names import (
     FIRST_RUN,
     LAST_RUN,
     WORKERS,
+    is_row,
     is_run,
     partition_of,
     shard_of,
@@ -194,6 +195,8 @@ class TablesResults:
         records: dict[RunKey, RunRecord] = {}
         for entity in self._requests.query(call, text, values, limit):
             row = entity["RowKey"]
+            if not is_row(row):
+                continue
             if row.endswith("e"):
                 record = pending(entity, partition, row)
             else:

@@ -27,7 +27,7 @@ enough."""
 WORKERS: Final = "w"
 FIRST_RUN: Final = "0"
 LAST_RUN: Final = ":"
-"""The row keys of a task's runs lie between these; other rows of its partition are not ours."""
+"""The row keys of a task's runs lie between these."""
 
 _LONGEST_KEY: Final = 250
 _TOP: Final = 10**19
@@ -71,9 +71,14 @@ def key_of_row(partition: str, row: str) -> RunKey:
     return RunKey(task_id, max(0, _TOP - int(found[1])), max(0, _TOP - int(found[2])))
 
 
+def is_row(row: str) -> bool:
+    """Whether a row of a task's partition is one of ours: a run's, or the note of one."""
+    return bool(_ROW.fullmatch(row))
+
+
 def is_run(partition: str, row: str) -> bool:
     """Whether a row of that name can be a run's."""
-    return bool(_PARTITION.fullmatch(partition) and _ROW.fullmatch(row)) and row.endswith("r")
+    return bool(_PARTITION.fullmatch(partition)) and is_row(row) and row.endswith("r")
 
 
 def is_blob_of(name: str, partition: str, row: str) -> bool:

@@ -261,7 +261,7 @@ def _readable(columns: Columns, partition: str, row: str) -> Run:
         columns.data("saved"),
         columns.text("saved_blob", missing=""),
     )
-    check_ends(run.state, run.ended_at)
+    check_ends(run.state, run.ended_at, run.settlement)
     check_owner(run.owner, run.position)
     if run.ended_at is not None and run.settlement is None:
         raise Damaged("it has an end, but no settlement")
