@@ -15,6 +15,7 @@ from typing import Any, Final
 from azure.core import MatchConditions
 from azure.core.exceptions import (
     AzureError,
+    HttpResponseError,
     ResourceExistsError,
     ResourceModifiedError,
     ResourceNotFoundError,
@@ -36,6 +37,7 @@ from aztask.leasedocument import (
 from aztask.results.eventblobs import container_client, told
 
 READ_SECONDS: Final = 10.0
+NO_SUCH_RANGE: Final = 416
 CONTENT: Final = ContentSettings(content_type="application/json", cache_control="no-cache")
 
 
@@ -63,12 +65,20 @@ class LeaseBlob:
         have: so one that is too long is known for it.
         """
         try:
-            found = self._blob.download_blob(offset=0, length=SIZE_LIMIT + 1)
+            found = self._download()
             return found.readall(), str(found.properties.etag)
         except ResourceNotFoundError:
             return b"", None
         except AzureError as error:
             raise BrokerUnavailable(f"the lease document: {told(error)}") from error
+
+    def _download(self) -> Any:
+        try:
+            return self._blob.download_blob(offset=0, length=SIZE_LIMIT + 1)
+        except HttpResponseError as error:
+            if error.status_code != NO_SUCH_RANGE:
+                raise
+            return self._blob.download_blob()  # it is empty: no byte of it can be asked for
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
         """See `LeaseStore.publish`. Needs the right to write blobs; creates a missing container.
