@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from aztask.clock import Clock
+from aztask.errors import BrokerError, BrokerUnavailable
 from aztask.results.damage import KEPT, Columns, Damaged
 from aztask.results.tables_client import Call, Requests
 from aztask.results.tables_errors import Changed
@@ -48,9 +49,19 @@ class Quarantine:
         }
         if self._requests.ensure(call, entity):
             logger.error(KEPT, run.key.task_id, run.key.generation, run.key.hop, reason)
-        if not run.in_quarantine:  # where this comes too late, the next one to meet it does it
-            mark = {"PartitionKey": partition, "RowKey": row, DAMAGE: plain(reason)}
-            self._requests.merge(call, mark, run.tag)
+        if not run.in_quarantine:
+            self._mark(run, {"PartitionKey": partition, "RowKey": row, DAMAGE: plain(reason)})
+
+    def _mark(self, run: Run, mark: dict[str, Any]) -> None:
+        """Where this comes too late, whoever meets the row next does it. In a row that takes no
+        further property the damage is found anew each time.
+        """
+        try:
+            self._requests.merge(Call(), mark, run.tag)  # a refusal ends no other request
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            logger.info("a damaged row is not marked: %s", error)
 
     def runs(self, call: Call, limit: int) -> list[Run]:
         """The runs in quarantine, those that were found last first."""

@@ -552,6 +552,25 @@ def test_a_damaged_row_is_in_quarantine_although_its_finder_died(
     assert direct.recent(state=State.UNREADABLE) == []
 
 
+def test_a_damaged_row_that_takes_no_mark_harms_no_other(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service refuses it where the row is full: 252 properties or 1 MiB. Azurite does not."""
+
+    def full(*arguments: object) -> bool:
+        raise BrokerError("the table: EntityTooLarge")
+
+    keys = [RunKey(f"t{n}") for n in range(3)]
+    direct.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    TableOutsider(tables.text, tables.names["table"]).damage_run(keys[1], {"starts": "x"})
+    monkeypatch.setattr(direct._requests, "merge", full)
+    for owner, starts in (("two", 2), ("three", 3)):
+        first, second, third = direct.start([a_start(owner, n, key) for n, key in enumerate(keys)])
+        assert isinstance(second, Unreadable)
+        assert first == third == Owned(starts)
+    assert [run.key for run in direct.recent(state=State.UNREADABLE)] == [keys[1]]
+
+
 def test_a_dead_workers_damaged_heartbeat_is_forgotten_after_a_day(
     direct: TablesResults, tables: Tables
 ) -> None:
