@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from aztask.errors import (
+    CodecError,
     ConfigurationError,
+    ResultDamaged,
     ResultTimeout,
     TaskCancelled,
     TaskExpired,
@@ -38,7 +40,10 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> str:
-        """pending, started, retrying, snoozed, succeeded, failed, cancelled or expired."""
+        """pending, started, retrying, snoozed, succeeded, failed, cancelled or expired.
+
+        unreadable where the store's row is damaged: then nothing more will happen by itself.
+        """
         record = self._record()
         return (record.state if record else State.PENDING).value
 
@@ -62,7 +67,8 @@ class AsyncResult(Generic[R]):
         for record in reversed(store.history(self.id)):
             if record.state is State.SUCCEEDED:
                 return None
-            if record.outcome is not None and record.outcome.error_type:
+            told = record.outcome is not None and record.outcome.error_type
+            if told or (record.state is State.FAILED and record.damage):
                 return _failure(record)
         return None
 
@@ -70,7 +76,7 @@ class AsyncResult(Generic[R]):
         """The value, as soon as it is there.
 
         timeout: seconds. Raises TaskFailed, TaskCancelled or TaskExpired when it ended that way,
-        ResultTimeout when it did not end in time.
+        ResultTimeout when it did not end in time, ResultDamaged when what is stored cannot be read.
         """
         store = self._results()
         give_up_at = None if timeout is None else time.monotonic() + timeout
@@ -116,13 +122,34 @@ class AsyncResult(Generic[R]):
             raise TaskExpired(f"task {self.id} was not run: it had expired")
         if record.state is State.FAILED:
             raise _failure(record)
+        if record.state is State.UNREADABLE:
+            raise ResultDamaged(
+                f"the row of task {self.id} in the result store is damaged ({record.damage}); "
+                f"look for its message with aztask dlq show {self.id} and replay that, or send the "
+                "task again with force=True"
+            )
+        if record.damage:
+            raise self._damaged(record.damage)
         outcome = record.outcome
-        value: R = self._decode(outcome.value) if outcome and outcome.value else None  # type: ignore[assignment]
+        if outcome is None or not outcome.value:
+            return None  # type: ignore[return-value]
+        try:
+            value: R = self._decode(outcome.value)
+        except CodecError as error:
+            raise self._damaged(str(error)) from None
         return value
+
+    def _damaged(self, reason: str) -> ResultDamaged:
+        return ResultDamaged(
+            f"the value of task {self.id} is damaged ({reason}); the task did end, to have its "
+            "value send it again with force=True"
+        )
 
 
 def _failure(record: RunRecord) -> TaskFailed:
     outcome = record.outcome
     if outcome is None:
         return TaskFailed("Unknown", "the result store holds no outcome")
+    if record.damage:
+        return TaskFailed("Unknown", f"the error is damaged: {record.damage}")
     return TaskFailed(outcome.error_type, outcome.error, outcome.traceback)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -56,6 +56,14 @@ class DeadLetters:
         self._app = app
         self._clock = clock
         self._sleep = sleep
+        self._damaged: dict[str, str] = {}
+
+    @property
+    def damaged(self) -> Mapping[str, str]:
+        """The dead letters that the last look skipped because their notes in the index are damaged:
+        message ids and reasons. A replay or a purge by such an id still takes the dead letter.
+        """
+        return self._damaged
 
     def list(self, limit: int = PAGE, after: Position | None = None) -> Sequence[DeadLetterView]:
         """Up to `limit` dead letters in order of position, those after `after`.
@@ -78,8 +86,9 @@ class DeadLetters:
         return (letter for letter in self._all() if selection.matches(letter))
 
     def count(self, selection: Selection) -> int:
-        """How many are selected."""
-        return sum(1 for _ in self.find(selection))
+        """How many are selected, those with a damaged note included where their ids are named."""
+        found = sum(1 for _ in self.find(selection))
+        return found + len(selection.ids.intersection(self._damaged))
 
     def groups(self) -> Sequence[Group]:
         """All dead letters by task, reason and error signature, the largest group first."""
@@ -213,10 +222,11 @@ class DeadLetters:
         looking.met_all()
 
     def _all(self) -> Iterator[DeadLetterView]:
+        self._damaged.clear()
         return (self._view(each) for each in self._looking().all())
 
     def _looking(self) -> DeadLooking:
-        return DeadLooking(self._app, self.queue, self._clock)
+        return DeadLooking(self._app, self.queue, self._clock, self._damaged)
 
     def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:
         """What to send in the place of a dead letter."""

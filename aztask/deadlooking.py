@@ -21,7 +21,11 @@ PAGE: Final = 100
 class DeadLooking:
     """Looks at the dead letters of one queue without taking them, and keeps the index true."""
 
-    def __init__(self, app: App, queue: str, clock: Clock) -> None:
+    def __init__(
+        self, app: App, queue: str, clock: Clock, damaged: dict[str, str] | None = None
+    ) -> None:
+        """damaged: gets the key and the reason of each damaged note that is met."""
+        self._damaged = {} if damaged is None else damaged
         self._app = app
         self._queue = queue
         self._clock = clock
@@ -50,7 +54,9 @@ class DeadLooking:
         after = 0
         while page := self._index.page(self._queue, after, PAGE):
             after = page[-1].number
-            yield from (_as_peeked(each) for each in page if each.key not in seen)
+            unseen = [each for each in page if each.key not in seen]
+            self._damaged.update((each.key, each.damage) for each in unseen if each.damage)
+            yield from (_as_peeked(each) for each in unseen if not each.damage)
 
     def _shown(self) -> Iterator[Peeked]:
         page = self._peek()

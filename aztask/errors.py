@@ -27,6 +27,7 @@
     │ └ LeaseLost                   the broker's verdict, or our own deadline's
     ├ ResultError
     │ ├ ResultTimeout
+    │ ├ ResultDamaged               the stored row or value cannot be read
     │ ├ TaskFailed                  carries the remote type, message and traceback text
     │ ├ TaskCancelled
     │ └ TaskExpired
@@ -167,6 +168,10 @@ class ResultError(AztaskError):
 
 class ResultTimeout(ResultError):
     """The result did not arrive in time; the task goes on."""
+
+
+class ResultDamaged(ResultError):
+    """What the result store holds of the task cannot be read; send it again with force=True."""
 
 
 class TaskFailed(ResultError):

@@ -8,6 +8,8 @@ Rules
 2. Reading trusts nothing: what is not a document of this version is a DecodeError, and the reader
    keeps what it knew. Leases are clamped to what any service grants. Unknown fields are passed
    over, so that a newer writer may add some.
+3. A worker that would publish sets a damaged document aside and begins a new one: otherwise nothing
+   would be learned any more. It leaves the document of a newer release alone.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from aztask.leaseobservation import LAST_BIN, Observation
 VERSION: Final = 1
 NAME: Final = "leases.json"
 """What the document is called in its directory or container."""
+ASIDE: Final = ".damaged"
+"""What is added to the name of a document that is set aside."""
 SIZE_LIMIT: Final = 4 << 20
 SHORTEST: Final = 0.1
 TEXT_LIMIT: Final = 1000
@@ -98,6 +102,14 @@ class LeaseStore(Protocol):
         """
         ...
 
+    def set_aside(self) -> str | None:
+        """Move a damaged document out of the way; where it is now. It replaces the one that was set
+        aside before.
+
+        None where it is not damaged, or is gone. Raises BrokerUnavailable.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of connections."""
         ...
@@ -150,6 +162,23 @@ def from_json(data: bytes) -> LeaseDocument:
         int(record.number("revision", 0, COUNT_LIMIT)),
         {name: _entry(value, f"queue {name[:80]!a}") for name, value in record.map("queues")},
     )
+
+
+def is_damaged(data: bytes) -> bool:
+    """Whether `data` is no document, and not one of a newer release either."""
+    try:
+        from_json(data)
+    except DecodeError:
+        return not _is_newer(data)
+    return False
+
+
+def _is_newer(data: bytes) -> bool:
+    try:
+        version = json.loads(data)["version"]
+        return isinstance(version, int) and version > VERSION
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def _entry(value: object, what: str) -> QueueEntry:

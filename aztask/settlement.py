@@ -6,14 +6,19 @@ enough to repeat it exactly: a redelivery of a recorded attempt settles the same
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from aztask.display import storable
+from aztask.durations import LONGEST_SECONDS
 from aztask.envelope import Envelope
 
 REASON_LIMIT = 1024
 """Characters that a reason or a description may have: Service Bus allows 1024 each [measured]."""
+
+LATEST_DUE: Final = 250_000_000_000.0
+"""UTC epoch seconds in the year 9892: dates after the year 9998 overflow some services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +138,34 @@ def to_record(settlement: Decision) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> Decision:
-    """The decision that `to_record` wrote. Raises KeyError or TypeError on anything else."""
+    """The decision that `to_record` wrote.
+
+    Raises KeyError, TypeError or ValueError on anything else: a record may be damaged or forged,
+    and what is made of it is carried out.
+    """
     fields = dict(record)
-    settlement: Decision = _NAMES[fields.pop("settle")](**fields)
+    kind = _NAMES[fields.pop("settle")]
+    for name, value in fields.items():
+        if name not in _CHECKS or not _CHECKS[name](value):
+            raise TypeError(f"a settlement's {name!r} cannot be {type(value).__name__}")
+    settlement: Decision = kind(**fields)
     return settlement
+
+
+def _within(value: object, most: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0.0 <= value <= most
+
+
+_CHECKS: Final[dict[str, Callable[[object], bool]]] = {
+    "delay": lambda value: _within(value, LONGEST_SECONDS),
+    "due": lambda value: value is None or _within(value, LATEST_DUE),
+    "counted": lambda value: isinstance(value, bool),
+    "asked": lambda value: isinstance(value, bool),
+    "reason": lambda value: isinstance(value, str),
+    "description": lambda value: isinstance(value, str),
+}
 
 
 def with_envelope(settlement: Resubmit, envelope: Envelope, delay: float) -> Resubmit:

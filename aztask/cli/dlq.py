@@ -11,6 +11,7 @@ import click
 
 from aztask.app import App
 from aztask.cli.confirm import dry_run_option, yes_option
+from aztask.cli.damage import warn_of_damage
 from aztask.cli.deadletter_act import Act, act_on
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import NotFound
@@ -95,7 +96,9 @@ def list_(
     everything = all(text is None for text in (task, reason, signature))
     selection = Selection(frozenset(), task, reason, everything, signature)
     with open_app() as app:
-        letters = list(islice(_find(app, queues, selection), limit))
+        places = _queues(app, queues)
+        letters = list(islice(_find(places, selection), limit))
+    _warn(places)
     if as_json:
         for letter in letters:
             print_json(summary(letter))
@@ -128,7 +131,9 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
     texts, paths.
     """
     with open_app() as app:
-        found = [(each.queue, group) for each in _queues(app, queues) for group in each.groups()]
+        places = _queues(app, queues)
+        found = [(each.queue, group) for each in places for group in each.groups()]
+    _warn(places)
     if as_json:
         for queue, group in found:
             print_json(
@@ -171,8 +176,10 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
     ID: a task id, a message id or @POSITION, as list shows them.
     """
     with open_app() as app:
-        letters = list(_find(app, queues, Selection(frozenset([letter_id]))))
+        places = _queues(app, queues)
+        letters = list(_find(places, Selection(frozenset([letter_id]))))
         if not letters:
+            _warn(places)
             raise NotFound(f"there is no dead letter {letter_id!r}; see: aztask dlq list")
         for letter in letters:
             print_letter(app, letter, as_json=as_json)
@@ -244,7 +251,9 @@ def _act(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    meant = [(letters, letters.count(selection)) for letters in _queues(app, queues)]
+    places = _queues(app, queues)
+    meant = [(letters, letters.count(selection)) for letters in places]
+    _warn(places)
     if selection.ids and not any(count for _, count in meant):
         raise NotFound(f"no dead letter has the id {', '.join(sorted(selection.ids))}")
     act_on(meant, words, act, dry_run=dry_run, yes=yes)
@@ -255,8 +264,15 @@ def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:
     return [DeadLetters(app, name) for name in names]
 
 
-def _find(
-    app: App, queues: Sequence[tuple[str, ...]], selection: Selection
-) -> Iterator[DeadLetterView]:
-    for letters in _queues(app, queues):
+def _find(places: Sequence[DeadLetters], selection: Selection) -> Iterator[DeadLetterView]:
+    for letters in places:
         yield from letters.find(selection)
+
+
+def _warn(places: Sequence[DeadLetters]) -> None:
+    damaged = [pair for letters in places for pair in letters.damaged.items()]
+    warn_of_damage(
+        "dead-letter note",
+        damaged,
+        "the dead letters themselves are there: replay or purge them by these ids",
+    )

@@ -25,6 +25,7 @@ STATE_COLOURS = {
     "failed": "red",
     "silent": "red",
     "expired": "red",
+    "unreadable": "red",
     "cancelled": "yellow",
     "retrying": "yellow",
     "snoozed": "yellow",

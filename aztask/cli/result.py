@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from aztask.app import App
+from aztask.cli.damage import warn_of_damage
 from aztask.cli.failures import NotFound, visible
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import (
@@ -33,6 +34,7 @@ def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -
     """Show how a task ended, or the newest runs.
 
     With ID: the task, its value or error, and all its runs. Without: the newest runs of all tasks.
+    Damaged runs are skipped and named on stderr; --state unreadable lists those that workers found.
     """
     with open_app() as app:
         store = results_of(app)
@@ -44,6 +46,10 @@ def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -
 
 def _print_recent(store: ResultStore, state: State | None, limit: int, *, as_json: bool) -> None:
     runs = store.recent(state=state, limit=limit)
+    if state is not State.UNREADABLE:
+        damaged = [(run.key.task_id, run.damage) for run in runs if run.damage]
+        warn_of_damage("run", damaged, "see: aztask result ID, or --state unreadable")
+        runs = [run for run in runs if run.state is not State.UNREADABLE]
     if as_json:
         for run in runs:
             print_json(_summary(run))
@@ -82,7 +88,7 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
         )
         return
     outcome = latest.outcome
-    succeeded = latest.state is State.SUCCEEDED
+    succeeded = latest.state is State.SUCCEEDED and not latest.damage
     print_fields(
         [
             ("id", task_id),
@@ -94,7 +100,8 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
             ("ended", local_time(outcome.at) if outcome else None),
             ("seconds", f"{outcome.duration:.3f}" if outcome else None),
             ("value", to_json(_value(app, latest)) if succeeded else None),
-            ("error", _error_line(latest)),
+            ("damaged", latest.damage or None),
+            ("error", None if latest.damage else _error_line(latest)),
         ]
     )
     if len(runs) > 1:
@@ -142,10 +149,13 @@ def _summary(run: RunRecord) -> dict[str, Any]:
         "settlement": name_of(outcome.settlement) if outcome else None,
         "error_type": outcome.error_type if outcome else "",
         "error": outcome.error if outcome else "",
+        "damage": run.damage,
     }
 
 
 def _error_line(run: RunRecord) -> str | None:
+    if run.damage:
+        return run.damage
     if run.outcome is None or not run.outcome.error_type:
         return None
     lines = run.outcome.error.splitlines()

@@ -11,7 +11,7 @@ import click
 from aztask.cli.options import Duration, all_names, app_option, json_option, queues_option
 from aztask.cli.output import iso_time, print_json, print_table, span
 from aztask.cli.target import open_app, results_of
-from aztask.cli.workers import state_of
+from aztask.cli.workers import readable_workers, state_of
 from aztask.results.base import RunningTask, WorkerRecord
 
 
@@ -38,7 +38,7 @@ def command(
     that have run longest are known.
     """
     with open_app() as app:
-        records = results_of(app).workers()
+        records = readable_workers(results_of(app))
     wanted = all_names(queues)
     rows = [
         row

@@ -6,10 +6,11 @@ import time
 
 import click
 
+from aztask.cli.damage import warn_of_damage
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import open_app, results_of
-from aztask.results.base import WorkerRecord
+from aztask.results.base import ResultStore, WorkerRecord
 
 SILENT_SECONDS = 15.0
 """A worker gives a sign of life every 5 s; after three that are missing it is called silent."""
@@ -25,7 +26,7 @@ def command(as_json: bool) -> None:
     it ended as it should. leased: messages that it holds, to run them now or soon.
     """
     with open_app() as app:
-        records = results_of(app).workers()
+        records = readable_workers(results_of(app))
     now = time.time()
     if as_json:
         for worker in records:
@@ -58,6 +59,14 @@ def command(as_json: bool) -> None:
             for worker in records
         ],
     )
+
+
+def readable_workers(store: ResultStore) -> list[WorkerRecord]:
+    """The workers whose heartbeats can be read; the others are named on stderr."""
+    found = store.workers()
+    damaged = [(worker.name, worker.damage) for worker in found if worker.damage]
+    warn_of_damage("worker", damaged, "a living one repairs its row with its next heartbeat")
+    return [worker for worker in found if not worker.damage]
 
 
 def state_of(worker: WorkerRecord, now: float) -> str:

@@ -23,13 +23,16 @@ from aztask.doctor.queuechecks import judge
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 from aztask.finding import Finding, Level, failed, fine, problem, warning
 from aztask.queueplan import QueuePlan
-from aztask.results.base import Provisioned
+from aztask.results.base import Provisioned, State
 
 SKEW_SECONDS: Final = 30.0
 REFUSED_SECONDS: Final = 300.0
 """A signature or a token is refused when the clocks are about that far apart."""
 
 SLOW_SECONDS: Final = 1.0
+DAMAGED_ROWS: Final = 100
+NAMED_ROWS: Final = 3
+"""Of damaged rows so many are counted, and so many named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +187,36 @@ def _of_results(app: App) -> Iterator[Finding]:
         began = time.monotonic()
         workers = store.workers()
         spent = time.monotonic() - began
+        damaged = store.recent(state=State.UNREADABLE, limit=DAMAGED_ROWS)
     except AztaskError as error:
         yield failed("results", "results", error)
-    else:
-        yield fine(
-            "results",
-            "results",
-            f"the result store answers in {1000 * spent:.0f} ms and knows {len(workers)} workers",
+        return
+    known = sum(not worker.damage for worker in workers)
+    yield fine(
+        "results",
+        "results",
+        f"the result store answers in {1000 * spent:.0f} ms and knows {known} workers",
+    )
+    if known < len(workers):
+        names = [(worker.name, worker.damage) for worker in workers if worker.damage]
+        text = f"rows of workers that cannot be read: {_named(names)}"
+        advice = "a living worker repairs its row with its next heartbeat; delete those that stay"
+        yield warning("results", "workers", text, advice)
+    if damaged:
+        reasons = [(run.key.task_id, run.damage) for run in damaged]
+        text = f"rows of tasks that cannot be read: {_named(reasons)}"
+        advice = (
+            "list them with aztask result --state unreadable, find out who writes to the store, "
+            "then aztask dlq replay --reason unreadable-record"
         )
+        yield warning("results", "damage", text, advice)
+
+
+def _named(rows: Sequence[tuple[str, str]]) -> str:
+    """How many, and the first of them with their reasons."""
+    count = f"{len(rows)}{'' if len(rows) < DAMAGED_ROWS else ' or more'}"
+    first = "; ".join(f"{name} ({reason})" for name, reason in rows[:NAMED_ROWS])
+    return f"{count}: {first}{'; ...' if len(rows) > NAMED_ROWS else ''}"
 
 
 def _of_events(app: App) -> Iterator[Finding]:

@@ -12,6 +12,11 @@ Rules
    the store counts it, shows its state and error, and lets the next delivery start again.
 5. A store that cannot be reached raises BrokerUnavailable: the caller keeps the delivery unsettled
    and tries again.
+6. A damaged row raises nothing and harms no other row of the same call. A run whose row cannot be
+   read is neither started nor recorded (`Unreadable`): it may have ended, and only the row knew.
+   `start` and `bury` put such a row into quarantine: it stays as it is, is logged and listed under
+   `State.UNREADABLE`, and is purged a retention time later. A replay of the task has another key,
+   and so a row of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ class State(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    UNREADABLE = "unreadable"
+    """Its row is damaged. No row says so: a store finds it out (rule 6)."""
 
     @property
     def final(self) -> bool:
@@ -43,7 +50,9 @@ class State(StrEnum):
         return self in _FINAL
 
 
-_FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED})
+_FINAL = frozenset(
+    {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED, State.UNREADABLE}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,16 @@ class Cancelled:
     starts: int
 
 
-StartAnswer: TypeAlias = Owned | Recorded | Elsewhere | Cancelled
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The run's row is damaged: it may have ended, so do not run it. reason: what is wrong, on one
+    line.
+    """
+
+    reason: str
+
+
+StartAnswer: TypeAlias = Owned | Recorded | Elsewhere | Cancelled | Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +152,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run as the store knows it."""
+    """One run as the store knows it.
+
+    damage: what cannot be read, on one line; "" where all can. With the state UNREADABLE it is the
+    row, and the other fields are empty, but for the key. With another state it is the value.
+    """
 
     key: RunKey
     task: str
@@ -144,6 +166,7 @@ class RunRecord:
     starts: int = 0
     started_at: float | None = None
     outcome: Outcome | None = None
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +185,8 @@ class WorkerRecord:
     """A worker as it last told of itself. Times are UTC epoch seconds.
 
     running: how many tasks run. leased: deliveries under a lease, those included that wait. tasks:
-    what runs, the longest first; a store may leave out the end of a long list.
+    what runs, the longest first; a store may leave out the end of a long list. damage: why the
+    worker's row cannot be read, on one line; then only the name is known.
     """
 
     name: str
@@ -174,6 +198,7 @@ class WorkerRecord:
     stopped: bool = False
     leased: int = 0
     tasks: tuple[RunningTask, ...] = ()
+    damage: str = ""
 
 
 @runtime_checkable
@@ -190,18 +215,21 @@ class ResultStore(Protocol):
         ...
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
-        """Record each outcome; False where the run is owned by somebody else by now."""
+        """Record each outcome; False where the run is owned by somebody else by now, or its row
+        does not say by whom.
+        """
         ...
 
     def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
         """Record runs, with their outcomes, that no worker ended: the broker dead-lettered their
-        messages. False where the run had ended already. Whoever owned it records nothing any more.
+        messages. False where the run had ended already, or its row cannot be read. Whoever owned
+        it records nothing any more.
         """
         ...
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Keep a running task's encoded checkpoint, for services that cannot keep it in the
-        message; False where the run is owned by somebody else by now.
+        message; False as in `record`.
         """
         ...
 
@@ -222,11 +250,12 @@ class ResultStore(Protocol):
         ...
 
     def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The newest runs, newest first."""
+        """The newest runs, newest first; damaged ones too. UNREADABLE: those in quarantine."""
         ...
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
-        """Mark a task as cancelled; False when it has ended already.
+        """Mark a task as cancelled; False when it has ended already. A task whose row cannot be
+        read is marked: it may be running.
 
         running: a run that has started is to be stopped; see `to_stop`.
         """
@@ -252,11 +281,13 @@ class ResultStore(Protocol):
         ...
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that are known, newest sign of life first."""
+        """The workers that are known, newest sign of life first, damaged rows last."""
         ...
 
     def purge(self, before: float) -> int:
-        """Delete what ended before that time (UTC epoch seconds); how many runs were deleted."""
+        """Delete what ended, or was put into quarantine, before that time (UTC epoch seconds); how
+        many runs were deleted.
+        """
         ...
 
     def close(self) -> None:

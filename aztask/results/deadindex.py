@@ -7,18 +7,23 @@ Crash window: if the worker dies between the two, the note speaks of a message t
 or was settled otherwise by its next delivery. Such a note, like that of a dead letter which
 somebody removed past aztask, is dropped as soon as all that is there was seen: when the service
 shows all of them, or when a replay or a purge has gone through them.
+
+A note that is damaged hides no other one, and takes nothing from its dead letter, which lies in the
+service: it is listed by its key alone, until the dead letter is replayed or purged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from aztask.brokers.base import Broker
+from aztask.brokers.local_payload import envelope_of
 from aztask.envelope import Envelope
 from aztask.results.base import ResultStore
+from aztask.results.damage import Columns, Damaged
 
 UNDER_WAY: Final = 120.0
 """Seconds for which a note may be of a dead letter that is just being stored."""
@@ -28,7 +33,8 @@ UNDER_WAY: Final = 120.0
 class NotedDead:
     """A dead letter as it was noted. number: rises with each note of a store; 0 before.
 
-    at: UTC epoch seconds of the note.
+    at: UTC epoch seconds of the note. damage: why the note cannot be read; then only the number and
+    perhaps the key are known.
     """
 
     queue: str
@@ -38,6 +44,7 @@ class NotedDead:
     at: float
     delivery_count: int
     number: int = 0
+    damage: str = ""
 
     @property
     def key(self) -> str:
@@ -53,7 +60,7 @@ class DeadIndex(Protocol):
         ...
 
     def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
-        """Up to `limit` notes of the queue behind the number `after`, in order."""
+        """Up to `limit` notes of the queue behind the number `after`, in order, damaged or not."""
         ...
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
@@ -81,6 +88,43 @@ class Indexing(Protocol):
 def key_of(envelope: Envelope) -> str:
     """The message id; for what has none the SHA-256 of its bytes."""
     return envelope.message_id or f"sha256-{sha256(envelope.body).hexdigest()}"
+
+
+def read_note(queue: str, number: int, values: Mapping[str, Any]) -> NotedDead:
+    """The note with these fields: ``key``, ``envelope``, ``reason``, ``description``, ``at`` and
+    ``delivery_count``; damaged or not.
+    """
+    columns = Columns(values)
+    try:
+        key, envelope = columns.text("key"), envelope_of(columns.data("envelope") or b"")
+        if not _is_whole(envelope) or key_of(envelope) != key:
+            raise Damaged("its envelope cannot be read")
+        return NotedDead(
+            queue,
+            envelope,
+            columns.text("reason"),
+            columns.text("description"),
+            columns.time("at"),
+            columns.count("delivery_count"),
+            number,
+        )
+    except Damaged as damage:
+        return damaged_note(queue, number, values.get("key"), damage)
+
+
+def damaged_note(queue: str, number: int, key: object, damage: Damaged) -> NotedDead:
+    """What is known of a note that cannot be read."""
+    known = Envelope(b"", message_id=key if isinstance(key, str) else "")
+    return NotedDead(queue, known, "", "", 0.0, 0, number, damage.reason)
+
+
+def _is_whole(envelope: Envelope) -> bool:
+    return (
+        isinstance(envelope.body, bytes)
+        and isinstance(envelope.headers, dict)
+        and isinstance(envelope.properties, dict)
+        and isinstance(envelope.message_id, str)
+    )
 
 
 def index_for(broker: Broker, results: ResultStore | None) -> DeadIndex | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from azure.core import MatchConditions
 from azure.core.exceptions import (
     AzureError,
+    HttpResponseError,
     ResourceExistsError,
     ResourceModifiedError,
     ResourceNotFoundError,
@@ -23,10 +24,20 @@ from azure.storage.blob import ContentSettings
 
 from aztask.addresses import BlobAddress
 from aztask.errors import BrokerUnavailable
-from aztask.leasedocument import NAME, SIZE_LIMIT, LeaseDocument, Stored, from_json, to_json
+from aztask.leasedocument import (
+    ASIDE,
+    NAME,
+    SIZE_LIMIT,
+    LeaseDocument,
+    Stored,
+    from_json,
+    is_damaged,
+    to_json,
+)
 from aztask.results.eventblobs import container_client, told
 
 READ_SECONDS: Final = 10.0
+NO_SUCH_RANGE: Final = 416
 CONTENT: Final = ContentSettings(content_type="application/json", cache_control="no-cache")
 
 
@@ -46,14 +57,28 @@ class LeaseBlob:
 
     def load(self) -> Stored:
         """See `LeaseStore.load`. Needs the right to read blobs."""
+        data, tag = self._read()
+        return Stored(LeaseDocument() if tag is None else from_json(data), tag)
+
+    def _read(self) -> tuple[bytes, str | None]:
+        """The bytes and the ETag; None where there is no blob. One byte more than a document may
+        have: so one that is too long is known for it.
+        """
         try:
-            found = self._blob.download_blob(offset=0, length=SIZE_LIMIT)
-            data = found.readall()
+            found = self._download()
+            return found.readall(), str(found.properties.etag)
         except ResourceNotFoundError:
-            return Stored(LeaseDocument(), None)
+            return b"", None
         except AzureError as error:
             raise BrokerUnavailable(f"the lease document: {told(error)}") from error
-        return Stored(from_json(data), str(found.properties.etag))
+
+    def _download(self) -> Any:
+        try:
+            return self._blob.download_blob(offset=0, length=SIZE_LIMIT + 1)
+        except HttpResponseError as error:
+            if error.status_code != NO_SUCH_RANGE:
+                raise
+            return self._blob.download_blob()  # it is empty: no byte of it can be asked for
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
         """See `LeaseStore.publish`. Needs the right to write blobs; creates a missing container.
@@ -71,6 +96,24 @@ class LeaseBlob:
                 return self._put(data, None)
         except AzureError as error:
             raise BrokerUnavailable(f"the lease document: {told(error)}") from error
+
+    def set_aside(self) -> str | None:
+        """See `LeaseStore.set_aside`: it is copied, then deleted as it was read.
+
+        If the process dies in between, the next worker does it again.
+        """
+        data, tag = self._read()
+        if tag is None or not is_damaged(data):
+            return None
+        aside = self.address.name_of(NAME) + ASIDE
+        try:
+            self._container.upload_blob(aside, data, overwrite=True, content_settings=CONTENT)
+            self._blob.delete_blob(etag=tag, match_condition=MatchConditions.IfNotModified)
+        except (ResourceModifiedError, ResourceNotFoundError):
+            return None  # another worker was faster
+        except AzureError as error:
+            raise BrokerUnavailable(f"the lease document: {told(error)}") from error
+        return aside
 
     def close(self) -> None:
         """Close idle connections."""

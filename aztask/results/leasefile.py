@@ -19,7 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.leasedocument import SIZE_LIMIT, LeaseDocument, Stored, from_json, to_json
+from aztask.leasedocument import (
+    ASIDE,
+    SIZE_LIMIT,
+    LeaseDocument,
+    Stored,
+    from_json,
+    is_damaged,
+    to_json,
+)
 
 
 class LeaseFile:
@@ -37,13 +45,9 @@ class LeaseFile:
 
     def load(self) -> Stored:
         """See `LeaseStore.load`."""
-        try:
-            with self.path.open("rb") as file:
-                data = file.read(SIZE_LIMIT + 1)
-        except FileNotFoundError:
+        data = self._read()
+        if data is None:
             return Stored(LeaseDocument(), None)
-        except OSError as error:
-            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
         document = from_json(data)
         return Stored(document, str(document.revision))
 
@@ -60,8 +64,30 @@ class LeaseFile:
             raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
         return True
 
+    def set_aside(self) -> str | None:
+        """See `LeaseStore.set_aside`: it is renamed."""
+        aside = Path(f"{self.path}{ASIDE}")
+        try:
+            with self._turn():
+                data = self._read()
+                if data is None or not is_damaged(data):
+                    return None
+                self.path.replace(aside)
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
+        return str(aside)
+
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _read(self) -> bytes | None:
+        try:
+            with self.path.open("rb") as file:
+                return file.read(SIZE_LIMIT + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BrokerUnavailable(f"the lease document {self.path}: {error.strerror}") from None
 
     def _tag(self) -> str | None:
         try:

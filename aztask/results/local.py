@@ -14,15 +14,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import msgpack
-
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.engine import Database, Waiter
+from aztask.message import COUNTER_LIMIT
 from aztask.results.base import (
     Cancelled,
     Elsewhere,
     Finish,
-    Outcome,
     Owned,
     Recorded,
     RunKey,
@@ -30,13 +28,26 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    Unreadable,
     WorkerRecord,
 )
+from aztask.results.damage import Damaged, check_position
 from aztask.results.deadindex import DeadIndex
 from aztask.results.local_cancellations import LocalCancellations
 from aztask.results.local_deadindex import LocalDeadIndex
-from aztask.results.runningtasks import NOTHING_RUNS, pack_running, unpack_running
-from aztask.settlement import Complete, from_record, to_record
+from aztask.results.local_quarantine import LocalQuarantine
+from aztask.results.local_rows import (
+    COLUMNS,
+    StoredRun,
+    has_key,
+    key_of,
+    outcome_row,
+    rows_of,
+    run_of,
+    start_row,
+    worker_of,
+    worker_row,
+)
 
 _STEPS = (
     """
@@ -98,12 +109,15 @@ _EXPECT = """
     ON CONFLICT DO NOTHING
 """
 _WINDOW_END = "SELECT MAX(id) FROM (SELECT id FROM runs WHERE id > ? ORDER BY id LIMIT ?)"
-_PURGE = "DELETE FROM runs WHERE id > ? AND id <= ? AND ended_at < ?"
+_PURGE = """
+    DELETE FROM runs
+    WHERE id > ? AND id <= ? AND ended_at < ? AND id NOT IN (SELECT id FROM damaged_runs)
+"""
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
-_COLUMNS = """task_id, generation, hop, task, queue, state, worker, starts, started_at, settlement,
-              value, error_type, error, traceback, ended_at, duration"""
+_LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
+_IN_ORDER = f"""AND typeof(generation) = 'integer' AND generation BETWEEN 0 AND {COUNTER_LIMIT}
+    AND typeof(hop) = 'integer' AND hop BETWEEN 0 AND {COUNTER_LIMIT}"""
 
-_PLAIN = Complete()
 PURGE_WINDOW = 2_000
 FIRST_WAIT = 0.001
 LONGEST_WAIT = 0.02
@@ -120,6 +134,7 @@ class LocalResults:
         self._clock = clock
         database.migrate("results", _STEPS)
         self._cancellations = LocalCancellations(database)
+        self._quarantine = LocalQuarantine(database)
         self.dead_index: DeadIndex = LocalDeadIndex(database)
 
     @property
@@ -133,7 +148,7 @@ class LocalResults:
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
         """Try to own each run. New runs, the usual case, cost one statement for all."""
-        rows = [_start_row(each) for each in starts]
+        rows = [start_row(each) for each in starts]
         with self._database.transaction() as connection:
             cancelled = self._cancellations.any(connection)
             stored = connection.executemany(_START, rows).rowcount
@@ -143,7 +158,7 @@ class LocalResults:
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
         """Record outcomes, each by compare-and-set on the run's owner."""
-        rows = [(*_outcome_row(each.outcome), *_key(each.key), each.owner) for each in finishes]
+        rows = [(*outcome_row(each.outcome), *key_of(each.key), each.owner) for each in finishes]
         again = [
             (outcome.state is State.RETRYING, outcome.state is State.SNOOZED, *row[-4:])
             for outcome, row in zip((each.outcome for each in finishes), rows, strict=True)
@@ -154,69 +169,77 @@ class LocalResults:
                 connection.executemany(_COUNT, again)
             if connection.executemany(_RECORD, rows).rowcount == len(rows):
                 return [True] * len(rows)
-            return [self._is_owner(connection, each.key, each.owner) for each in finishes]
+            return [self._stands(connection, each.key, each.owner) for each in finishes]
 
     def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
         """Record the end of runs whose messages the broker dead-lettered."""
         with self._database.transaction() as connection:
             return [self._bury(connection, run) for run in runs]
 
-    def _bury(self, connection: sqlite3.Connection, run: RunRecord) -> bool:
-        key = _key(run.key)
-        row = connection.execute(f"SELECT {_COLUMNS} FROM runs WHERE {_KEY}", key).fetchone()
-        known = _record(row).outcome if row else None
-        if run.outcome is None or (known is not None and not known.again):
+    def _bury(self, connection: sqlite3.Connection, record: RunRecord) -> bool:
+        run = self._run(connection, record.key)
+        if record.outcome is None or (run is not None and (run.record.damage or run.ended)):
             return False
-        connection.execute(_EXPECT, (*key, run.task, run.queue))
-        connection.execute(_BURY, (*_outcome_row(run.outcome), *key))
+        key = key_of(record.key)
+        connection.execute(_EXPECT, (*key, record.task, record.queue))
+        connection.execute(_BURY, (*outcome_row(record.outcome), *key))
         return True
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Keep a checkpoint, by compare-and-set on the run's owner."""
         with self._database.transaction() as connection:
-            return connection.execute(_SAVE, (state, *_key(key), owner)).rowcount == 1
+            return connection.execute(_SAVE, (state, *key_of(key), owner)).rowcount == 1
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
         """Give runs back; their start is not counted."""
         with self._database.transaction() as connection:
-            connection.executemany(_DISOWN, [(*_key(key), owner) for key, owner in runs])
+            connection.executemany(_DISOWN, [(*key_of(key), owner) for key, owner in runs])
 
     def expect(self, runs: Iterable[RunRecord]) -> None:
         """Note runs that are sent and not started."""
         with self._database.transaction() as connection:
-            rows = [(*_key(run.key), run.task, run.queue) for run in runs]
+            rows = [(*key_of(run.key), run.task, run.queue) for run in runs]
             connection.executemany(_EXPECT, rows)
 
     def get(self, task_id: str) -> RunRecord | None:
         """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
         with self._database.read() as connection:
-            row = connection.execute(
-                f"SELECT {_COLUMNS} FROM runs WHERE task_id = ? "  # constants
-                "ORDER BY generation DESC, hop DESC LIMIT 1",
-                (task_id,),
-            ).fetchone()
+            record = self._latest(connection, task_id)
             mark = self._cancellations.has(connection, task_id)
-        record = _record(row) if row else None
         if mark and (record is None or record.state in _WAITING):
             known = record or RunRecord(RunKey(task_id), "", "", State.PENDING)
             return replace(known, state=State.CANCELLED)
         return record
+
+    @staticmethod
+    def _latest(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
+        """A row whose own key is damaged counts only where there is no other."""
+        found: list[Any] = []
+        for condition in ("", _IN_ORDER):
+            sql = f"SELECT {COLUMNS} FROM runs WHERE task_id = ? {condition} {_LATEST}"  # constants
+            found = rows_of(connection, sql, (task_id,)) or found
+            if not found or has_key(found[0]):
+                break
+        return run_of(found[0]).record if found else None
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
         return self._select("WHERE task_id = ? ORDER BY generation, hop", task_id)
 
     def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The newest runs, newest first."""
+        """The newest runs, newest first; UNREADABLE: those in quarantine."""
         if state is None:
             return self._select("ORDER BY id DESC LIMIT ?", limit)
+        if state is State.UNREADABLE:
+            with self._database.read() as connection:
+                return self._quarantine.runs(connection, limit)
         return self._select("WHERE state = ? ORDER BY id DESC LIMIT ?", state.value, limit)
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
         with self._database.transaction() as connection:
             record = self.get(task_id)
-            if record is not None and record.state.final:
+            if record is not None and record.state.final and not record.damage:
                 return False
             self._cancellations.mark(connection, task_id, at, running=running)
             return True
@@ -247,23 +270,19 @@ class LocalResults:
 
     def heartbeat(self, worker: WorkerRecord) -> None:
         """Note that a worker lives; forget those that have been silent for a day."""
-        record = (
-            worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped,
-            worker.leased, pack_running(worker.tasks),
-        )  # fmt: skip
         with self._database.transaction() as connection:
-            row = (worker.name, worker.seen_at, msgpack.packb(record))
-            connection.execute("REPLACE INTO workers VALUES (?, ?, ?)", row)
+            connection.execute("REPLACE INTO workers VALUES (?, ?, ?)", worker_row(worker))
             connection.execute(
                 "DELETE FROM workers WHERE seen_at < ?",
                 (worker.seen_at - WORKER_FORGOTTEN_SECONDS,),
             )
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that are known, newest sign of life first."""
+        """The workers that are known, newest sign of life first, damaged rows last."""
         with self._database.read() as connection:
-            rows = connection.execute("SELECT * FROM workers ORDER BY seen_at DESC").fetchall()
-        return [_worker_of(*row) for row in rows]
+            rows = rows_of(connection, "SELECT name, seen_at, record FROM workers", ())
+        found = [worker_of(*row) for row in rows]
+        return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
     def purge(self, before: float) -> int:
         """Delete what ended before that time, and marks of cancellation as old.
@@ -272,8 +291,9 @@ class LocalResults:
         without anything old: no scan of the whole table, and no long hold of the write lock.
         """
         with self._database.transaction() as connection:
-            self._cancellations.purge(connection, before)
-        last = deleted = 0
+            self._cancellations.purge(connection, before, self._clock.wall())
+            deleted = self._quarantine.purge(connection, before)
+        last = 0
         while True:
             with self._database.transaction() as connection:
                 (end,) = connection.execute(_WINDOW_END, (last, PURGE_WINDOW)).fetchone()
@@ -294,93 +314,55 @@ class LocalResults:
 
     def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
         """What stands in the row decides; our own start may just have made it."""
-        row = connection.execute(
-            f"SELECT owner, position, starts, saved, failures, snoozes, {_COLUMNS} "
-            f"FROM runs WHERE {_KEY}",
-            _key(start.key),
-        ).fetchone()
-        owner, position, starts, saved, failures, snoozes = row[:6]
-        record = _record(row[6:])
-        if record.outcome is not None and not record.outcome.again:
-            return Recorded(record.outcome)
-        ours = owner == start.owner
-        if not ours:
-            if owner is not None and position != start.position:
-                return Elsewhere()
+        run = self._run(connection, start.key)
+        assert run is not None  # the transaction has made it, where it was not there
+        if run.record.damage:
+            return Unreadable(run.record.damage)
+        if run.ended is not None:
+            return Recorded(run.ended)
+        starts = run.record.starts
+        if run.owner != start.owner:
+            if run.owner is not None and run.position != start.position:
+                return self._elsewhere(connection, run, start)
             starts += 1
-            connection.execute(
-                _TAKE_OVER,
-                (
-                    start.owner,
-                    start.worker,
-                    start.at,
-                    start.position,
-                    start.queue,
-                    *_key(start.key),
-                ),
-            )
-        mark = self._cancellations.has(connection, start.key.task_id)
-        return Cancelled(starts) if mark else Owned(starts, saved, failures, snoozes)
+            values = (start.owner, start.worker, start.at, start.position, start.queue)
+            connection.execute(_TAKE_OVER, (*values, *key_of(start.key)))
+        if self._cancellations.has(connection, start.key.task_id):
+            return Cancelled(starts)
+        sql = f"SELECT saved FROM runs WHERE {_KEY}"
+        (saved,) = connection.execute(sql, key_of(start.key)).fetchone()
+        return Owned(starts, saved, run.failures, run.snoozes)
 
-    @staticmethod
-    def _is_owner(connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:
-        row = connection.execute(f"SELECT owner FROM runs WHERE {_KEY}", _key(key)).fetchone()
-        return row is not None and row[0] == owner
+    def _elsewhere(
+        self, connection: sqlite3.Connection, run: StoredRun, start: Start
+    ) -> Elsewhere | Unreadable:
+        """Another copy's, unless what is in the row cannot be the position of any copy."""
+        try:
+            check_position(run.position, start.position)
+        except Damaged as damage:
+            self._quarantine.note(connection, run, damage.reason, self._clock.wall())
+            return Unreadable(damage.reason)
+        return Elsewhere()
+
+    def _run(self, connection: sqlite3.Connection, key: RunKey) -> StoredRun | None:
+        """A run's row. One that is damaged goes into quarantine."""
+        rows = rows_of(connection, f"SELECT {COLUMNS} FROM runs WHERE {_KEY}", key_of(key))
+        if not rows:
+            return None
+        run = run_of(rows[0])
+        if run.record.damage:
+            self._quarantine.note(connection, run, run.record.damage, self._clock.wall())
+        return run
+
+    def _stands(self, connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:
+        """Whether the outcome that this owner recorded is there."""
+        run = self._run(connection, key)
+        return run is not None and run.owner == owner
 
     def _select(self, where: str, *values: Any) -> list[RunRecord]:
         with self._database.read() as connection:
-            rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM runs {where}",  # constants
-                values,
-            ).fetchall()
-        return [_record(row) for row in rows]
+            rows = rows_of(connection, f"SELECT {COLUMNS} FROM runs {where}", values)  # constants
+        return [run_of(row).record for row in rows]
 
 
 _WAITING = frozenset({State.PENDING, State.RETRYING, State.SNOOZED})
-
-
-def _worker_of(name: str, seen_at: float, packed: bytes) -> WorkerRecord:
-    started_at, queues, running, finished, stopped, *told = msgpack.unpackb(packed)
-    leased, tasks = told or (0, NOTHING_RUNS)
-    return WorkerRecord(
-        name, started_at, seen_at, tuple(queues), running, finished, stopped, leased,
-        unpack_running(tasks),
-    )  # fmt: skip
-
-
-def _key(key: RunKey) -> tuple[str, int, int]:
-    return key.task_id, key.generation, key.hop
-
-
-def _start_row(start: Start) -> tuple[Any, ...]:
-    key = _key(start.key)
-    return *key, start.task, start.queue, start.position, start.owner, start.worker, start.at
-
-
-def _outcome_row(outcome: Outcome) -> tuple[Any, ...]:
-    plain = outcome.settlement == _PLAIN
-    settlement = None if plain else msgpack.packb(to_record(outcome.settlement))
-    return (
-        outcome.state.value,
-        settlement,
-        outcome.value,
-        outcome.error_type or None,
-        outcome.error or None,
-        outcome.traceback or None,
-        outcome.at,
-        outcome.duration,
-    )
-
-
-def _record(row: Sequence[Any]) -> RunRecord:
-    key = RunKey(row[0], row[1], row[2])
-    task, queue, state, worker, starts, started_at, packed = row[3:10]
-    value, error_type, error, trace, ended_at, duration = row[10:]
-    outcome = None
-    if ended_at is not None:
-        settlement = _PLAIN if packed is None else from_record(msgpack.unpackb(packed))
-        outcome = Outcome(
-            State(state), settlement, value, error_type or "", error or "", trace or "",
-            ended_at, duration,
-        )  # fmt: skip
-    return RunRecord(key, task, queue, State(state), worker, starts, started_at, outcome)

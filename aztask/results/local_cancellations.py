@@ -19,6 +19,7 @@ _MARK: Final = """
     INSERT INTO cancellations (task_id, at, running) VALUES (?, ?, ?)
     ON CONFLICT DO UPDATE SET at = excluded.at, running = max(running, excluded.running)
 """
+_DATE: Final = "UPDATE cancellations SET at = ? WHERE typeof(at) NOT IN ('real', 'integer')"
 
 
 class LocalCancellations:
@@ -44,7 +45,7 @@ class LocalCancellations:
 
     def to_stop(self, connection: sqlite3.Connection, task_ids: Sequence[str]) -> list[str]:
         """Those of these whose runs are to be stopped."""
-        marked = connection.execute("SELECT task_id FROM cancellations WHERE running LIMIT 1")
+        marked = connection.execute("SELECT 1 FROM cancellations WHERE running LIMIT 1")
         if marked.fetchone() is None:
             return []
         text = "SELECT 1 FROM cancellations WHERE task_id = ? AND running"
@@ -54,6 +55,9 @@ class LocalCancellations:
         """Forget a task's mark."""
         connection.execute("DELETE FROM cancellations WHERE task_id = ?", (task_id,))
 
-    def purge(self, connection: sqlite3.Connection, before: float) -> None:
-        """Forget marks that are as old."""
+    def purge(self, connection: sqlite3.Connection, before: float, now: float) -> None:
+        """Forget marks that are as old. One whose time is damaged still holds, and is as old as
+        `now`: otherwise it would stay for ever.
+        """
+        connection.execute(_DATE, (now,))
         connection.execute("DELETE FROM cancellations WHERE at < ?", (before,))

@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from aztask.brokers.local_payload import envelope_of, payload_of
+from aztask.brokers.local_payload import payload_of
 from aztask.engine import Database
 from aztask.envelope import Envelope
 from aztask.errors import EncodeError
-from aztask.results.deadindex import NotedDead
+from aztask.results.deadindex import NotedDead, read_note
+from aztask.results.local_rows import rows_of
 
 _STEPS: Final = (
     """
@@ -25,9 +26,14 @@ _NOTE: Final = """
     INSERT INTO dead_index (queue, key, envelope, reason, description, at, delivery_count)
     VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """
-_PAGE: Final = """
-    SELECT number, envelope, reason, description, at, delivery_count FROM dead_index
+_FIELDS: Final = ("key", "envelope", "reason", "description", "at", "delivery_count")
+_PAGE: Final = f"""
+    SELECT number, {", ".join(_FIELDS)} FROM dead_index
     WHERE queue = ? AND number > ? ORDER BY number LIMIT ?
+"""
+_OLD: Final = """
+    SELECT number, key FROM dead_index
+    WHERE queue = ? AND (at < ? OR typeof(at) NOT IN ('real', 'integer'))
 """
 _DROP: Final = "DELETE FROM dead_index WHERE queue = ? AND key = ?"
 
@@ -59,10 +65,10 @@ class LocalDeadIndex:
     def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
         """Up to `limit` notes of the queue behind the number `after`, in order."""
         with self._database.read() as connection:
-            rows = connection.execute(_PAGE, (queue, after, limit)).fetchall()
+            rows = rows_of(connection, _PAGE, (queue, after, limit))
         return [
-            NotedDead(queue, envelope_of(payload), reason, text, at, deliveries, number)
-            for number, payload, reason, text, at, deliveries in rows
+            read_note(queue, number, dict(zip(_FIELDS, fields, strict=True)))
+            for number, *fields in rows
         ]
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
@@ -72,11 +78,10 @@ class LocalDeadIndex:
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
         """Drop the notes made before that time whose dead letters are not among `keys`."""
-        known = "SELECT key FROM dead_index WHERE queue = ? AND at < ?"
         with self._database.transaction() as connection:
-            found = [key for (key,) in connection.execute(known, (queue, before)).fetchall()]
-            gone = [(queue, key) for key in found if key not in keys]
-            connection.executemany(_DROP, gone)
+            found = rows_of(connection, _OLD, (queue, before))
+            gone = [(number,) for number, key in found if key not in keys]
+            connection.executemany("DELETE FROM dead_index WHERE number = ?", gone)
         return len(gone)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgpack
 
 from aztask.results.base import RunningTask
+from aztask.results.damage import Columns, Damaged, unpacked
 
 MOST_BYTES: Final = 60_000
 """A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
@@ -15,6 +16,8 @@ data model")."""
 
 NOTHING_RUNS: Final = b"\x90"
 """Of a worker that does not tell what it runs: one of an older version, in a rolling deploy."""
+
+_FIELDS: Final = ("task_id", "task", "queue", "started_at", "retries")
 
 
 def pack_running(tasks: Sequence[RunningTask]) -> bytes:
@@ -28,6 +31,21 @@ def pack_running(tasks: Sequence[RunningTask]) -> bytes:
 
 
 def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
-    """What `pack_running` packed."""
-    rows = msgpack.unpackb(packed, unicode_errors="surrogatepass")
-    return tuple(RunningTask(*row) for row in rows)
+    """What `pack_running` packed. A newer release may add fields at the end. Raises Damaged."""
+    rows = unpacked(packed, "list of tasks")
+    if not isinstance(rows, list):
+        raise Damaged("its list of tasks is no list")
+    return tuple(_task_of(row) for row in rows)
+
+
+def _task_of(row: object) -> RunningTask:
+    if not isinstance(row, list) or len(row) < len(_FIELDS):
+        raise Damaged("its list of tasks holds something else")
+    columns = Columns(dict(zip(_FIELDS, row, strict=False)))
+    return RunningTask(
+        columns.text("task_id"),
+        columns.text("task"),
+        columns.text("queue"),
+        columns.time("started_at"),
+        columns.count("retries"),
+    )

@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from azure.core.credentials import TokenCredential
 
@@ -39,23 +39,26 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import DeadIndex
-from aztask.results.tables_blobs import Blobs, missing
+from aztask.results.tables_blobs import Blobs
 from aztask.results.tables_client import Call, Requests
 from aztask.results.tables_dead import TablesDeadIndex
-from aztask.results.tables_errors import Gone
 from aztask.results.tables_index import ENDED, EndIndex
 from aztask.results.tables_marks import Marks
-from aztask.results.tables_rows import (
+from aztask.results.tables_names import (
+    FIRST_RUN,
+    LAST_RUN,
     WORKERS,
-    Run,
+    is_row,
+    is_run,
     partition_of,
-    pending,
-    run_of,
     shard_of,
-    worker_entity,
-    worker_of,
 )
+from aztask.results.tables_quarantine import Quarantine
+from aztask.results.tables_rows import Run, pending, run_of, worker_entity, worker_of
 from aztask.results.tables_runs import Runs
+
+if TYPE_CHECKING:
+    from azure.data.tables import TableEntity
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +94,9 @@ class TablesResults:
         self.address = address
         self._requests = Requests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
-        self._index = EndIndex(self._requests, self._blobs, clock)
-        self._runs = Runs(self._requests, self._blobs, self._index)
+        self._quarantine = Quarantine(self._requests, clock)
+        self._index = EndIndex(self._requests, self._blobs, self._quarantine, clock)
+        self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine)
         self._marks = Marks(self._requests)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
@@ -185,44 +189,49 @@ class TablesResults:
 
     def _records(self, call: Call, task_id: str, limit: int) -> list[RunRecord]:
         """Newest first, of up to `limit` rows."""
+        partition = partition_of(task_id)
+        values = {"task": partition, "first": FIRST_RUN, "last": LAST_RUN}
+        text = "PartitionKey eq @task and RowKey ge @first and RowKey lt @last"
         records: dict[RunKey, RunRecord] = {}
-        for entity in self._rows(call, task_id, limit):
-            if entity["RowKey"].endswith("e"):
-                record = pending(entity)
+        for entity in self._requests.query(call, text, values, limit):
+            row = entity["RowKey"]
+            if not is_row(row):
+                continue
+            if row.endswith("e"):
+                record = pending(entity, partition, row)
             else:
-                record = self._record_of(call, run_of(entity))
+                record = self._runs.whole(call, run_of(entity, partition, row))
+            record = replace(record, key=replace(record.key, task_id=task_id))
             records[record.key] = record  # the run comes after the note that it is expected
         return list(records.values())
 
-    def _rows(self, call: Call, task_id: str, limit: int) -> list[dict[str, Any]]:
+    def _rows(self, call: Call, task_id: str) -> list[dict[str, Any]]:
         partition = {"task": partition_of(task_id)}
-        return self._requests.query(call, "PartitionKey eq @task", partition, limit)
-
-    def _record_of(self, call: Call, run: Run) -> RunRecord:
-        """With its value. Raises ResultError where that is missing."""
-        try:
-            return run.record(self._runs.body(call, run))
-        except Gone:
-            now = self._runs.read(call, run.key)
-            if now is not None and now.body_blob == run.body_blob:
-                raise missing(run.key.task_id, run.body_blob) from None
-            return (now or run).record(None if now is None else self._runs.body(call, now))
+        return self._requests.query(call, "PartitionKey eq @task", partition, RUNS_OF_A_TASK)
 
     def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The runs that ended last, the last one first. (Runs that have not are in no index.)"""
-        if state is not None and state not in ENDED:
+        """The runs that ended last, the last one first, then those in quarantine.
+
+        Runs that have not ended are in no index.
+        """
+        if state not in (None, State.UNREADABLE, *ENDED):
             raise CapabilityError(
                 f"results in Azure Tables list runs that have ended, not those that are {state}; "
                 "see aztask running for what runs, aztask queues for what waits, or ask by id"
             )
         call = Call()
-        runs = self._index.newest(call, ENDED if state is None else (state,), limit)
-        return self._requests.each(call, self._record_of, runs)
+        runs: list[Run] = []
+        if state is not State.UNREADABLE:
+            runs += self._index.newest(call, ENDED if state is None else (state,), limit)
+        if state in (None, State.UNREADABLE):
+            runs += self._quarantine.runs(call, limit)
+        once = {(run.key, run.place): run for run in runs}
+        return self._requests.each(call, self._runs.whole, once.values())
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
         record = self.get(task_id)
-        if record is not None and record.state.final:
+        if record is not None and record.state.final and not record.damage:
             return False
         self._marks.put(task_id, at, running=running)
         return True
@@ -240,12 +249,15 @@ class TablesResults:
         call = Call()
         partition = partition_of(task_id)
         self._marks.drop(call, partition)
-        entities = self._rows(call, task_id, RUNS_OF_A_TASK)
+        entities = self._rows(call, task_id)
         for entity in entities:
-            run = None if entity["RowKey"].endswith("e") else run_of(entity)
-            if run is not None and run.ended:
+            row = entity["RowKey"]
+            run = run_of(entity, partition, row) if is_run(partition, row) else None
+            if run is not None and run.damage:
+                self._quarantine.forget(call, run)
+            elif run is not None and run.ended:
                 self._index.forget(call, run)
-            self._requests.delete(call, partition, entity["RowKey"])
+            self._requests.delete(call, partition, row)
             if run is not None:
                 self._blobs.delete(run.body_blob, run.saved_blob)
         return bool(entities)
@@ -265,11 +277,11 @@ class TablesResults:
             self._forget_at = self._clock.monotonic() + SWEEP_SECONDS
             call = Call()
             for entity in self._worker_rows(call):
-                if entity["seen_at"] < worker.seen_at - WORKER_FORGOTTEN_SECONDS:
+                if _seen_at(entity) < worker.seen_at - WORKER_FORGOTTEN_SECONDS:
                     self._requests.delete(call, WORKERS, entity["RowKey"])
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that are known, newest sign of life first."""
+        """The workers that are known, newest sign of life first, damaged rows last."""
         found = [worker_of(entity) for entity in self._worker_rows(Call())]
         return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
@@ -280,12 +292,13 @@ class TablesResults:
     def purge(self, before: float) -> int:
         """Delete what ended before that time, for some seconds; the next call goes on.
 
-        Once an hour also blobs of that age which no row names.
+        Once an hour also damaged rows, and blobs of that age which no row names.
         """
         self._marks.purge(before)
         deleted = self._index.purge(before)
         if self._clock.monotonic() >= self._sweep_at:
             self._sweep_at = self._clock.monotonic() + SWEEP_SECONDS
+            deleted += self._quarantine.purge(before)
             try:
                 self._index.sweep(before)
             except AztaskError as error:
@@ -301,3 +314,12 @@ class TablesResults:
 def _batches(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
     """Each has the time of one call."""
     return (items[first : first + BATCH] for first in range(0, len(items), BATCH))
+
+
+def _seen_at(worker: dict[str, Any]) -> float:
+    """When the worker's row was last written; for a damaged one the service knows."""
+    found = worker_of(worker)
+    if not found.damage:
+        return found.seen_at
+    written = cast("TableEntity", worker).metadata["timestamp"]
+    return 0.0 if written is None else written.timestamp()

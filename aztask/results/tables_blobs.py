@@ -22,12 +22,13 @@ from azure.storage.blob import ContainerClient
 
 from aztask.addresses import BlobAddress, TablesAddress
 from aztask.clock import Clock
-from aztask.errors import AztaskError, ResultError
+from aztask.errors import AztaskError
 from aztask.results.base import RunKey
 from aztask.results.eventblobs import container_client
 from aztask.results.tables_client import Call
 from aztask.results.tables_errors import BLOB_ROLE, Gone, There
-from aztask.results.tables_rows import INLINE_BYTES, partition_of, row_of
+from aztask.results.tables_names import partition_of, row_of
+from aztask.results.tables_rows import INLINE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -154,9 +155,6 @@ def hour_of(at: float) -> str:
     return datetime.fromtimestamp(max(0.0, min(at, latest)), UTC).strftime("%Y%m%d%H")
 
 
-def missing(task_id: str, name: str) -> ResultError:
-    """The error where a row names a blob that is not there."""
-    return ResultError(
-        f"the value of task {task_id} is not in the container any more (blob {name}); somebody "
-        "deleted it, run the task again with force=True"
-    )
+def missing(name: str) -> str:
+    """What is wrong where a row names a blob that is not there."""
+    return f"its value is no longer in the container (blob {name}); somebody deleted it"

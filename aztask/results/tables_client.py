@@ -216,6 +216,26 @@ class Requests:
             return None
         return str(told["etag"])
 
+    def merge(self, call: Call, entity: Mapping[str, Any], tag: str) -> bool:
+        """Set these properties and leave the others; False where the row was changed or deleted
+        since `tag`, or an answer was lost.
+        """
+        try:
+            call.request(
+                lambda **times: self._table.update_entity(
+                    dict(entity),
+                    mode=UpdateMode.MERGE,
+                    etag=tag,
+                    match_condition=MatchConditions.IfNotModified,
+                    **times,
+                ),
+                self.place,
+                TABLE_ROLE,
+            )
+        except (Changed, Gone, Unsure):
+            return False
+        return True
+
     def put(self, call: Call, entity: Mapping[str, Any]) -> None:
         """Write a row whatever is there. If the answer is lost it is written again."""
         call.request(

@@ -8,22 +8,28 @@ before the place he has reached, and is seen the next time.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 
-from aztask.brokers.local_payload import envelope_of
-from aztask.results.deadindex import NotedDead
+from aztask.results.damage import Columns, Damaged
+from aztask.results.deadindex import NotedDead, damaged_note, read_note
 from aztask.results.local_deadindex import payload_of_dead
 from aztask.results.tables_client import Call, Requests
 from aztask.results.tables_errors import Gone, There, Unsure
-from aztask.results.tables_rows import INLINE_BYTES, key_text
+from aztask.results.tables_names import key_text
+from aztask.results.tables_rows import INLINE_BYTES
 
 TRIES: Final = 5
 BATCH: Final = 256
 PAGE: Final = 1000
+PARTS: Final = 250
+"""A row has 252 properties at most."""
+_WHY: Final = ("reason", "description")
+_NUMBER: Final = re.compile(r"n-[0-9]{20}")
 
 
 class TablesDeadIndex:
@@ -41,13 +47,24 @@ class TablesDeadIndex:
 
     def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
         """Up to `limit` notes of the queue behind the number `after`, in order."""
-        rows = self._requests.query(
+        last = _number(after)
+        while rows := self._rows(queue, last, limit):
+            letters = [_letter(queue, row) for row in rows if _NUMBER.fullmatch(row["RowKey"])]
+            if letters:
+                return letters
+            last = rows[-1]["RowKey"]
+        return []
+
+    def _rows(
+        self, queue: str, after: str, limit: int, select: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        return self._requests.query(
             Call(),
             "PartitionKey eq @queue and RowKey gt @after and RowKey lt @end",
-            {"queue": _partition(queue), "after": _number(after), "end": "n-~"},
+            {"queue": _partition(queue), "after": after, "end": "n-~"},
             limit,
+            select,
         )
-        return [_letter(queue, row) for row in rows]
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
         """These are gone."""
@@ -58,19 +75,20 @@ class TablesDeadIndex:
             )
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
-        """Drop the notes made before that time whose dead letters are not among `keys`."""
+        """Drop the notes made before that time whose dead letters are not among `keys`.
+
+        A note whose key is damaged is dropped with the last ones.
+        """
         after, dropped = "n-", 0
         while True:
-            page = self._requests.query(
-                Call(),
-                "PartitionKey eq @queue and RowKey gt @after and RowKey lt @end",
-                {"queue": _partition(queue), "after": after, "end": "n-~"},
-                PAGE,
-                ("RowKey", "key", "at"),
-            )
-            old = [_unpacked(row["key"]) for row in page if row["at"] < before]
-            gone = [key for key in old if key not in keys]
-            self.drop(queue, gone)
+            page = self._rows(queue, after, PAGE, ("RowKey", "key", "at"))
+            gone = [row for row in page if _is_gone(row, keys, before)]
+            for first in range(0, len(gone), BATCH):
+                self._requests.each(
+                    Call(),
+                    lambda call, row: self._delete(call, queue, row.get("key"), row["RowKey"]),
+                    gone[first : first + BATCH],
+                )
             dropped += len(gone)
             if len(page) < PAGE:
                 return dropped
@@ -95,18 +113,26 @@ class TablesDeadIndex:
             raise call.unavailable(self._requests.place)
 
     def _drop(self, call: Call, queue: str, key: str) -> None:
-        partition, row = _partition(queue), _key(key)
-        for _ in range(TRIES):
-            known = self._requests.read(call, partition, row)
-            if known is None:
-                return
-            rows = [{"PartitionKey": partition, "RowKey": each} for each in (row, known["number"])]
-            try:
-                self._requests.together(call, [("delete", each) for each in rows])
-            except (Gone, Unsure):
-                continue  # somebody else's, or ours whose answer was lost
+        known = self._requests.read(call, _partition(queue), _key(key))
+        if known is not None:
+            self._delete(call, queue, _packed(key), known.get("number"))
+
+    def _delete(self, call: Call, queue: str, packed: object, number: object) -> None:
+        """Both rows of a note, together where both are there. Neither name is trusted."""
+        key = _key_in(packed)
+        names = [] if key is None else [_key(key)]
+        if isinstance(number, str) and _NUMBER.fullmatch(number):
+            names.append(number)
+        if not names:
             return
-        raise call.unavailable(self._requests.place)
+        rows: list[tuple[str, dict[str, Any]]] = [
+            ("delete", {"PartitionKey": _partition(queue), "RowKey": name}) for name in names
+        ]
+        try:
+            self._requests.together(call, rows)
+        except (Gone, Unsure):  # one of them is gone, or both by an answer that was lost
+            for name in names:
+                self._requests.delete(call, _partition(queue), name)
 
 
 def _partition(queue: str) -> str:
@@ -141,23 +167,40 @@ def _entity(letter: NotedDead, number: int) -> dict[str, Any]:
 
 
 def _letter(queue: str, row: Mapping[str, Any]) -> NotedDead:
-    reason, description = _unpacked(row["why"])
-    data = b"".join(row[f"envelope{index}"] for index in range(row["parts"]))
-    return NotedDead(
-        queue,
-        envelope_of(data),
-        reason,
-        description,
-        row["at"],
-        row["delivery_count"],
-        int(row["RowKey"].removeprefix("n-")),
-    )
+    """The note of a row, damaged or not."""
+    number, key = int(row["RowKey"].removeprefix("n-")), _key_in(row.get("key"))
+    columns = Columns(row)
+    try:
+        names = [f"envelope{index}" for index in range(columns.count("parts", most=PARTS))]
+        envelope = b"".join(columns.data(name) or b"" for name in names)
+        why = columns.unpacked("why")
+        if not isinstance(why, list) or len(why) != len(_WHY):
+            raise Damaged("its reason is missing or wrong")
+    except Damaged as damage:
+        return damaged_note(queue, number, key, damage)
+    texts = dict(zip(_WHY, why, strict=True))
+    return read_note(queue, number, {**row, **texts, "key": key, "envelope": envelope})
+
+
+def _is_gone(row: Mapping[str, Any], keys: Collection[str], before: float) -> bool:
+    """Whether the dead letter of a note that was made before that time is not among `keys`."""
+    try:
+        old = Columns(row).time("at") < before
+    except Damaged:
+        old = True
+    key = _key_in(row.get("key"))
+    return old and (not keys if key is None else key not in keys)
+
+
+def _key_in(packed: object) -> str | None:
+    """The key of a note; None where it is damaged."""
+    try:
+        found = Columns({"key": packed}).unpacked("key")
+    except Damaged:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _packed(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
-
-
-def _unpacked(data: bytes) -> Any:
-    return msgpack.unpackb(data, unicode_errors="surrogatepass")

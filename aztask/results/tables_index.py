@@ -10,6 +10,8 @@ Rules
 2. An index row may outlive its run, or name one that ended otherwise: a process may die in a purge
    or a burial, and a task id may be used again after its retention. So the run is asked.
    In a purge the index row goes last: after a death in between the next purge goes on there.
+3. A run whose row is damaged cannot be asked: a listing shows it as such, and a purge hands it over
+   to the quarantine. An index row that is damaged itself names no run; a purge deletes it.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ from itertools import chain
 from typing import Any, Final
 
 from aztask.clock import Clock
-from aztask.results.base import State
+from aztask.results.base import RunKey, State
+from aztask.results.damage import Columns, Damaged
 from aztask.results.tables_blobs import Blobs
 from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_rows import (
+from aztask.results.tables_errors import Changed
+from aztask.results.tables_names import (
     SHARDS,
-    Run,
+    is_blob_of,
+    is_run,
     partition_of,
     row_of,
-    run_of,
     shard_of,
 )
+from aztask.results.tables_quarantine import Quarantine
+from aztask.results.tables_rows import DAMAGE, Run, run_of
 
 ENDED: Final = (
     State.SUCCEEDED,
@@ -52,7 +58,17 @@ PURGE_PAGE: Final = 200
 SETTLING_SECONDS: Final = 600.0
 """A blob is older than this before it is thought that no row will name it any more."""
 
-ENDING: Final = ("key", "state", "starts", "failures", "snoozes", "duration", "ended_at")
+ENDING: Final = (
+    "key",
+    "state",
+    "starts",
+    "failures",
+    "snoozes",
+    "duration",
+    "ended_at",
+    "settlement",
+    DAMAGE,
+)
 """What tells how a run ended, without its value."""
 
 _HOURS: Final = 10**7
@@ -63,13 +79,14 @@ _SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the index."""
+    """One row of the index. damage: why it names no run; then the last three are empty."""
 
     partition: str
     row: str
-    run_partition: str
-    run_row: str
-    blob: str
+    run_partition: str = ""
+    run_row: str = ""
+    blob: str = ""
+    damage: str = ""
 
 
 def entity_of(run: Run) -> dict[str, Any]:
@@ -89,9 +106,12 @@ def entity_of(run: Run) -> dict[str, Any]:
 class EndIndex:
     """The index in one table."""
 
-    def __init__(self, requests: Requests, blobs: Blobs, clock: Clock) -> None:
+    def __init__(
+        self, requests: Requests, blobs: Blobs, quarantine: Quarantine, clock: Clock
+    ) -> None:
         self._requests = requests
         self._blobs = blobs
+        self._quarantine = quarantine
         self._clock = clock
 
     def note(self, call: Call, run: Run) -> None:
@@ -104,7 +124,9 @@ class EndIndex:
         self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
 
     def newest(self, call: Call, states: Iterable[State], limit: int) -> list[Run]:
-        """The runs that ended last in one of these states, the last one first."""
+        """The runs that ended last in one of these states, the last one first; those that are
+        damaged by now as well.
+        """
 
         def page(call: Call, start: str) -> list[dict[str, Any]]:
             return self._requests.query(
@@ -161,11 +183,18 @@ class EndIndex:
             self._blobs.delete(name)
 
     def _read(self, call: Call, entry: Entry, select: Sequence[str] | None = None) -> Run | None:
-        """The run, if it ended as the entry says; see rule 2 for how it may not have."""
+        """The run, if it ended as the entry says (see rule 2 for how it may not have), or if that
+        cannot be read.
+        """
+        if entry.damage:
+            name = f"{entry.partition}/{entry.row}"
+            return Run(RunKey(name), "", "", state=State.UNREADABLE, damage=entry.damage)
         entity = self._requests.read(call, entry.run_partition, entry.run_row, select)
         if entity is None:
             return None
-        run = run_of(entity)
+        run = run_of(entity, entry.run_partition, entry.run_row)
+        if run.damage:
+            return run
         if run.ended_at is None:
             return None
         here = entity_of(run)
@@ -197,23 +226,32 @@ class EndIndex:
     def _clear(self, call: Call, entry: Entry) -> bool:
         """Delete a run, the note that it was expected, its blob, and its index row."""
         there = False
-        run = self._read(call, entry, ENDING)
-        if run is not None:
-            there = self._requests.delete(call, entry.run_partition, entry.run_row, run.tag)
-            self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
-        self._blobs.delete(entry.blob)
+        run = None if entry.damage else self._read(call, entry, ENDING)
+        if run is not None and run.damage:
+            self._quarantine.note(call, run, run.damage)
+        else:
+            if run is not None:
+                try:
+                    there = self._requests.delete(call, entry.run_partition, entry.run_row, run.tag)
+                except Changed:
+                    return False  # the next purge asks it again
+                self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
+            self._blobs.delete(entry.blob)
         self._requests.delete(call, entry.partition, entry.row)
         return there
 
 
 def _entry(entity: dict[str, Any]) -> Entry:
-    return Entry(
-        entity["PartitionKey"],
-        entity["RowKey"],
-        entity["partition"],
-        entity["row"],
-        entity.get("blob", ""),
-    )
+    columns = Columns(entity)
+    place = entity["PartitionKey"], entity["RowKey"]
+    try:
+        partition, row = columns.text("partition"), columns.text("row")
+        blob = columns.text("blob", missing="")
+    except Damaged as damage:
+        return Entry(*place, damage=damage.reason)
+    if not is_run(partition, row) or not is_blob_of(blob, partition, row):
+        return Entry(*place, damage="this row of the index of ended runs names no run")
+    return Entry(*place, partition, row, blob)
 
 
 def _hours(at: float) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_rows import SHARDS, partition_of, shard_of
+from aztask.results.tables_names import SHARDS, partition_of, shard_of
 
 AT_ONCE: Final = 64
 PURGE_PAGE: Final = 256
+_LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 
 
 class Marks:
@@ -54,14 +56,17 @@ class Marks:
         self._requests.delete(call, *_place(partition))
 
     def purge(self, before: float) -> None:
-        """Forget marks that are as old."""
+        """Forget marks that are as old. Where a mark's own time is damaged, its last write counts,
+        which the service knows.
+        """
         call = Call()
+        written = datetime.fromtimestamp(max(0.0, min(before, _LATEST)), UTC)
 
         def page(call: Call, shard: int) -> list[dict[str, Any]]:
             return self._requests.query(
                 call,
-                "PartitionKey eq @marks and at lt @before",
-                {"marks": _marks_of(shard), "before": before},
+                "PartitionKey eq @marks and ( at lt @before or Timestamp lt @written )",
+                {"marks": _marks_of(shard), "before": before, "written": written},
                 PURGE_PAGE,
                 ("PartitionKey", "RowKey"),
             )

@@ -1,27 +1,18 @@
-"""The rows of the table: how runs, marks and workers are named and written.
+"""The rows of the table: how runs and workers are written and read.
 
-Partitions
-* ``t-TASK``: everything of one task. A run's row is named (generation, hop) counted down, so that
-  the latest comes first, then ``r``; ``e`` names the note that the run is expected.
-* ``c-SHARD``: marks of cancelled tasks. ``i-SHARD-STATE-HOUR``: ended runs, see `tables_index`.
-  ``w``: workers. ``d-QUEUE``: dead letters, see `tables_dead`.
-
-Keys hold letters, digits and a few signs only: whatever else a task id has is escaped, and a long
-one is hashed. (The service forbids ``/ \\ # ?`` and control characters, and more than 1 KiB.)
+Anybody with the rights may have changed a row, so each one is checked by itself (`damage`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, cast
-from zlib import crc32
 
 import msgpack
 
 from aztask.delivery import Position
+from aztask.message import COUNTER_LIMIT
 from aztask.results.base import (
     Outcome,
     RunKey,
@@ -30,52 +21,38 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.runningtasks import NOTHING_RUNS, pack_running, unpack_running
-from aztask.settlement import Decision, from_record, to_record
+from aztask.results.damage import Columns, Damaged, check_ends, check_owner, unpacked
+from aztask.results.runningtasks import pack_running
+from aztask.results.tables_names import (
+    WORKERS,
+    is_blob_of,
+    key_of_row,
+    key_text,
+    partition_of,
+    row_of,
+)
+from aztask.results.workerrow import damaged_worker, read_worker
+from aztask.settlement import Decision, to_record
 
 if TYPE_CHECKING:
     from azure.data.tables import TableEntity
 
-SHARDS: Final = 4
-"""A partition takes 2,000 requests a second, an account 20,000: at four for each task these are
-enough."""
-
 INLINE_BYTES: Final = 60 * 1024
 """What is longer goes to a blob: a property holds 64 KiB, a row 1 MiB."""
 
-WORKERS: Final = "w"
-_LONGEST_KEY: Final = 250
+DAMAGE: Final = "damage"
+"""The property that says why a run's row is in quarantine."""
+
 _LONGEST_TEXT: Final = 4096
-_TOP: Final = 10**19
-_PLAIN: Final = re.compile(r"[^A-Za-z0-9.:-]")
-
-
-def key_text(text: str) -> str:
-    """`text` as a part of a key, never the same for two texts."""
-    escaped = _PLAIN.sub(lambda match: f"_{ord(match[0]):x}_", text)
-    if len(escaped) <= _LONGEST_KEY:
-        return escaped
-    return f"~{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
-
-
-def partition_of(task_id: str) -> str:
-    """The partition of a task."""
-    return f"t-{key_text(task_id)}"
-
-
-def shard_of(partition: str) -> int:
-    """Which of the shards a task belongs to."""
-    return crc32(partition.encode()) % SHARDS
-
-
-def row_of(key: RunKey, kind: str = "r") -> str:
-    """A run's row key; kind: ``r`` for the run, ``e`` for the note that it is expected."""
-    return f"{_TOP - key.generation:020d}-{_TOP - key.hop:020d}-{kind}"
+_LONGEST_NUMBER: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run's row. tag: its ETag, "" before it is stored. owner: "" for nobody.
+
+    damage: why the row cannot be read; then the state is UNREADABLE, and only the key, the tag, the
+    place (partition and row key) and whether it is in quarantine are known besides.
 
     body: the packed value, error and traceback, or where it is long, body_blob: the name of the
     blob that holds it. saved and saved_blob: the same for the checkpoint.
@@ -100,15 +77,18 @@ class Run:
     saved: bytes | None = None
     saved_blob: str = ""
     tag: str = ""
+    damage: str = ""
+    place: tuple[str, str] = ("", "")
+    in_quarantine: bool = False
 
     @property
     def ended(self) -> bool:
         """Whether there is an outcome after which the message does not come again."""
-        known = self.outcome(b"")
+        known = self.outcome(None)
         return known is not None and not known.again
 
     def outcome(self, body: bytes | None) -> Outcome | None:
-        """How it ended, with what `body` holds; None before."""
+        """How it ended, with what `body` holds; None before. Raises Damaged for another body."""
         if self.ended_at is None or self.settlement is None:
             return None
         value, error_type, error, traceback = unpack(body) if body else (None, "", "", "")
@@ -123,8 +103,11 @@ class Run:
             self.duration,
         )
 
-    def record(self, body: bytes | None) -> RunRecord:
-        """The run as the protocol shows it."""
+    def record(self, body: bytes | None, damage: str = "") -> RunRecord:
+        """The run as the protocol shows it. damage: what is wrong with the body.
+
+        Raises Damaged for a body that cannot be read.
+        """
         return RunRecord(
             self.key,
             self.task,
@@ -134,6 +117,7 @@ class Run:
             self.starts,
             self.started_at,
             self.outcome(body),
+            self.damage or damage,
         )
 
     def started(self, start: Start) -> Run:
@@ -188,9 +172,16 @@ def pack(outcome: Outcome) -> bytes | None:
 
 
 def unpack(body: bytes) -> tuple[bytes | None, str, str, str]:
-    """Value, error type, error and traceback."""
-    value, error_type, error, traceback = msgpack.unpackb(body, unicode_errors="surrogatepass")
-    return value, error_type, error, traceback
+    """Value, error type, error and traceback. Raises Damaged."""
+    parts = unpacked(body, "value")
+    if not isinstance(parts, list) or len(parts) != len(_BODY):
+        raise Damaged("its value is no list of parts")
+    columns = Columns(dict(zip(_BODY, parts, strict=True)))
+    error_type, error, traceback = (columns.text(name, missing="") for name in _BODY[1:])
+    return columns.data(_BODY[0]), error_type, error, traceback
+
+
+_BODY: Final = ("value", "error_type", "error", "traceback")
 
 
 def entity_of(run: Run) -> dict[str, Any]:
@@ -225,30 +216,58 @@ def entity_of(run: Run) -> dict[str, Any]:
     }
 
 
-def run_of(entity: Mapping[str, Any]) -> Run:
-    """The row that was read."""
-    settlement, position = entity.get("settlement"), entity.get("position")
-    return Run(
-        key_of(entity),
-        entity.get("task", ""),
-        entity.get("queue", ""),
-        None if position is None else msgpack.unpackb(position),
-        entity.get("owner", ""),
-        entity.get("worker", ""),
-        entity["starts"],
-        entity.get("started_at"),
-        State(entity["state"]),
-        entity["failures"],
-        entity["snoozes"],
-        None if settlement is None else from_record(msgpack.unpackb(settlement)),
-        entity.get("ended_at"),
-        entity["duration"],
-        entity.get("body"),
-        entity.get("body_blob", ""),
-        entity.get("saved"),
-        entity.get("saved_blob", ""),
-        str(cast("TableEntity", entity).metadata["etag"]),
+def run_of(entity: Mapping[str, Any], partition: str, row: str) -> Run:
+    """The row that was read from that place, damaged or not."""
+    place, tag = (partition, row), str(cast("TableEntity", entity).metadata["etag"])
+    reason = entity.get(DAMAGE)
+    try:
+        if reason is not None:
+            raise Damaged(str(reason))
+        return replace(_readable(Columns(entity), partition, row), tag=tag, place=place)
+    except Damaged as damage:
+        return Run(
+            key_of_row(partition, row),
+            "",
+            "",
+            state=State.UNREADABLE,
+            tag=tag,
+            damage=damage.reason,
+            place=place,
+            in_quarantine=reason is not None,
+        )
+
+
+def _readable(columns: Columns, partition: str, row: str) -> Run:
+    key = _read_key(columns)
+    if (partition_of(key.task_id), row_of(key)) != (partition, row):
+        raise Damaged("its key is that of another row")
+    run = Run(
+        key,
+        columns.text("task", missing=""),
+        columns.text("queue", missing=""),
+        Columns({"position": columns.unpacked("position")}).position(),
+        columns.text("owner", missing=""),
+        columns.text("worker", missing=""),
+        columns.count("starts"),
+        columns.optional_time("started_at"),
+        columns.state(),
+        columns.count("failures"),
+        columns.count("snoozes"),
+        columns.settlement(),
+        columns.optional_time("ended_at"),
+        columns.time("duration"),
+        columns.data("body"),
+        columns.text("body_blob", missing=""),
+        columns.data("saved"),
+        columns.text("saved_blob", missing=""),
     )
+    check_ends(run.state, run.ended_at, run.settlement)
+    check_owner(run.owner, run.position)
+    if run.ended_at is not None and run.settlement is None:
+        raise Damaged("it has an end, but no settlement")
+    if not all(is_blob_of(name, partition, row) for name in (run.body_blob, run.saved_blob)):
+        raise Damaged("it names a blob that is not its own")
+    return run
 
 
 def expected(run: RunRecord) -> dict[str, Any]:
@@ -262,9 +281,17 @@ def expected(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def pending(entity: Mapping[str, Any]) -> RunRecord:
-    """The run of such a row."""
-    return RunRecord(key_of(entity), entity.get("task", ""), entity.get("queue", ""), State.PENDING)
+def pending(entity: Mapping[str, Any], partition: str, row: str) -> RunRecord:
+    """The run of such a row, damaged or not."""
+    columns = Columns(entity)
+    try:
+        key, task, queue = _read_key(columns), columns.text("task"), columns.text("queue")
+        if (partition_of(key.task_id), row_of(key, "e")) != (partition, row):
+            raise Damaged("its key is that of another row")
+        return RunRecord(key, task, queue, State.PENDING)
+    except Damaged as damage:
+        key = key_of_row(partition, row)
+        return RunRecord(key, "", "", State.UNREADABLE, damage=damage.reason)
 
 
 def key_properties(key: RunKey) -> dict[str, Any]:
@@ -272,11 +299,17 @@ def key_properties(key: RunKey) -> dict[str, Any]:
     return {"key": msgpack.packb((key.task_id, key.generation, key.hop), unicode_errors=_PASS)}
 
 
-def key_of(entity: Mapping[str, Any]) -> RunKey:
-    """The key that `key_properties` wrote."""
-    return RunKey(*msgpack.unpackb(entity["key"], unicode_errors=_PASS))
+def _read_key(columns: Columns) -> RunKey:
+    """The key that `key_properties` wrote. Raises Damaged."""
+    parts = columns.unpacked("key")
+    if not isinstance(parts, list) or len(parts) != len(_KEY):
+        raise Damaged("its key is missing or wrong")
+    found = Columns(dict(zip(_KEY, parts, strict=True)))
+    generation, hop = (found.count(name, most=COUNTER_LIMIT) for name in _KEY[1:])
+    return RunKey(found.text("task_id"), generation, hop)
 
 
+_KEY: Final = ("task_id", "generation", "hop")
 _PASS: Final = "surrogatepass"
 
 
@@ -298,18 +331,16 @@ def worker_entity(worker: WorkerRecord) -> dict[str, Any]:
 
 
 def worker_of(entity: Mapping[str, Any]) -> WorkerRecord:
-    """The worker of such a row."""
-    return WorkerRecord(
-        entity["name"],
-        entity["started_at"],
-        entity["seen_at"],
-        tuple(msgpack.unpackb(entity["queues"])),
-        entity["running"],
-        int(entity["finished"]),
-        entity["stopped"],
-        entity.get("leased", 0),
-        unpack_running(entity.get("tasks", NOTHING_RUNS)),
-    )
+    """The worker of such a row, damaged or not."""
+    columns = Columns(entity)
+    try:
+        finished = columns.text("finished")
+        if len(finished) > _LONGEST_NUMBER or not finished.isascii() or not finished.isdecimal():
+            raise Damaged("its finished is no number")
+        queues = columns.unpacked("queues")
+        return read_worker({**entity, "queues": queues, "finished": int(finished)})
+    except Damaged as damage:
+        return damaged_worker(entity.get("name"), damage)
 
 
 def plain(text: str) -> str:

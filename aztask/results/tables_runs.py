@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from aztask.errors import ResultError
 from aztask.failpoint import hit
 from aztask.results.base import (
     Elsewhere,
@@ -26,21 +25,16 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    Unreadable,
 )
-from aztask.results.tables_blobs import Blobs
+from aztask.results.damage import Damaged, check_position
+from aztask.results.tables_blobs import Blobs, missing
 from aztask.results.tables_client import Call, Requests
 from aztask.results.tables_errors import Gone, Unsure
 from aztask.results.tables_index import EndIndex
-from aztask.results.tables_rows import (
-    Run,
-    entity_of,
-    expected,
-    new_run,
-    pack,
-    partition_of,
-    row_of,
-    run_of,
-)
+from aztask.results.tables_names import partition_of, row_of
+from aztask.results.tables_quarantine import Quarantine
+from aztask.results.tables_rows import Run, entity_of, expected, new_run, pack, run_of
 
 TRIES: Final = 10
 REMEMBERED: Final = 10_000
@@ -68,10 +62,13 @@ class Changed(Generic[Answer]):
 class Runs:
     """The runs of one store. Any thread may call."""
 
-    def __init__(self, requests: Requests, blobs: Blobs, index: EndIndex) -> None:
+    def __init__(
+        self, requests: Requests, blobs: Blobs, index: EndIndex, quarantine: Quarantine
+    ) -> None:
         self._requests = requests
         self._blobs = blobs
         self._index = index
+        self._quarantine = quarantine
         self._known: OrderedDict[tuple[RunKey, str], Run] = OrderedDict()
         self._lock = Lock()
 
@@ -85,6 +82,8 @@ class Runs:
         def decide(run: Run | None) -> Step[StartAnswer]:
             if run is None:
                 return Step(Owned(1), new_run(start))
+            if run.damage:
+                return Step(Unreadable(run.damage))
             outcome = run.outcome(None)
             if outcome is not None and not outcome.again:
                 return Step(Recorded(outcome))
@@ -92,12 +91,14 @@ class Runs:
             if run.owner == start.owner:
                 return Step(counted)
             if run.owner and run.position != start.position:
-                return Step(Elsewhere())
+                return Step(_elsewhere(run, start))
             return Step(replace(counted, starts=run.starts + 1), run.started(start))
 
         done = self._change(call, start.key, None, decide)
         if done.row is None:
             return done.answer
+        if isinstance(done.answer, Unreadable):
+            self._quarantine.note(call, done.row, done.answer.reason)
         if isinstance(done.answer, Recorded):
             self._index.note(call, done.row)  # whoever recorded it may have died before that
             return Recorded(self._outcome(call, done.row) or done.answer.outcome)
@@ -145,6 +146,9 @@ class Runs:
         known = self.read(call, record.key)
         if outcome is None or (known is not None and known.ended):
             return False
+        if known is not None and known.damage:
+            self._quarantine.note(call, known, known.damage)
+            return False
         body, blob = self._blobs.place_of(call, record.key, pack(outcome))
 
         def buried(run: Run | None) -> Run:
@@ -152,6 +156,8 @@ class Runs:
             return replace(base.finished(outcome, body, blob), owner="")
 
         def decide(run: Run | None) -> Step[bool]:
+            if run is not None and run.damage:
+                return Step(False)
             if run is None or not run.ended:
                 return Step(True, buried(run))
             # it had not ended at the first look: by us, if the answer to our write was lost
@@ -206,11 +212,27 @@ class Runs:
         self._requests.ensure(call, expected(record))
 
     def read(self, call: Call, key: RunKey) -> Run | None:
-        """The run's row."""
-        entity = self._requests.read(call, partition_of(key.task_id), row_of(key))
-        return None if entity is None else run_of(entity)
+        """The run's row. A damaged one has no owner and has not ended."""
+        partition, row = partition_of(key.task_id), row_of(key)
+        entity = self._requests.read(call, partition, row)
+        return None if entity is None else replace(run_of(entity, partition, row), key=key)
 
-    def body(self, call: Call, run: Run) -> bytes | None:
+    def whole(self, call: Call, run: Run) -> RunRecord:
+        """The run with its value, and with what is wrong with it or its value."""
+        if run.damage:
+            return run.record(None)
+        try:
+            return run.record(self._body(call, run))
+        except Damaged as damage:
+            return run.record(None, damage.reason)
+        except Gone:
+            pass
+        now = self.read(call, run.key)  # another outcome may have come, and this one's blob gone
+        if now is None or now.body_blob == run.body_blob:
+            return run.record(None, missing(run.body_blob))
+        return self.whole(call, now)
+
+    def _body(self, call: Call, run: Run) -> bytes | None:
         """What may be long of its outcome. Raises Gone where its blob is missing."""
         return self._blobs.load(call, run.body, run.body_blob)
 
@@ -242,10 +264,10 @@ class Runs:
         raise call.unavailable(f"the row of task {key.task_id}")
 
     def _outcome(self, call: Call, run: Run) -> Outcome | None:
-        """The whole outcome; None where its blob is missing, and the row must do."""
+        """The whole outcome; None where its blob is missing or damaged, and the row must do."""
         try:
-            return run.outcome(self.body(call, run))
-        except (Gone, ResultError):
+            return run.outcome(self._body(call, run))
+        except (Gone, Damaged):
             return None
 
     def _saved(self, call: Call, run: Run) -> bytes | None:
@@ -265,3 +287,12 @@ class Runs:
     def _take(self, key: RunKey, owner: str) -> Run | None:
         with self._lock:
             return self._known.pop((key, owner), None)
+
+
+def _elsewhere(run: Run, start: Start) -> Elsewhere | Unreadable:
+    """Another copy's, unless what is in the row cannot be the position of any copy."""
+    try:
+        check_position(run.position, start.position)
+    except Damaged as damage:
+        return Unreadable(damage.reason)
+    return Elsewhere()

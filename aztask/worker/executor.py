@@ -43,6 +43,7 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    Unreadable,
 )
 from aztask.results.deadindex import index_for
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Release, Resubmit
@@ -57,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 DELIVERY_LIMIT = "delivery-limit"
 EXPIRED = "expired"
+UNREADABLE_RECORD = "unreadable-record"
 INTERRUPTED = "Interrupted"
 
 UNKNOWN_TASK_STEPS = 10
@@ -172,6 +174,9 @@ class Executor:
             job.settlement = answer.outcome.settlement
         elif isinstance(answer, Elsewhere):
             job.settlement = Complete()
+        elif isinstance(answer, Unreadable):
+            # it may have ended, so it is not run; as a dead letter nothing of it is lost
+            job.settlement = DeadLetter(UNREADABLE_RECORD, answer.reason)
         elif isinstance(answer, Cancelled):
             job.owned = True
             self.cancelled(job)

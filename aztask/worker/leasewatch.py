@@ -8,7 +8,8 @@ Rules
    told is told later.
 3. The lease that is advised holds for new receives. A message that its sender was told a longer
    lease for is extended when it comes in, within the queue's bounds.
-4. Where the service fixes the lease, or ``adaptive=False`` says so, all is counted and advised, and
+4. A document that is damaged is set aside, and counting begins anew.
+5. Where the service fixes the lease, or ``adaptive=False`` says so, all is counted and advised, and
    nothing is changed.
 """
 
@@ -23,10 +24,10 @@ from typing import Final
 
 from aztask.app import App
 from aztask.clock import Clock
-from aztask.errors import AztaskError
+from aztask.errors import AztaskError, DecodeError
 from aztask.lease import LeaseState
 from aztask.leaseadvisor import bounds_of
-from aztask.leasedocument import LeaseDocument, Stored
+from aztask.leasedocument import LeaseDocument, LeaseStore, Stored
 from aztask.leasekeeper import LeaseKeeper
 from aztask.leaselearning import Seen, learn
 from aztask.worker.job import Job
@@ -172,7 +173,7 @@ class LeaseWatch:
         for turn in range(1 if self._stopping.is_set() else TRIES):
             if turn:
                 time.sleep(random.uniform(0.0, 0.05 * 2**turn))
-            stored = store.load()
+            stored = _load(store)
             document = self._learned(stored.document, taken)
             if not taken or store.publish(document, stored):
                 advisor.learned(Stored(document, None))
@@ -198,3 +199,14 @@ class LeaseWatch:
         for taken in batch:
             for queue, seen in taken.items():
                 self._seen.setdefault(queue, Seen()).put_back(seen)
+
+
+def _load(store: LeaseStore) -> Stored:
+    """The document; a damaged one is set aside first. Raises as `LeaseStore.load`."""
+    try:
+        return store.load()
+    except DecodeError as error:
+        aside = store.set_aside()
+        if aside is not None:
+            logger.error("%s. The document is kept as %s, and a new one begins", error, aside)
+    return store.load()

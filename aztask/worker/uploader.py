@@ -131,7 +131,7 @@ class Uploader:
             for file in waiting_files(self._directory):
                 if file.name in self._refused or self._clock.monotonic() < self._next_try:
                     continue
-                self._upload(file)
+                self._guarded_upload(file)
             if self._failures:
                 self._keep_to_bound()
 
@@ -146,6 +146,13 @@ class Uploader:
             self.turn()
         except OSError as error:
             self._warn("event files in %s cannot be uploaded: %s", self._directory, error.strerror)
+
+    def _guarded_upload(self, file: Waiting) -> None:
+        """A file that cannot be read, removed or marked keeps no other one waiting."""
+        try:
+            self._upload(file)
+        except OSError as error:
+            self._warn("the event file %s stays where it is: %s", file.path, error.strerror)
 
     def _upload(self, file: Waiting) -> None:
         """Upload one file, then remove or mark it. A crash between the two uploads it again."""

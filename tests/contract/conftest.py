@@ -1,11 +1,15 @@
-"""The contract's fixture: every test of this directory runs against every broker."""
+"""The contract's fixtures: every test of this directory runs against every broker, or store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import stores
+from stores import Maker, Store
 from subjects import FACTORIES, Subject
+
+from aztask.results.base import ResultStore
 
 
 @pytest.fixture(scope="session", params=sorted(FACTORIES))
@@ -25,3 +29,25 @@ def subject(served: Subject) -> Iterator[Subject]:
     for receiver in served.opened:
         receiver.close()
     served.opened.clear()
+
+
+@pytest.fixture(scope="session", params=sorted(stores.FACTORIES))
+def maker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Maker]:
+    """One service for the whole run: servers are slow to start."""
+    with stores.FACTORIES[request.param](tmp_path_factory.mktemp("results")) as make:
+        yield make
+
+
+@pytest.fixture
+def store(maker: Maker) -> Iterator[Store]:
+    """A new, empty store."""
+    made = maker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def results(store: Store) -> ResultStore:
+    return store.results

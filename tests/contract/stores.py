@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import azurite
+from damaging import Outsider, SqlOutsider, TableOutsider
 
 from aztask.addresses import TablesAddress
 from aztask.engine import Database
@@ -29,6 +30,8 @@ _names = itertools.count(1)
 class Store:
     """results: the store. another: the same one, as another process would have it. lists_running:
     whether `recent` shows runs that have not ended. close: at the end.
+
+    outsider: writes into its rows past it.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Store:
     another: ResultStore
     lists_running: bool
     close: Callable[[], None]
+    outsider: Outsider
 
 
 Maker = Callable[[], Store]
@@ -54,7 +58,7 @@ def local(directory: Path) -> Iterator[Maker]:
             for database in databases:
                 database.close()
 
-        return Store("local", first, second, True, close)
+        return Store("local", first, second, True, close, SqlOutsider(path))
 
     yield make
 
@@ -76,7 +80,8 @@ def tables(directory: Path) -> Iterator[Maker]:
                 first.close()
                 second.close()
 
-            return Store("tables", first, second, False, close)
+            outsider = TableOutsider(azurite.account_of(*services), names["table"])
+            return Store("tables", first, second, False, close, outsider)
 
         yield make
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from stores import FACTORIES, Maker, Store
+from stores import Store
 
 from aztask.envelope import Envelope
 from aztask.results.base import (
@@ -31,28 +30,6 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lap
 
 KEY = RunKey("a", 0, 0)
 LONG = bytes(range(256)) * 1024  # 256 KiB
-
-
-@pytest.fixture(scope="session", params=sorted(FACTORIES))
-def maker(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Maker]:
-    """One service for the whole run: servers are slow to start."""
-    with FACTORIES[request.param](tmp_path_factory.mktemp("results")) as make:
-        yield make
-
-
-@pytest.fixture
-def store(maker: Maker) -> Iterator[Store]:
-    """A new, empty store."""
-    made = maker()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def results(store: Store) -> ResultStore:
-    return store.results
 
 
 def a_start(owner: str, position: int = 1, key: RunKey = KEY) -> Start:

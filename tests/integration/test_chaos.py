@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 from azurite import account_of, running, storing
 from bus import bus_site
+from damaging import LOCAL_DAMAGES, RUN_DAMAGES, SqlOutsider
 from harness import Site, site_in, wait_until
 from killing import kill_while_they_last
 from ledger_app import hostile, work
 
 from aztask.brokers.base import QueueOptions
-from aztask.results.base import Provisioned, State
+from aztask.deadletters import DeadLetters, Selection
+from aztask.results.base import Provisioned, RunKey, State
 from aztask.testing import emulator
 
 TASKS = int(os.environ.get("CHAOS_TASKS", "2000"))
 STORAGE_TASKS = TASKS // 5
 """On a Storage queue each task is several requests to one Azurite."""
 BUS_TASKS = TASKS // 4
+HOSTILE_TASKS = TASKS // 5
+HOSTILE_ROWS = HOSTILE_TASKS // 4
 SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
 HOSTILE = ("surrogate", "nul", "reject", "text")
 """How some tasks end: with texts that are hard to write."""
@@ -72,6 +76,70 @@ def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> Non
     with emulator() as bus, bus_site(tmp_path / "site", bus, options) as site:
         site.extra["LEDGER_MAX_DELIVERIES"] = "1000"
         chaos(site, BUS_TASKS, capsys)
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["one file", "two files"])
+def test_random_kills_beside_hostile_rows_lose_nothing(joint: bool, tmp_path: Path, capsys) -> None:
+    """Somebody writes into the rows of runs meanwhile. Each such run ends, or its message becomes a
+    dead letter that can be replayed; the others do not notice.
+    """
+    extra = {"LEDGER_MAX_DELIVERIES": "1000"}
+    with site_in(tmp_path / "site", joint=joint, extra=extra) as site:
+        dice, app = random.Random(SEED), site.app()
+        ids = [f"t{n}" for n in range(HOSTILE_TASKS)]
+        for task_id in ids:
+            app.send(work.name, [task_id, dice.choice([0.0, 0.02, 0.05])], task_id=task_id)
+        vandal = Vandal(site, ids)
+        kills = kill_while_they_last(site, dice, ids, ARGUMENTS, excused=vandal.strike)
+        wait_until(lambda: left(site) == 0, 30, "all is settled or dead")
+        letters = DeadLetters(app, "default")
+        dead = {letter.id for letter in letters.find(Selection(reason="unreadable-record"))}
+        assert app.broker.stats("default").dead == len(dead)
+        assert dead <= vandal.struck
+        ends = site.counts("end")
+        assert set(ids) - dead <= set(ends), "lost"
+        for task_id in set(ids) - vandal.struck:
+            (run,) = app.results.history(task_id)
+            assert run.state is State.SUCCEEDED
+            assert ends[task_id] <= run.starts, "run again only after a kill"
+        assert letters.replay(Selection(reason="unreadable-record")).done == len(dead)
+        for task_id in dead:
+            assert app.result(task_id).get(timeout=60) == task_id
+        site.stop_workers()
+        assert not any("Traceback" in worker.log for worker in site.workers)
+    with capsys.disabled():
+        print(
+            f"\nchaos seed {SEED}: attempted {HOSTILE_TASKS} / damaged {len(vandal.struck)} / "
+            f"dead and replayed {len(dead)} / lost 0 ({kills} kills)"
+        )
+
+
+class Vandal:
+    """Damages rows of runs: half of them before a worker meets them, the others once they have
+    started. struck: the tasks whose rows it damaged.
+    """
+
+    def __init__(self, site: Site, ids: list[str]) -> None:
+        self.struck: set[str] = set()
+        self._site = site
+        self._dice = random.Random(SEED + 1)
+        self._outsider = SqlOutsider(site.results.removeprefix("local://"))
+        self._left = self._dice.sample(ids, HOSTILE_ROWS)
+        self._kinds = [*(RUN_DAMAGES | LOCAL_DAMAGES).values(), {"ended_at": 5.0}]
+        for task_id in self._left[::2]:
+            self._damage(task_id)
+
+    def strike(self) -> set[str]:
+        """Damage the rows of those whose turn it is and which were started."""
+        started = {line.key for line in self._site.lines("start")}
+        for task_id in [each for each in self._left if each in started]:
+            self._damage(task_id)
+        return self.struck | set(self._left)
+
+    def _damage(self, task_id: str) -> None:
+        self._left.remove(task_id)
+        self.struck.add(task_id)
+        self._outsider.damage_run(RunKey(task_id), self._dice.choice(self._kinds))
 
 
 def chaos(site: Site, tasks: int, capsys) -> None:

@@ -134,6 +134,28 @@ def test_another_file_under_the_name_is_neither_overwritten_nor_lost(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
+def test_a_file_that_cannot_be_read_or_marked_keeps_no_other_one_waiting(
+    tmp_path, target, caplog, monkeypatch
+):
+    written(tmp_path, 1, 2, 3)
+    first, second, _ = waiting_files(tmp_path)
+    keeping = Uploader(tmp_path, EventBlobs(target), keep=True)
+    second.path.with_name(f".{second.path.name}.uploaded").symlink_to(tmp_path / "no" / "where")
+    usual = Path.open
+
+    def refused(path, *arguments, **options):
+        if path == first.path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return usual(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refused)  # whoever runs the tests may be root
+    keeping.turn()
+    keeping._blobs.close()
+    assert task_ids(target) == {"t-2", "t-3"}
+    assert [file.name for file in waiting_files(tmp_path)] == [first.name, second.name]
+    assert "stays where it is: Permission denied" in caplog.text
+
+
 @pytest.mark.parametrize("mode", ["reset", "drop-reply"])
 def test_an_outage_keeps_the_files_and_is_made_up_for(tmp_path, uploader, target, proxy, mode):
     written(tmp_path, 1, 2, 3)

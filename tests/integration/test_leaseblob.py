@@ -12,7 +12,7 @@ from proxy import Proxy
 
 from aztask.errors import BrokerUnavailable, DecodeError
 from aztask.leaseadvice import Evidence, decide
-from aztask.leasedocument import NAME, LeaseDocument, QueueEntry
+from aztask.leasedocument import NAME, SIZE_LIMIT, LeaseDocument, QueueEntry
 from aztask.leaseobservation import Observation
 from aztask.results.eventblobs import container_client
 from aztask.results.leaseblob import LeaseBlob
@@ -72,6 +72,24 @@ def test_what_is_no_document_is_refused(store, address):
         container.upload_blob(address.name_of(NAME), b"<xml/>", overwrite=True)
     with pytest.raises(DecodeError, match="delete it to begin anew"):
         store.load()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b" " * (SIZE_LIMIT + 1)], ids=["empty", "cut", "long"])
+def test_a_damaged_document_is_set_aside_and_a_new_one_begins(store, address, data):
+    assert store.set_aside() is None, "there is none"
+    assert store.publish(LeaseDocument(), store.load())
+    assert store.set_aside() is None, "it is not damaged"
+    container = container_client(address)
+    container.upload_blob(address.name_of(NAME), data, overwrite=True)
+    with pytest.raises(DecodeError):
+        store.load()
+    assert store.set_aside() == f"shop/{NAME}.damaged"
+    assert container.download_blob(f"shop/{NAME}.damaged").readall() == data[: SIZE_LIMIT + 1]
+    assert store.load().document == LeaseDocument()
+    assert store.publish(LeaseDocument().with_advice("slow", ADVICE), store.load())
+    container.upload_blob(address.name_of(NAME), b'{"version": 2}', overwrite=True)
+    assert store.set_aside() is None, "a newer release wrote it"
+    container.close()
 
 
 def test_a_store_that_is_away_is_unavailable(azurite):

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azurite import Azurite
+from damaging import NOTE_DAMAGES, SqlOutsider
 from harness import Site, wait_until
 from ledger_app import rejecting, work
 from storage import storage_site
@@ -47,8 +49,8 @@ def dead_letters(site: Site, count: int) -> DeadLetters:
     return DeadLetters(app, "default")
 
 
-def command(site: Site, *arguments: str) -> list[dict[str, object]]:
-    shown = subprocess.run(
+def run(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run(
         [sys.executable, "-m", "aztask", "-A", "ledger_app", "dlq", *arguments],
         env=site.environment,
         cwd=site.folder,
@@ -57,8 +59,13 @@ def command(site: Site, *arguments: str) -> list[dict[str, object]]:
         timeout=60,
         check=False,
     )
-    assert shown.returncode == 0, shown.stderr
-    return [json.loads(line) for line in shown.stdout.splitlines() if line.startswith("{")]
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def command(site: Site, *arguments: str) -> list[dict[str, Any]]:
+    lines = run(site, *arguments).stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def notes(app: App) -> set[str]:
@@ -125,6 +132,34 @@ def test_a_sweep_drops_notes_without_and_makes_notes_for_dead_letters_with_none(
     assert len(kept) == 59
     assert "crashed" not in kept
     assert set(unknown) - {"t7:0:0"} <= kept
+
+
+def test_damaged_notes_are_named_and_hide_no_other_dead_letter(site: Site) -> None:
+    """The dead letters that the service does not show can be replayed and purged all the same."""
+    dead_letters(site, 40)
+    app = site.app()
+    shown = {each.envelope.message_id for each in app.broker.peek("default", dead_letter=True)}
+    behind = sorted(key for key in notes(app) if key not in shown and key.startswith("t"))[:3]
+    outsider = SqlOutsider(site.results.removeprefix("local://"))
+    for key, changes in zip(behind, NOTE_DAMAGES.values(), strict=False):
+        outsider.damage_note("default", key, changes)
+    ended = run(site, "list", "--limit", "200", "--json")
+    assert len(ended.stdout.splitlines()) == 37
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("aztask: warning: 3 damaged dead-letter notes: ")
+    assert all(key in line for key in behind)
+    assert sum(group["count"] for group in command(site, "groups", "--json")) == 37
+    done = run(site, "replay", behind[0], "--yes")
+    assert done.stdout.splitlines()[-1] == "replayed 1 dead letter"
+    done = run(site, "purge", behind[1], "--yes")
+    assert done.stdout.splitlines()[-1] == "purged 1 dead letter"
+    letters = DeadLetters(app, "default")
+    assert letters.count(ALL) + len(letters.damaged) == 38
+    assert set(letters.damaged) <= {behind[2]}, "the service may show its dead letter by now"
+    assert letters.replay(ALL).done == 38
+    assert notes(app) == set()
+    assert letters.count(ALL) == 0
+    assert letters.damaged == {}
 
 
 def test_without_a_result_store_the_first_ones_are_shown_and_all_are_acted_on(site: Site) -> None:

@@ -15,15 +15,18 @@ import azurite
 import pytest
 from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 from azurite import Azurite
+from damaging import ABSENT, TableOutsider
 from proxy import Proxy
 
 from aztask.addresses import TablesAddress
+from aztask.asyncresult import AsyncResult
 from aztask.envelope import Envelope
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
     ConfigurationError,
-    ResultError,
+    ResultDamaged,
+    TaskFailed,
 )
 from aztask.results import tables_client, tables_index
 from aztask.results.base import (
@@ -36,9 +39,12 @@ from aztask.results.base import (
     RunRecord,
     Start,
     State,
+    Unreadable,
+    WorkerRecord,
 )
 from aztask.results.deadindex import NotedDead
 from aztask.results.tables import TablesResults
+from aztask.results.tables_rows import DAMAGE
 from aztask.settlement import Abandon, Complete, DeadLetter
 from aztask.urls import parse_results
 
@@ -318,10 +324,10 @@ def test_what_a_task_costs(tables: Tables, results: TablesResults) -> None:
     assert spent(lambda: results.start(starts)) == {"POST": 100, "GET": 4}
     finishes = [Finish(key, "one", DONE) for key in keys]
     assert spent(lambda: results.record(finishes)) == {"PUT": 100, "POST": 100}
-    assert spent(lambda: results.recent(limit=10)) == {"GET": 24 + 10}
+    assert spent(lambda: results.recent(limit=10)) == {"GET": 24 + 1 + 10}
     assert spent(lambda: results.get("t1")) == {"GET": 1}
     assert spent(lambda: results.get("nobody")) == {"GET": 2}
-    assert spent(lambda: results.purge(50.0)) == {"GET": 4 + 48}
+    assert spent(lambda: results.purge(50.0)) == {"GET": 4 + 48 + 1}, "once an hour one more"
     assert spent(lambda: results.purge(200.0)) == {"GET": 4 + 48 + 100, "DELETE": 300}
     assert tables.blob.total == 1, "one listing of old blobs, by the first purge"
 
@@ -416,16 +422,165 @@ def test_a_fenced_owner_leaves_no_blob(direct: TablesResults, tables: Tables) ->
     assert blobs_of(direct) == []
 
 
-def test_a_value_that_somebody_deleted_is_an_error_and_not_nothing(direct: TablesResults) -> None:
+def test_a_value_whose_blob_is_gone_or_damaged_is_named_and_hides_no_other(
+    direct: TablesResults,
+) -> None:
+    keys = [RunKey(f"t{n}") for n in range(4)]
+    direct.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    for n, key in enumerate(keys):
+        direct.record([Finish(key, "one", replace(LARGE, at=100.0 + n))])
+    names = {name.partition("!")[0].partition("t-")[2]: name for name in blobs_of(direct)}
+    direct._blobs.delete(names["t1"])
+    container = direct._blobs._container
+    container.upload_blob(names["t2"], b"\x94\xc4\x01", overwrite=True)
+    listed = {run.key.task_id: run for run in direct.recent()}
+    assert {name: bool(run.damage) for name, run in listed.items()} == {
+        "t0": False,
+        "t1": True,
+        "t2": True,
+        "t3": False,
+    }
+    assert {run.state for run in listed.values()} == {State.SUCCEEDED}, "the rows are whole"
+    assert listed["t3"].outcome == replace(LARGE, at=103.0)
+    gone, cut = direct.get("t1"), direct.get("t2")
+    assert gone is not None
+    assert cut is not None
+    assert gone.damage.startswith("its value is no longer in the container (blob ")
+    assert cut.damage == "its value cannot be decoded (3 bytes)"
+    assert direct.history("t1") == [gone]
+    answers = direct.start([a_start("two", n, key) for n, key in enumerate(keys)])
+    for answer in answers:
+        assert isinstance(answer, Recorded), "its message can be settled all the same"
+        assert answer.outcome.settlement == Complete()
+    assert direct.purge(200.0) == 4
+    assert blobs_of(direct) == []
+
+
+def test_a_result_whose_value_is_gone_says_so_on_one_line(
+    direct: TablesResults, tables: Tables
+) -> None:
+    direct.start([a_start("one"), a_start("one", 2, RunKey("b"))])
+    failed = replace(LARGE, state=State.FAILED, settlement=DeadLetter("r"), error_type="E")
+    direct.record([Finish(KEY, "one", LARGE), Finish(RunKey("b"), "one", failed)])
+    direct._blobs.delete(*blobs_of(direct))
+    for task_id, kind in (("a", ResultDamaged), ("b", TaskFailed)):
+        result: AsyncResult[object] = AsyncResult(task_id, lambda: direct, lambda data: data)
+        with pytest.raises(
+            kind, match=r"its value is no longer in the container \(blob "
+        ) as caught:
+            result.get(timeout=5)
+        assert str(caught.value).isprintable()
+    assert result.error is not None
+    assert result.failed()
+
+
+def test_rows_of_others_and_damaged_ones_in_the_index_hide_no_run(
+    direct: TablesResults, tables: Tables
+) -> None:
+    table = direct._requests._table
+    keys = [RunKey(f"t{n}") for n in range(3)]
+    direct.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    direct.record([Finish(key, "one", DONE) for key in keys])
+    for name in ("!", "zzz", "99999999999999999999"):
+        table.create_entity({"PartitionKey": "t-t0", "RowKey": name, "starts": "x"})
+    (index,) = [row for row in table.query_entities("RowKey ge ''") if row.get("row")][:1]
+    place = {"PartitionKey": index["PartitionKey"]}
+    for n, (partition, row) in enumerate(
+        [("w", "host"), ("t-t1", "../x"), ("t-a/b", index["row"]), (5, b"x"), ("t-", "")]
+    ):
+        name = f"{index['RowKey']}{n}"
+        forged = {**place, "RowKey": name, "partition": partition, "row": row}
+        table.create_entity({**forged, "blob": "2026010100/t-t1!x!" + "0" * 32})
+    table.create_entity({"PartitionKey": "x", "RowKey": "forged", "at": 1.0, "partition": "w"})
+    listed = direct.recent()
+    assert {run.key for run in listed if not run.damage} == set(keys)
+    assert len([run for run in listed if run.damage]) == 5
+    assert all(run.damage.isprintable() for run in listed)
+    assert direct.recent(state=State.UNREADABLE) == []
+    (run,) = direct.history("t0")
+    assert direct.get("t0") == run
+    assert run.outcome == DONE
+    assert direct.purge(200.0) == 3
+    assert direct.recent() == []
+    assert list(table.query_entities("PartitionKey eq 'x'")) == []
+    assert tables.open(tables.text).forget("t0"), "and whatever is in its partition"
+
+
+def test_half_of_a_note_of_a_dead_letter_is_dropped_too(direct: TablesResults) -> None:
+    index, table = direct.dead_index, direct._requests._table
+    letters = [
+        NotedDead("q", Envelope(b"x", message_id=f"m{n}"), "r", "d", 1.0, 1) for n in range(4)
+    ]
+    for each in letters:
+        index.note([each])
+    numbers = {
+        row["RowKey"]: row["number"]
+        for row in table.query_entities("RowKey ge 'k-'")
+        if row.get("number")
+    }
+    table.delete_entity("d-q", numbers["k-m0"])
+    table.delete_entity("d-q", "k-m1")
+    table.upsert_entity({"PartitionKey": "d-q", "RowKey": "k-m2", "number": "../x"})
+    table.create_entity({"PartitionKey": "d-q", "RowKey": "n-zzz", "key": b"x"})
+    index.drop("q", {"m0", "m1", "m2"})
+    assert [each.key for each in index.page("q", 0, 1)] == ["m1"]
+    assert [each.key for each in index.page("q", 0, 9)] == ["m1", "m2", "m3"]
+    assert index.keep_only("q", {"m3"}, 5.0) == 2
+    assert [each.key for each in index.page("q", 0, 9)] == ["m3"]
+    index.note(letters[:3])
+    assert sorted(each.key for each in index.page("q", 0, 9)) == ["m0", "m1", "m2", "m3"]
+
+
+def test_a_damaged_row_is_in_quarantine_although_its_finder_died(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     direct.start([a_start("one")])
-    direct.record([Finish(KEY, "one", LARGE)])
-    (name,) = blobs_of(direct)
-    direct._blobs.delete(name)
-    with pytest.raises(ResultError, match="the value of task a is not in the container any more"):
-        direct.get("a")
-    (answer,) = direct.start([a_start("two")])
-    assert isinstance(answer, Recorded)
-    assert answer.outcome.settlement == Complete(), "its message can be settled all the same"
+    outsider = TableOutsider(tables.text, tables.names["table"])
+    outsider.damage_run(KEY, {"starts": "many"})
+    dead = tables.open(tables.text)
+    monkeypatch.setattr(dead._requests, "merge", dying)
+    with pytest.raises(Killed):
+        dead.start([a_start("two")])
+    assert DAMAGE not in outsider.raw(KEY)
+    assert len(direct.recent(state=State.UNREADABLE)) == 1
+    assert isinstance(direct.start([a_start("three")])[0], Unreadable)
+    assert outsider.raw(KEY)[DAMAGE] == "its starts is str, not a whole number"
+    outsider.damage_run(KEY, {"starts": 1})
+    assert isinstance(direct.start([a_start("four")])[0], Unreadable), "until somebody says so"
+    outsider.damage_run(KEY, {DAMAGE: ABSENT})
+    assert direct.start([a_start("five")]) == [Owned(2)], "repaired by hand"
+    assert direct.recent(state=State.UNREADABLE) == []
+
+
+def test_a_damaged_row_that_takes_no_mark_harms_no_other(
+    direct: TablesResults, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service refuses it where the row is full: 252 properties or 1 MiB. Azurite does not."""
+
+    def full(*arguments: object) -> bool:
+        raise BrokerError("the table: EntityTooLarge")
+
+    keys = [RunKey(f"t{n}") for n in range(3)]
+    direct.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    TableOutsider(tables.text, tables.names["table"]).damage_run(keys[1], {"starts": "x"})
+    monkeypatch.setattr(direct._requests, "merge", full)
+    for owner, starts in (("two", 2), ("three", 3)):
+        first, second, third = direct.start([a_start(owner, n, key) for n, key in enumerate(keys)])
+        assert isinstance(second, Unreadable)
+        assert first == third == Owned(starts)
+    assert [run.key for run in direct.recent(state=State.UNREADABLE)] == [keys[1]]
+
+
+def test_a_dead_workers_damaged_heartbeat_is_forgotten_after_a_day(
+    direct: TablesResults, tables: Tables
+) -> None:
+    now = time.time()
+    direct.heartbeat(WorkerRecord("dead", now, now, (), 0, 0))
+    TableOutsider(tables.text, tables.names["table"]).damage_worker("dead", {"seen_at": "now"})
+    tables.open(tables.text).heartbeat(WorkerRecord("a", now, now + 3600, (), 0, 0))
+    assert len(direct.workers()) == 2
+    tables.open(tables.text).heartbeat(WorkerRecord("a", now, now + 2 * 86400, (), 0, 0))
+    assert [worker.name for worker in direct.workers()] == ["a"]
 
 
 def _race(text: str, names: dict[str, str], owner: int, gate: object) -> list[tuple[bool, bool]]:

@@ -2,7 +2,9 @@ import json
 import time
 
 import pytest
+from damaging import SqlOutsider
 
+from aztask.errors import ResultDamaged
 from aztask.results.base import Finish, Outcome, RunKey, RunningTask, Start, State, WorkerRecord
 from aztask.settlement import Complete, DeadLetter, Resubmit
 
@@ -192,3 +194,104 @@ class TestRunning:
         ended = cli("running", "--longer", "soon")
         assert ended.code == 2
         assert "not a duration" in ended.error
+
+
+def only_line(ended):
+    """What a listing says of damaged rows."""
+    assert ended.code == 0
+    (line,) = ended.err.splitlines()
+    assert line.isprintable()
+    return line.removeprefix("aztask: warning: ")
+
+
+class TestDamage:
+    @pytest.fixture
+    def damaged(self, cli, filled):
+        """The rows of four tasks are damaged; a worker has found one of them."""
+        outsider = SqlOutsider(cli.address.removeprefix("local://"))
+        for name in ("one", "two", "three", "\x1b[31mfour"):
+            run(filled, RunKey(name), State.SUCCEEDED, Complete())
+            outsider.damage_run(RunKey(name), {"state": "ban\x1b[31mana"})
+        filled.results.start([Start(RunKey("two"), "shop.add", "default", 1, "x", "w", 1e9)])
+        now = time.time()
+        for name in ("alive", "broken"):
+            task = RunningTask(f"runs on {name}", "shop.add", "default", now)
+            filled.results.heartbeat(WorkerRecord(name, now, now, ("q",), 1, 5, tasks=(task,)))
+        outsider.damage_worker("broken", {"tasks": b"\x91"})
+        return filled
+
+    def test_a_listing_names_them_on_one_line(self, cli, damaged):
+        ended = cli("result", "--json")
+        ids = [json.loads(line)["id"] for line in ended.out.splitlines()]
+        assert ids == ["waits", "bad", "bad", "good"]
+        line = only_line(ended)
+        assert line.startswith("4 damaged runs: \\x1b[31mfour (its state 'ban")
+        assert line.endswith(" and 1 more; see: aztask result ID, or --state unreadable")
+        assert len(cli("result").out.splitlines()) == 5
+
+    def test_those_that_workers_found_are_listed(self, cli, damaged):
+        ended = cli("result", "--state", "unreadable", "--json")
+        (line,) = ended.out.splitlines()
+        found = json.loads(line)
+        assert (found["id"], found["state"], found["settlement"]) == ("two", "unreadable", None)
+        assert found["damage"].startswith("its state ")
+        assert ended.err == ""
+        assert "its state 'ban" in cli("result", "--state", "unreadable").out
+
+    def test_one_of_them_says_so_on_one_line(self, cli, damaged):
+        ended = cli("result", "one")
+        assert (ended.code, ended.err) == (0, "")
+        lines = ended.out.splitlines()
+        assert lines[:2] == ["id:      one", "state:   unreadable"]
+        assert lines[-1].startswith("damaged: its state 'ban")
+        shown = json.loads(cli("result", "one", "--json").out)
+        assert (shown["state"], shown["value"]) == ("unreadable", None)
+        assert [each["damage"] for each in shown["runs"]] == [shown["damage"]]
+
+    def test_an_older_run_that_is_damaged_is_one_line_of_the_table(self, cli, damaged):
+        run(damaged, RunKey("one", 1), State.SUCCEEDED, Complete())
+        out = cli("result", "one").out
+        assert "state:   succeeded" in out
+        assert "damaged:" not in out
+        assert "unreadable" in out
+
+    def test_getting_the_result_is_an_error_that_says_what_to_do(self, damaged):
+        with pytest.raises(ResultDamaged) as caught:
+            damaged.result("one").get(timeout=1)
+        assert str(caught.value).startswith("the row of task one in the result store is damaged (")
+        assert str(caught.value).endswith("or send the task again with force=True")
+        assert damaged.result("one").ready()
+        assert damaged.result("one").error is None
+        again = damaged.send("shop.add", [1, 2], task_id="one", force=True)
+        assert again.state == "pending"
+
+    @pytest.mark.parametrize("value", [b"\xc1", b"\x92\x01", b"\xdd\xff\xff\xff\xff"])
+    def test_getting_a_value_that_cannot_be_decoded(self, filled, value):
+        run(filled, RunKey("odd"), State.SUCCEEDED, Complete(), value=value)
+        assert filled.result("odd").successful()
+        with pytest.raises(ResultDamaged, match="the value of task odd is damaged") as caught:
+            filled.result("odd").get(timeout=1)
+        assert str(caught.value).isprintable()
+        assert caught.value.__suppress_context__
+
+    def test_workers_and_what_they_run(self, cli, damaged):
+        ended = cli("workers", "--json")
+        assert [json.loads(line)["worker"] for line in ended.out.splitlines()] == ["alive"]
+        assert only_line(ended).startswith("1 damaged worker: broken (its list of tasks cannot")
+        ended = cli("running", "--json")
+        assert [json.loads(line)["id"] for line in ended.out.splitlines()] == ["runs on alive"]
+        assert only_line(ended).startswith("1 damaged worker: broken (")
+
+    def test_the_doctor_counts_and_names_them(self, cli, damaged):
+        ended = cli("doctor", "--json")
+        assert ended.code == 0
+        found = {each["check"]: each for each in map(json.loads, ended.out.splitlines())}
+        assert found["damage"]["level"] == "warning"
+        assert "rows of tasks that cannot be read: 1: two (its state" in found["damage"]["text"]
+        assert "aztask dlq replay --reason unreadable-record" in found["damage"]["advice"]
+        assert "knows 1 workers" in found["results"]["text"]
+        assert "rows of workers that cannot be read: 1: broken (" in found["workers"]["text"]
+
+    def test_a_damaged_task_may_be_cancelled(self, cli, damaged):
+        assert cli("cancel", "one", "--running").out == "one is cancelled\n"
+        assert damaged.results.to_stop(["one", "two"]) == ["one"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, DecodeError
 from aztask.leaseadvice import Evidence, decide
 from aztask.leasedocument import publish_advice
 from aztask.leasestores import open_lease_store
@@ -65,3 +65,32 @@ def test_advice_from_a_stale_document_is_refused(tmp_path):
     assert publish_advice(store, advice, based_on)
     assert not publish_advice(store, advice, based_on)
     assert store.load().document.entry("slow").advice == advice["slow"]
+
+
+DAMAGED = [b"", b"{", b"[]", b"\xff", b'{"version": "one"}', b'{"version": 1, "queues": []}']
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_document_is_set_aside_and_a_new_one_begins(tmp_path, data):
+    store = open_lease_store(str(tmp_path / "leases.json"))
+    store.path.write_bytes(data)
+    with pytest.raises(DecodeError):
+        store.load()
+    aside = store.set_aside()
+    assert aside == f"{tmp_path}/leases.json.damaged"
+    assert (tmp_path / "leases.json.damaged").read_bytes() == data, "kept for a person"
+    assert store.set_aside() is None, "there is none any more"
+    empty = store.load()
+    assert store.publish(empty.document, empty)
+    assert store.set_aside() is None, "it is not damaged"
+    assert store.load().document.revision == 1
+
+
+def test_the_document_of_a_newer_release_is_left_alone(tmp_path):
+    store = open_lease_store(str(tmp_path / "leases.json"))
+    newer = b'{"version": 2, "revision": "2026-11", "queues": {}}'
+    store.path.write_bytes(newer)
+    assert store.set_aside() is None
+    assert store.path.read_bytes() == newer
+    with pytest.raises(DecodeError, match="has version 2, known here is 1; update aztask"):
+        store.load()

@@ -119,6 +119,37 @@ def test_what_could_not_be_told_is_told_when_the_store_is_back(told):
     assert told.observed.lost_ever == 3
 
 
+def test_a_damaged_document_is_set_aside_once_and_nothing_that_was_counted_is_lost(told, caplog):
+    path = told.folder / "leases.json"
+    path.write_bytes(b"\x00damaged")
+    told.lost(3)
+    told.now += LOSS_SECONDS
+    told.tick()
+    assert told.observed.lost_ever == 3
+    assert (told.folder / "leases.json.damaged").read_bytes() == b"\x00damaged"
+    told.lost(1)
+    told.now += SHARE_SECONDS * 2
+    told.tick()
+    assert told.observed.lost_ever == 4
+    said = [record.getMessage() for record in caplog.records if "is kept as" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].isprintable()
+
+
+def test_a_newer_document_is_left_alone_and_the_counts_wait(told):
+    path = told.folder / "leases.json"
+    newer = path.with_name("newer")
+    path.write_bytes(b'{"version": 2, "queues": {}}')
+    told.lost(3)
+    told.now += LOSS_SECONDS
+    told.tick()
+    path.rename(newer)
+    assert newer.read_bytes() == b'{"version": 2, "queues": {}}'
+    told.now += SHARE_SECONDS * 2
+    told.tick()
+    assert told.observed.lost_ever == 3
+
+
 def test_a_worker_that_ends_tells_the_rest(told):
     told.lost(1)
     told.watch.stop()

@@ -1,14 +1,27 @@
-"""The local result store's own: how it clears very many rows."""
+"""The local result store's own: how it clears very many rows, and what SQLite lets into them."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from aztask.engine import Database
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.envelope import Envelope
+from aztask.results.base import (
+    Finish,
+    Outcome,
+    Owned,
+    RunKey,
+    Start,
+    State,
+    Unreadable,
+    WorkerRecord,
+)
+from aztask.results.deadindex import NotedDead
 from aztask.results.local import PURGE_WINDOW, LocalResults
 from aztask.settlement import Complete
 
@@ -41,3 +54,88 @@ def test_purging_clears_what_is_old_over_many_windows_and_leaves_the_rest(
     assert results.purge(50.0) == 0
     assert results.get(keys[-1].task_id) is not None, "what has not ended is never cleared"
     assert len(results.recent(limit=count)) == count - len(old)
+
+
+@pytest.fixture
+def database(tmp_path: Path, results: LocalResults) -> Iterator[sqlite3.Connection]:
+    """The same file, as any other program has it."""
+    with closing(sqlite3.connect(tmp_path / "results.db", isolation_level=None)) as connection:
+        yield connection
+
+
+NOT_UTF8 = "CAST(x'61ff' AS TEXT)"
+
+
+@pytest.mark.parametrize("value", ["'next'", "x'00'", "2.5", "-1", str(2**62), NOT_UTF8])
+@pytest.mark.parametrize("column", ["generation", "hop"])
+def test_a_row_whose_own_key_is_damaged_is_the_row_of_no_message(
+    results: LocalResults, database: sqlite3.Connection, column: str, value: str
+) -> None:
+    """It is never taken for the latest run, which a replay counts on from."""
+    results.start([a_start("one", 1, RunKey("a")), a_start("one", 2, RunKey("b"))])
+    database.execute(f"UPDATE runs SET {column} = {value}")
+    assert results.start([a_start("one", 1, RunKey("a"))]) == [Owned(1)]
+    record = results.get("a")
+    assert record is not None
+    assert (record.key, record.damage) == (RunKey("a"), "")
+    alone = results.get("b")
+    assert alone is not None
+    assert (alone.key, alone.state) == (RunKey("b"), State.UNREADABLE)
+    assert sorted(run.damage == "" for run in results.history("a")) == [False, True]
+    assert len(results.recent()) == 3
+    assert results.forget("b")
+
+
+def test_text_that_is_not_utf8_anywhere_hides_no_other_row(
+    results: LocalResults, database: sqlite3.Connection
+) -> None:
+    """Python's module would give up the whole query for it."""
+    results.start([a_start("one", n, RunKey(f"t{n}")) for n in range(3)])
+    database.execute(f"UPDATE runs SET task_id = {NOT_UTF8} WHERE task_id = 't1'")
+    assert [run.key.task_id for run in results.recent()] == ["t2", "?", "t0"]
+    for name in ("w0", "w1", "w2"):
+        results.heartbeat(WorkerRecord(name, 1.0, 2.0, (), 0, 0))
+    database.execute(f"UPDATE workers SET name = {NOT_UTF8} WHERE name = 'w1'")
+    assert [worker.name for worker in results.workers()] == ["w0", "w2", "?"]
+    results.cancel("t0", 1.0, running=True)
+    database.execute(f"INSERT INTO cancellations VALUES ({NOT_UTF8}, 1.0, 1)")
+    assert results.to_stop(["t0", "t2"]) == ["t0"]
+    letters = [
+        NotedDead("q", Envelope(b"x", message_id=f"m{n}"), "r", "", 1.0, 1) for n in range(3)
+    ]
+    results.dead_index.note(letters)
+    database.execute(f"UPDATE dead_index SET key = {NOT_UTF8} WHERE key = 'm1'")
+    assert [bool(each.damage) for each in results.dead_index.page("q", 0, 9)] == [
+        False,
+        True,
+        False,
+    ]
+    assert results.dead_index.keep_only("q", {"m0", "m2"}, 5.0) == 1
+    assert len(results.dead_index.page("q", 0, 9)) == 2
+
+
+def test_the_number_of_a_damaged_row_goes_with_it(
+    results: LocalResults, database: sqlite3.Connection
+) -> None:
+    """SQLite gives it to the next row, which is not damaged. Older releases delete rows, too."""
+    results.start([a_start("one", 1, RunKey("a"))])
+    database.execute("UPDATE runs SET starts = 'many'")
+    (answer,) = results.start([a_start("two", 1, RunKey("a"))])
+    assert isinstance(answer, Unreadable)
+    assert database.execute("SELECT count(*) FROM damaged_runs").fetchone() == (1,)
+    database.execute("DELETE FROM runs")
+    assert database.execute("SELECT count(*) FROM damaged_runs").fetchone() == (0,)
+    assert results.start([a_start("three", 1, RunKey("a"))]) == [Owned(1)]
+    assert results.start([a_start("four", 1, RunKey("a"))]) == [Owned(2)]
+
+
+def test_a_row_that_was_repaired_is_back_when_its_number_is_taken_off_the_list(
+    results: LocalResults, database: sqlite3.Connection
+) -> None:
+    results.start([a_start("one", 1, RunKey("a"))])
+    database.execute("UPDATE runs SET starts = 'many'")
+    results.start([a_start("two", 1, RunKey("a"))])
+    database.execute("UPDATE runs SET starts = 1")
+    assert isinstance(results.start([a_start("three", 1, RunKey("a"))])[0], Unreadable)
+    database.execute("DELETE FROM damaged_runs")
+    assert results.start([a_start("four", 1, RunKey("a"))]) == [Owned(2)]

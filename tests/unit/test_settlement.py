@@ -44,6 +44,39 @@ def test_what_is_no_record_is_an_error():
         from_record({"settle": "complete", "delay": 1})
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"settle": "resubmit", "delay": "soon"},
+        {"settle": "resubmit", "delay": -1.0},
+        {"settle": "resubmit", "delay": float("nan")},
+        {"settle": "resubmit", "delay": True},
+        {"settle": "resubmit", "delay": 1e10},
+        {"settle": "resubmit", "due": 1e300},
+        {"settle": "resubmit", "due": "tomorrow"},
+        {"settle": "resubmit", "counted": 1},
+        {"settle": "resubmit", "asked": None},
+        {"settle": "resubmit", "envelope": b"x"},
+        {"settle": "hold", "delay": [1.0]},
+        {"settle": "dead-letter", "reason": ["r"]},
+        {"settle": "dead-letter", "reason": "r", "description": b"d"},
+        {"settle": "dead-letter"},
+        {"settle": ["complete"]},
+        {"settle": None},
+        {},
+        [["settle", "complete", 1]],
+        "complete",
+        None,
+        {1: 2},
+        {"settle": "complete", 5: 1},
+    ],
+)
+def test_a_forged_record_is_an_error(record):
+    """Whatever it is made of: the settlement would be carried out."""
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        from_record(record)
+
+
 def test_texts_are_cut_to_what_every_service_allows():
     dead = DeadLetter("r" * 2000, "d" * 2000)
     assert (len(dead.reason), len(dead.description)) == (REASON_LIMIT, REASON_LIMIT)

@@ -1,0 +1,210 @@
+"""Rows of the local result store: how runs and workers are written and read.
+
+SQLite keeps whatever is put into a column, whatever type the column has, and Python's module gives
+up a whole query for one text that is not UTF-8. So every row is checked by itself (`damage`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from aztask.delivery import Position
+from aztask.message import COUNTER_LIMIT
+from aztask.results.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
+from aztask.results.damage import Columns, Damaged, check_ends, check_owner
+from aztask.results.runningtasks import pack_running
+from aztask.results.workerrow import damaged_worker, read_worker
+from aztask.settlement import Complete, to_record
+
+_NAMES: Final = (
+    "id", "task_id", "generation", "hop", "task", "queue", "state", "worker", "starts",
+    "started_at", "settlement", "value", "error_type", "error", "traceback", "ended_at", "duration",
+    "owner", "position", "failures", "snoozes",
+)  # fmt: skip
+COLUMNS: Final = (
+    f"{', '.join(_NAMES)}, typeof(saved), "
+    "(SELECT reason FROM damaged_runs WHERE damaged_runs.id = runs.id)"
+)
+"""What `run_of` takes. A checkpoint may be large, so of it the type only."""
+_ERROR: Final = ("error_type", "error", "traceback")
+_SAVED_TYPES: Final = ("null", "blob")
+_WORKER_FIELDS: Final = (
+    "started_at", "queues", "running", "finished", "stopped", "leased", "tasks",
+)  # fmt: skip
+_OLDEST_WORKER: Final = 5
+"""Fields of a worker's row as the first release wrote it."""
+_PLAIN: Final = Complete()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run's row. id: the row's. record: with its damage, where it is damaged: then nothing else
+    of the row is to be believed.
+    """
+
+    id: int
+    record: RunRecord
+    owner: str | None = None
+    position: Position | None = None
+    failures: int = 0
+    snoozes: int = 0
+
+    @property
+    def ended(self) -> Outcome | None:
+        """The outcome after which the message does not come again."""
+        outcome = self.record.outcome
+        return None if outcome is None or outcome.again else outcome
+
+
+def rows_of(connection: sqlite3.Connection, sql: str, values: Sequence[object]) -> list[Any]:
+    """All rows of a query. Text that is not UTF-8 comes as bytes, and so as damage.
+
+    The connection is the caller's alone meanwhile.
+    """
+    try:
+        return connection.execute(sql, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+    usual = connection.text_factory
+    connection.text_factory = _text_or_bytes
+    try:
+        return connection.execute(sql, values).fetchall()
+    finally:
+        connection.text_factory = usual
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def run_of(row: Sequence[Any]) -> StoredRun:
+    """The run of a row of `COLUMNS`. One that is in quarantine is damaged, whatever it holds."""
+    columns = Columns(dict(zip(_NAMES, row, strict=False)))
+    number, saved_type, reason = row[0], *row[len(_NAMES) :]
+    try:
+        if reason is not None:
+            raise Damaged(str(reason))
+        return _readable(columns, number, saved_type)
+    except Damaged as damage:
+        key = _key_of(columns)
+        return StoredRun(number, RunRecord(key, "", "", State.UNREADABLE, damage=damage.reason))
+
+
+def has_key(row: Sequence[Any]) -> bool:
+    """Whether the row's own key can be read: otherwise it is the row of no message."""
+    try:
+        _checked_key(Columns(dict(zip(_NAMES, row, strict=False))))
+    except Damaged:
+        return False
+    return True
+
+
+def _checked_key(columns: Columns) -> RunKey:
+    generation, hop = (columns.count(name, most=COUNTER_LIMIT) for name in ("generation", "hop"))
+    return RunKey(columns.text("task_id"), generation, hop)
+
+
+def _key_of(columns: Columns) -> RunKey:
+    """As far as it can be read."""
+    try:
+        return _checked_key(columns)
+    except Damaged:
+        pass
+    try:
+        return RunKey(columns.text("task_id"))
+    except Damaged:
+        return RunKey("?")
+
+
+def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
+    key = _checked_key(columns)
+    state, ended_at = columns.state(), columns.optional_time("ended_at")
+    owner, position = columns.text("owner", missing="") or None, columns.position()
+    settlement, duration = columns.settlement(), columns.optional_time("duration")
+    value = columns.data("value")
+    error_type, error, trace = (columns.text(name, missing="") for name in _ERROR)
+    check_ends(state, ended_at, settlement)
+    check_owner(owner, position)
+    outcome = None
+    if ended_at is not None:
+        decision, seconds = settlement or _PLAIN, duration or 0.0
+        outcome = Outcome(state, decision, value, error_type, error, trace, ended_at, seconds)
+    record = RunRecord(
+        key,
+        columns.text("task"),
+        columns.text("queue"),
+        state,
+        columns.text("worker"),
+        columns.count("starts"),
+        columns.optional_time("started_at"),
+        outcome,
+    )
+    if saved_type not in _SAVED_TYPES:
+        raise Damaged(f"its checkpoint is {saved_type}, not bytes")
+    failures, snoozes = columns.count("failures"), columns.count("snoozes")
+    return StoredRun(number, record, owner, position, failures, snoozes)
+
+
+def key_of(key: RunKey) -> tuple[str, int, int]:
+    """The values of a run's key."""
+    return key.task_id, key.generation, key.hop
+
+
+def start_row(start: Start) -> tuple[Any, ...]:
+    """The values of a new run."""
+    return (
+        *key_of(start.key),
+        start.task,
+        start.queue,
+        start.position,
+        start.owner,
+        start.worker,
+        start.at,
+    )
+
+
+def outcome_row(outcome: Outcome) -> tuple[Any, ...]:
+    """The values of an outcome."""
+    plain = outcome.settlement == _PLAIN
+    settlement = None if plain else msgpack.packb(to_record(outcome.settlement))
+    return (
+        outcome.state.value,
+        settlement,
+        outcome.value,
+        outcome.error_type or None,
+        outcome.error or None,
+        outcome.traceback or None,
+        outcome.at,
+        outcome.duration,
+    )
+
+
+def worker_row(worker: WorkerRecord) -> tuple[Any, ...]:
+    """The values of a worker's row."""
+    record = (
+        worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped,
+        worker.leased, pack_running(worker.tasks),
+    )  # fmt: skip
+    return worker.name, worker.seen_at, msgpack.packb(record)
+
+
+def worker_of(name: Any, seen_at: Any, packed: Any) -> WorkerRecord:
+    """The worker of a row. What a newer release adds at the end of it is passed over."""
+    try:
+        fields = Columns({"record": packed}).unpacked("record")
+        if not isinstance(fields, list) or len(fields) < _OLDEST_WORKER:
+            raise Damaged("its record is no list of fields")
+        return read_worker(
+            {"name": name, "seen_at": seen_at, **dict(zip(_WORKER_FIELDS, fields, strict=False))}
+        )
+    except Damaged as damage:
+        return damaged_worker(name, damage)

@@ -1,0 +1,123 @@
+"""Damaged rows of runs in the table: which they are, since when, and why.
+
+A row in quarantine stays where it is, for a person to look at. It gets one more property, the
+reason, and as long as that is there the row counts as damaged. A row in the partition of the
+quarantine names it, so that the damaged ones are found without reading the whole table.
+
+Crash window: if the process dies between the two writes, the row is listed and does not say so
+itself; whoever meets it next finds the damage anew and adds the property.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+from aztask.clock import Clock
+from aztask.errors import BrokerError, BrokerUnavailable
+from aztask.results.damage import KEPT, Columns, Damaged
+from aztask.results.tables_client import Call, Requests
+from aztask.results.tables_errors import Changed
+from aztask.results.tables_names import is_run
+from aztask.results.tables_rows import DAMAGE, Run, plain, run_of
+
+logger = logging.getLogger(__name__)
+
+PARTITION: Final = "x"
+PAGE: Final = 1000
+PURGE_PAGE: Final = 200
+
+
+class Quarantine:
+    """The damaged rows of one table. Any thread may call."""
+
+    def __init__(self, requests: Requests, clock: Clock) -> None:
+        self._requests = requests
+        self._clock = clock
+
+    def note(self, call: Call, run: Run, reason: str) -> None:
+        """Put a damaged row into quarantine, and log it the first time."""
+        partition, row = run.place
+        entity = {
+            "PartitionKey": PARTITION,
+            "RowKey": _row_of(run),
+            "partition": partition,
+            "row": row,
+            "at": float(self._clock.wall()),
+        }
+        if self._requests.ensure(call, entity):
+            logger.error(KEPT, run.key.task_id, run.key.generation, run.key.hop, reason)
+        if not run.in_quarantine:
+            self._mark(run, {"PartitionKey": partition, "RowKey": row, DAMAGE: plain(reason)})
+
+    def _mark(self, run: Run, mark: dict[str, Any]) -> None:
+        """Where this comes too late, whoever meets the row next does it. In a row that takes no
+        further property the damage is found anew each time.
+        """
+        try:
+            self._requests.merge(Call(), mark, run.tag)  # a refusal ends no other request
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            logger.info("a damaged row is not marked: %s", error)
+
+    def runs(self, call: Call, limit: int) -> list[Run]:
+        """The runs in quarantine, those that were found last first."""
+        entities = self._requests.query(
+            call, "PartitionKey eq @quarantine", {"quarantine": PARTITION}, PAGE
+        )
+        found = sorted(filter(None, map(_entry, entities)), reverse=True)[:limit]
+        runs = self._requests.each(call, self._read, found)
+        return [run for run in runs if run is not None]
+
+    def forget(self, call: Call, run: Run) -> None:
+        """Its row is deleted."""
+        self._requests.delete(call, PARTITION, _row_of(run))
+
+    def purge(self, before: float) -> int:
+        """Delete rows that were put into quarantine before that time; how many.
+
+        If the process dies in between, the next purge goes on with the row that names it.
+        """
+        call = Call()
+        entities = self._requests.query(
+            call,
+            "PartitionKey eq @quarantine and at lt @before",
+            {"quarantine": PARTITION, "before": before},
+            PURGE_PAGE,
+        )
+        return sum(self._requests.each(call, self._clear, entities))
+
+    def _clear(self, call: Call, entity: Mapping[str, Any]) -> bool:
+        entry, there = _entry(entity), False
+        run = None if entry is None else self._read(call, entry)
+        if run is not None:
+            try:
+                there = self._requests.delete(call, *run.place, run.tag)
+            except Changed:
+                return False  # somebody repairs it
+        self._requests.delete(call, PARTITION, entity["RowKey"])
+        return there
+
+    def _read(self, call: Call, entry: tuple[float, str, str]) -> Run | None:
+        """The row, if it is still damaged."""
+        _, partition, row = entry
+        entity = self._requests.read(call, partition, row)
+        run = None if entity is None else run_of(entity, partition, row)
+        return run if run is not None and run.damage else None
+
+
+def _row_of(run: Run) -> str:
+    return sha256("!".join(run.place).encode()).hexdigest()
+
+
+def _entry(entity: Mapping[str, Any]) -> tuple[float, str, str] | None:
+    """When it was found, and where it is; None for a row that names none."""
+    columns = Columns(entity)
+    try:
+        found = columns.time("at"), columns.text("partition"), columns.text("row")
+    except Damaged:
+        return None
+    return found if is_run(*found[1:]) else None
