@@ -247,6 +247,7 @@ class ServiceBusBroker:
                 self._service_clock,
                 clock=self._clock,
                 session=session,
+                look=lambda number: self._looking.messages(queue, number, 1),
                 delete=delete,
                 state_limit=self._capabilities.max_message_bytes,
             )

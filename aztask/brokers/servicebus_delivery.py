@@ -25,13 +25,15 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Res
 class BusDelivery(Delivery):
     """A delivery that knows its lock and whether it was settled.
 
-    attempted: a settlement of it got no answer, so it may have happened.
+    attempted: a settlement of it got no answer, so it may have happened. holder: the connection
+    that held the delivery's session when it came; None without sessions.
     """
 
     lock: UUID | None = None
     message: ServiceBusReceivedMessage | None = None
     settled: bool = False
     attempted: bool = False
+    holder: object = None
 
 
 def delivery_of(

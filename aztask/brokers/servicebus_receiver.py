@@ -8,6 +8,8 @@ Rules
    checked against every message: a lock ends no later than its time after the message came.
 4. A connection on which nothing has come for `QUIET_SECONDS` is tried out, so that a silently
    dropped one is found.
+5. A settlement that the service refuses after a try that got no answer was done by that try, as
+   long as our deadline has not passed: until then the lock is nobody else's.
 """
 
 from __future__ import annotations
@@ -238,6 +240,8 @@ class BusReceiver:
                 delivery.deadline = asked_at + self._lease
                 delivery.lease_seconds = self._lease
                 answers.append(Renewed(delivery.deadline))
+            elif isinstance(verdict, Lost) and self._may_be_settled(delivery):
+                answers.append(Unknown("a settlement without an answer may have been carried out"))
             else:
                 answers.append(verdict)
         return answers
@@ -272,7 +276,7 @@ class BusReceiver:
                 orders.append((index, (ours[index], verb_of(settlement))))
         asked = self._ask(self._settling, [order for _, order in orders])
         for (index, (delivery, _)), verdict in zip(orders, asked, strict=True):
-            verdicts[index] = self._judged(delivery, verdict)
+            verdicts[index] = self._judged(delivery, kinds[index], verdict)
         for delivery, verdict in zip(ours, verdicts, strict=True):
             delivery.settled = isinstance(verdict, Settled)
             arrival = private.arrival(delivery.message)
@@ -280,17 +284,15 @@ class BusReceiver:
                 self._settled_elsewhere.append(arrival)
         return verdicts
 
-    def _judged(self, delivery: BusDelivery, verdict: Verdict) -> Verdict:
-        """A lock that is gone while it is ours, after a try without answer: that try settled it."""
-        if isinstance(verdict, Unknown):
-            delivery.attempted = True
-        elif (
-            isinstance(verdict, Lost)
-            and delivery.attempted
-            and self._clock.monotonic() < delivery.deadline
-        ):
+    def _judged(self, delivery: BusDelivery, settlement: Settlement, verdict: Verdict) -> Verdict:
+        """What the service's verdict on `settlement` means; see rule 5."""
+        if isinstance(verdict, Lost) and self._may_be_settled(delivery):
             return Settled()
         return verdict
+
+    def _may_be_settled(self, delivery: BusDelivery) -> bool:
+        """Whether a try to settle it got no answer, and nobody else can have had it since."""
+        return delivery.attempted and self._clock.monotonic() < delivery.deadline
 
     def _send_clones(self, settlements: Sequence[Settlement]) -> str | None:
         """Send what is to be resubmitted; why it failed, or None."""
@@ -344,6 +346,8 @@ class BusReceiver:
             orders.append(Order(verb, delivery.lock, delivery.message, reason, description))
         if orders:
             control.carry_out(orders)
+        for order, (delivery, _) in zip(orders, wanted, strict=True):
+            delivery.attempted |= order.unanswered and order.verb != RENEW
         return [order.verdict for order in orders]
 
     def close(self) -> None:

@@ -149,18 +149,23 @@ LOCKED_UNTIL: Final = b"x-opt-locked-until"
 SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
 
 
+def state_of(message: ServiceBusReceivedMessage) -> MessageState:
+    """Where a message that was looked at stands."""
+    state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
+    return _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE
+
+
 def peeked_of(message: ServiceBusReceivedMessage, *, dead_letter: bool) -> Peeked:
     """A message that was looked at."""
-    state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
     reason, description = dead_letter_texts(message) if dead_letter else (None, None)
-    scheduled = state == _STATES.index(MessageState.SCHEDULED)
+    state = state_of(message)
     return Peeked(
         envelope_of(message),
         message.sequence_number or 0,
-        _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE,
+        state,
         message.delivery_count or 0,
         epoch_of(message, ENQUEUED) or 0.0,
-        epoch_of(message, SCHEDULED) if scheduled else None,
+        epoch_of(message, SCHEDULED) if state is MessageState.SCHEDULED else None,
         reason,
         description,
     )
