@@ -16,6 +16,7 @@ from aztask.brokers.servicebus_wire import (
     dead_letter_texts,
     envelope_of,
     epoch_of,
+    position_of,
 )
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
@@ -52,7 +53,7 @@ def delivery_of(
     return BusDelivery(
         queue,
         envelope,
-        message.sequence_number or 0,
+        position_of(message),
         str(lock or ""),
         (message.delivery_count or 0) + 1,
         epoch_of(message, ENQUEUED) or 0.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
@@ -82,8 +83,14 @@ class Looking:
     ) -> list[Peeked]:
         """Messages in order of position, those after `after`."""
         start = 1 if after is None else sequence_number(after) + 1
-        messages = self.messages(queue, start, limit, dead_letter=dead_letter)
-        return [peeked_of(message, dead_letter=dead_letter) for message in messages]
+        found: list[Peeked] = []
+        for message in self.messages(queue, start, limit, dead_letter=dead_letter):
+            peeked = peeked_of(message, dead_letter=dead_letter)
+            if not peeked.position:  # a damaged one that does not say: looking must get behind it
+                peeked = replace(peeked, position=start)
+            start = int(peeked.position) + 1
+            found.append(peeked)
+        return found
 
     def all(
         self, queue: str, wanted: Callable[[Peeked], bool], *, dead_letter: bool = False
