@@ -19,8 +19,7 @@ from aztask.brokers.base import MessageState, Peeked, Position, QueueStats
 from aztask.brokers.servicebus_client import REQUEST_SECONDS, BusClient
 from aztask.brokers.servicebus_control import Control
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_refusal
-from aztask.brokers.servicebus_receiver import sequence_number
-from aztask.brokers.servicebus_wire import peeked_of
+from aztask.brokers.servicebus_wire import peeked_of, sequence_number
 
 PAGE: Final = 250
 MOST_COUNTED: Final = 10_000
@@ -39,10 +38,19 @@ class Looking:
         self._sending = threading.Lock()
 
     def messages(
-        self, queue: str, start: int, limit: int, *, dead_letter: bool = False
+        self,
+        queue: str,
+        start: int,
+        limit: int,
+        *,
+        dead_letter: bool = False,
+        sessions: bool = False,
     ) -> list[Any]:
-        """The SDK's messages from sequence number `start` on."""
-        if queue in self._with_sessions and not dead_letter:
+        """The SDK's messages from sequence number `start` on.
+
+        sessions: the queue is known to have sessions; otherwise that is found out.
+        """
+        if (sessions or queue in self._with_sessions) and not dead_letter:
             return self._over_sender(queue, start, limit)
         control = self._control(queue, dead_letter=dead_letter)
         try:

@@ -281,6 +281,20 @@ def peek_over(
     return borrower.peek_messages(max_message_count=limit, sequence_number=start, timeout=timeout)
 
 
+def session_locked_until(receiver: ServiceBusReceiver) -> float | None:
+    """When the lock of its session ends, UTC epoch seconds of the service's clock.
+
+    The SDK forgets it here: it would compare it with this machine's clock, and with one that is
+    ahead by more than the lock it would take every session for lost ([seen] 7.15).
+    """
+    session: Any = receiver.session
+    locked_until = getattr(session, "_locked_until_utc", None)
+    if locked_until is None:
+        return None
+    session._locked_until_utc = None
+    return float(locked_until.timestamp())
+
+
 def arrival(message: ServiceBusReceivedMessage | None) -> tuple[int, bytes] | None:
     """(delivery id, delivery tag) on the link that it came on; None for one that came otherwise."""
     number = getattr(message, "_delivery_id", None)

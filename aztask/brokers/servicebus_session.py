@@ -33,14 +33,14 @@ from aztask.brokers.base import (
     Unknown,
 )
 from aztask.brokers.servicebus_client import BusClient
-from aztask.brokers.servicebus_clock import ServiceClock
 from aztask.brokers.servicebus_control import Control, Verdict
 from aztask.brokers.servicebus_delivery import BusDelivery, unsettled
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost, is_no_session
+from aztask.brokers.servicebus_lock import LockWatch
 from aztask.brokers.servicebus_receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
 from aztask.brokers.servicebus_wire import MESSAGE_LIMIT, state_of
 from aztask.clock import Clock
-from aztask.errors import AztaskError, LeaseLost, MessageTooLarge
+from aztask.errors import AztaskError, ConfigurationError, LeaseLost, MessageTooLarge
 from aztask.settlement import Abandon, Defer, Release, Settlement
 
 SLICE: Final = 0.02
@@ -69,9 +69,9 @@ class SessionReceiver(BusReceiver):
         queue: str,
         lease: float,
         send: Send,
-        service_clock: ServiceClock,
         *,
         clock: Clock,
+        watch: LockWatch | None = None,
         session: str | AnySession,
         look: Callable[[int], list[Any]],
         delete: bool = False,
@@ -81,7 +81,7 @@ class SessionReceiver(BusReceiver):
 
         It raises AztaskError or one of `SDK_ERRORS`.
         """
-        super().__init__(client, queue, lease, send, service_clock, clock=clock, delete=delete)
+        super().__init__(client, queue, lease, send, clock=clock, watch=watch, delete=delete)
         self._session = session
         self._look = look
         self._state_limit = state_limit
@@ -97,9 +97,13 @@ class SessionReceiver(BusReceiver):
     # -- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
-        """Up to `limit` deliveries of the session, as soon as there is one."""
+        """Up to `limit` deliveries of the session, as soon as there is one.
+
+        Raises ConfigurationError where the lease is not the queue's.
+        """
         until = time.monotonic() + wait
         deliveries: list[Delivery] = []
+        refusal = self._watched()
         while not self._closed and not deliveries:
             self._accept_until = until
             try:
@@ -111,6 +115,11 @@ class SessionReceiver(BusReceiver):
                 self._accept_until = None
             if time.monotonic() >= until:
                 break
+        if self._watch is not None and (deliveries or refusal):
+            refusal = self._watch.verdict()
+        if refusal:
+            self.let_go()  # and with it, uncounted, what is leased in it
+            raise ConfigurationError(refusal)
         return deliveries
 
     def _pause(self, error: Exception, until: float) -> None:
@@ -140,6 +149,7 @@ class SessionReceiver(BusReceiver):
             if self._closed:  # before it could be seen that this link is opening
                 raise SessionLockLostError(message="the receiver was closed")
             private.open_link(link, wait + OPEN_SECONDS)
+            self._note_lock(link, asked_at)
             if self._clock.monotonic() - asked_at > STALE * self._lease:
                 asked_at = self._clock.monotonic()
                 self._renew_session(link)
@@ -173,8 +183,14 @@ class SessionReceiver(BusReceiver):
                 each.holder = self._owner
         return deliveries
 
-    def _check_lease(self, message: ServiceBusReceivedMessage) -> None:
+    def _note_locks(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
         """A message's lock ends with its session's, however late it came: it teaches nothing."""
+
+    def _note_lock(self, link: ServiceBusReceiver, asked_at: float) -> None:
+        """The session's lock was granted, or renewed, after `asked_at`."""
+        locked_until = private.session_locked_until(link)
+        if self._watch is not None and locked_until is not None:
+            self._watch.lock(locked_until, self._clock.monotonic(), asked_at)
 
     # -- the session -------------------------------------------------------------------------
 
@@ -273,7 +289,9 @@ class SessionReceiver(BusReceiver):
         return UNCONFIRMED if self._may_be_settled(delivery) else GONE
 
     def _renew_session(self, link: ServiceBusReceiver) -> None:
+        asked_at = self._clock.monotonic()
         link.session.renew_lock(timeout=request_seconds(self._lease))
+        self._note_lock(link, asked_at)
 
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]

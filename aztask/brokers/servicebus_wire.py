@@ -28,7 +28,7 @@ from uuid import UUID
 import msgpack
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from aztask.brokers.base import MessageState, Peeked
+from aztask.brokers.base import MessageState, Peeked, Position
 from aztask.brokers.servicebus_reading import damage_of
 from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, MessageTooLarge
@@ -179,12 +179,33 @@ def epoch_of(message: ServiceBusReceivedMessage, annotation: bytes) -> float | N
 ENQUEUED: Final = b"x-opt-enqueued-time"
 LOCKED_UNTIL: Final = b"x-opt-locked-until"
 SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
+FIRST_NUMBER: Final = b"x-opt-enqueue-sequence-number"
 
 
 def position_of(message: ServiceBusReceivedMessage) -> int:
     """The sequence number; 0 where a damaged message does not say it."""
     number: Any = message.sequence_number
     return number if isinstance(number, int) else 0
+
+
+def sequence_number(position: Position) -> int:
+    """A position as the service's sequence number."""
+    try:
+        return max(-1, min(int(position), 2**63 - 2))
+    except ValueError:
+        raise ConfigurationError(
+            f"{position!r} is not a position in Service Bus; give a number that peek shows"
+        ) from None
+
+
+def is_direct(message: ServiceBusReceivedMessage) -> bool:
+    """Whether it was enqueued when it was sent: neither scheduled nor forwarded."""
+    annotations: Any = message.raw_amqp_message.annotations or {}
+    return SCHEDULED not in annotations and annotations.get(FIRST_NUMBER) in (
+        None,
+        0,
+        position_of(message),
+    )
 
 
 def state_of(message: ServiceBusReceivedMessage) -> MessageState:
