@@ -137,6 +137,8 @@ class Control:
             orders = [order for work in batch for order in work.orders]
             try:
                 self._carry_out(orders)
+            except Exception:  # their verdict stays unknown; the thread serves others too
+                logger.exception("%d orders of %s failed", len(orders), self._queue)
             finally:
                 for work in batch:
                     if work.call is None:
@@ -223,6 +225,9 @@ class Control:
                     work.future.set_exception(error)
                     return
                 self.reconnect()
+            except Exception as error:  # noqa: BLE001  # it is the caller's, and must not end this
+                work.future.set_exception(error)
+                return
             else:
                 work.future.set_result(result)
                 return
