@@ -4,8 +4,8 @@ The decoder of azure-servicebus 7.15 lacks three types of the specification (cha
 decimal64), reads decimal128 wrongly, does not compare sizes with the bytes that are there, and
 raises in the middle of a receive, so that one message costs its whole batch ([seen]).
 
-A message that cannot be read is a `Damaged` one: the sections that can be read, the reason for the
-first one that cannot, and all bytes. Its receiver decides what becomes of it.
+If a message cannot be read, the result is `Damaged`: it holds the sections that can be read, the
+reason why another one cannot, and all bytes. The receiver decides what to do with it.
 
 Source: OASIS AMQP 1.0, part 3, section 3.2 (messages).
 """
@@ -31,21 +31,21 @@ _Sections = dict[str, Any]
 
 
 class Damaged(Message):
-    """A message with a section that cannot be read. raw: all its bytes."""
+    """A message with a section that cannot be read. problem: why. raw: all its bytes."""
 
     problem: str = ""
     raw: bytes = b""
 
 
 def damaged(raw: bytes, problem: str, **sections: Any) -> Damaged:
-    """A message that cannot be read, with those of its sections that can."""
+    """A message that cannot be read, with the sections that can."""
     made = Damaged(**sections)
     made.problem, made.raw = one_line(problem, 300), raw
     return made
 
 
 def read_message(payload: bytes | bytearray | memoryview) -> Message:
-    """The message that `payload` encodes; a `Damaged` one where it cannot be read."""
+    """The message in `payload`; `Damaged` if it cannot be read."""
     raw = bytes(payload)
     sections: _Sections = {}
     problem, position = "", 0
@@ -59,7 +59,7 @@ def read_message(payload: bytes | bytearray | memoryview) -> Message:
         except ERRORS as error:
             problem = problem or f"the {name} at byte {begin} cannot be read: {reason_of(error)}"
             position = end_of(raw, start)
-            if name == _APPLICATION:  # among them may be why the service dead-lettered it
+            if name == _APPLICATION:  # they may say why the service dead-lettered it
                 sections.setdefault("application_properties", {}).update(pairs_of(raw, start))
     return damaged(raw, problem, **sections) if problem else Message(**sections)
 
@@ -82,7 +82,7 @@ def _descriptor(raw: bytes, position: int) -> tuple[int, int]:
 
 
 def _ignore(sections: _Sections, value: Any) -> None:
-    """A section that the specification does not know, as the SDK does."""
+    """Skip a section that the specification does not define, as the SDK does."""
 
 
 def _keep_header(sections: _Sections, value: Any) -> None:

@@ -6,8 +6,8 @@ delay an hour longer or shorter. Leases do not need this: their deadlines are re
 Rules
 1. A time on something that has just arrived is never above the service's time of now: the highest
    recent one is the best estimate. That is what schedules use.
-2. A time that was certainly written between two instants of ours is a *pin*: it bounds the
-   difference of both clocks from both sides. That is what a lease is checked by; see
+2. A time that the service certainly wrote between two instants of ours is a *pin*: it bounds the
+   difference of the two clocks from both sides. Leases are checked with pins; see
    `aztask.brokers.servicebus_lock`.
 """
 
@@ -23,10 +23,10 @@ STEP_SECONDS: Final = 2.0
 """A sample that is this much lower than what was learned means that a clock was set."""
 
 DRIFT: Final = 200e-6
-"""How fast two clocks part at most, in seconds a second: twice what bad quartz does."""
+"""How fast two clocks drift apart at most, in seconds per second: twice that of a bad quartz."""
 
 PIN_SECONDS: Final = 3600.0
-"""How long a pin is good for."""
+"""How long a pin counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Pin:
     number: int = 0
 
     def widened(self, now: float) -> Pin:
-        """What is left of it at `now`, when the clocks may have parted."""
-        parted = abs(now - self.at) * DRIFT
-        return replace(self, low=self.low - parted, high=self.high + parted)
+        """The bounds at `now`, wider by what the clocks may have drifted apart."""
+        drifted = abs(now - self.at) * DRIFT
+        return replace(self, low=self.low - drifted, high=self.high + drifted)
 
 
 class ServiceClock:
@@ -81,19 +81,19 @@ class ServiceClock:
     def pin(self, service_time: float, after: float, before: float) -> None:
         """The service wrote `service_time` between these two instants of our monotonic clock.
 
-        The newest pin counts: what it says holds for the node that serves the queue now.
+        The newest pin counts: it comes from the node that serves the queue now.
         """
         with self._lock:
             self._pins += 1
             self._pin = Pin(service_time - before, service_time - after, before, self._pins)
 
     def unpin(self) -> None:
-        """What the pin says cannot be."""
+        """Forget the pin: it contradicts other facts."""
         with self._lock:
             self._pin = None
 
     @property
     def pinned(self) -> Pin | None:
-        """The bounds of now, None where there are none, or none that is recent."""
+        """The bounds at this instant; None without a recent pin."""
         pin, now = self._pin, self._clock.monotonic()
         return None if pin is None or now - pin.at > PIN_SECONDS else pin.widened(now)

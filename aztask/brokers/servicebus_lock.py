@@ -1,22 +1,23 @@
-"""Whether a queue's lock lasts as long as the lease that we were told.
+"""Checks that a queue's lock lasts as long as the configured lease.
 
-Without the right to manage a worker cannot ask how long the lock is: its configuration says so. If
-that is too much, leases are lost without notice. If it is too little, every delay is too long by
-the difference, since the service's clock is learned from it. So the messages are asked. Each says
-when it was enqueued and when its lock ends, both by the service's clock:
+Without the right to manage, a worker cannot read the lock duration: it believes its configuration.
+If the configured lease is too long, the worker loses leases without notice. If it is too short,
+every delay is too long by the difference, because the service's clock is learned from it. So the
+worker checks the lease against its messages. Each message says when it was enqueued and when its
+lock ends, both by the service's clock:
 
     enqueued ........... locked ──────────── lock ────────────► locked until
                    asked        read                           (our clock)
 
 Rules
-1. Every fact is an interval. A slow network, a backlog or a clock that is off only widens it.
-   The lock is at most `locked until - enqueued`. Given the difference of the clocks, which a pin
-   bounds (see `aztask.brokers.servicebus_clock`), it is at least `locked until - read` and at most
+1. Every fact is an interval. A slow network, a backlog or a wrong clock only widens it. The lock is
+   at most `locked until - enqueued`. If a pin bounds the difference of the two clocks (see
+   `aztask.brokers.servicebus_clock`), the lock is at least `locked until - read` and at most
    `locked until - asked`.
-2. The lease is refused when no lock within the tolerance of it fits the facts. A verdict that needs
-   a pin must be found again with another pin.
-3. Until then the lease is believed, but nothing is learned from it. Once it is confirmed it is
-   watched: when the lock or a clock changes, all begins anew.
+2. The lease is refused if no lock within the tolerance of it fits the facts. A verdict that needs a
+   pin counts only when a second pin confirms it.
+3. Until the lease is confirmed the worker uses it, but learns nothing from it. A confirmed lease is
+   checked again when the lock or a clock seems to have changed.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from aztask.errors import AztaskError
 logger = logging.getLogger(__name__)
 
 TOLERANCE: Final = 1.0
-"""Seconds by which lease and lock may differ unnoticed, where a pin decides."""
+"""Seconds by which lease and lock may differ where a pin decides."""
 
 SAME_CLOCK: Final = 0.5
-"""The same where two times of one message decide, or the queue's settings."""
+"""Seconds by which they may differ where two times of one message decide, or the settings."""
 
 SHORTEST: Final = 0.1
 LONGEST: Final = 300.0 + TOLERANCE
-"""No lock is longer (the service's documented limit is 5 minutes): then a clock was set."""
+"""The service allows 5 minutes at most. A longer lock means that somebody set a clock."""
 
 FACTS_SECONDS: Final = 600.0
-"""How long facts are kept: clocks part."""
+"""How long facts count: two clocks drift apart."""
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
@@ -70,9 +71,9 @@ class LockWatch:
         *,
         managed: bool,
     ) -> None:
-        """ask: the queue's lock by its settings; None, or an error, where they cannot be read.
+        """ask: reads the lock duration from the queue's settings; None, or an error, if it may not.
 
-        managed: they were read, and `lease` is what they say.
+        managed: the settings were read already, and `lease` is what they say.
         """
         self._queue = queue
         self._lease = lease
@@ -99,15 +100,15 @@ class LockWatch:
         self._doubted: Pin | None = None
         self._began_at = self._clock.monotonic()
 
-    # -- what receivers do --------------------------------------------------------------------
+    # -- for receivers -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Find out, in the background, what can be found out before the first message."""
+        """Look for a pin in the background, before the first message comes."""
         if not self._confirmed and self._service_clock.pinned is None:
             self._find_out()
 
     def close(self) -> None:
-        """Find out nothing more."""
+        """Stop looking."""
         self._closed = True
         self._hurry.set()
 
@@ -131,7 +132,7 @@ class LockWatch:
     ) -> None:
         """A lock that ends at `locked` was granted after `asked_at` and before `read_at`.
 
-        longest: more seconds than that it cannot be.
+        longest: the greatest duration in seconds that it can have.
         """
         with self._lock:
             if self._confirmed and self._is_usual(locked - read_at, longest):
@@ -154,9 +155,9 @@ class LockWatch:
         return self._refusal
 
     def verdict(self) -> str:
-        """As `refusal`, of what was received just now.
+        """The same, for messages that have just been received.
 
-        The first time it waits a moment for what is being found out.
+        The first call waits a moment for the pin that is on its way.
         """
         thread = self._thread
         if thread is not None and (self._patient or self._refusal):
@@ -165,9 +166,9 @@ class LockWatch:
         return self._refusal
 
     def try_again(self) -> None:
-        """Before messages are received under a lease that was refused: it may be right by now.
+        """Check a refused lease again: the queue may have been changed.
 
-        It stays refused until it is confirmed.
+        It stays refused until the next messages confirm it.
         """
         with self._lock:
             self._begin_anew()
@@ -176,7 +177,7 @@ class LockWatch:
     # -- judging: the caller has the lock -----------------------------------------------------
 
     def _is_usual(self, sample: float, longest: float) -> bool:
-        """Whether what was confirmed still holds; else all begins anew."""
+        """Whether a confirmed lease still fits. If not, start the check again."""
         usual = self._usual
         grown = usual is not None and sample > usual + STEP_SECONDS
         if grown or longest < self._lease - SAME_CLOCK:
@@ -188,7 +189,7 @@ class LockWatch:
         return True
 
     def _judge(self) -> None:
-        """Refuse the lease, confirm it, or leave it open."""
+        """Refuse the lease, confirm it, or wait for more facts."""
         if self._longest < self._lease - SAME_CLOCK:
             self._refuse(-math.inf, self._longest)
             return
@@ -197,7 +198,7 @@ class LockWatch:
             return
         least, most = self._least - pin.high, min(self._most - pin.low, self._longest)
         if least > min(most + TOLERANCE, LONGEST) or most < SHORTEST:
-            self._service_clock.unpin()  # a clock was set, or the pin was none
+            self._service_clock.unpin()  # somebody set a clock, or the pin is wrong
             self._begin_anew()
         elif least > self._lease + TOLERANCE or most < self._lease - TOLERANCE:
             if self._doubted is not None and self._doubted.number != pin.number:
@@ -227,10 +228,10 @@ class LockWatch:
             "queue"
         )
 
-    # -- finding out, on a thread of its own --------------------------------------------------
+    # -- looking, on a thread of its own -----------------------------------------------------
 
     def _find_out(self) -> None:
-        """Go on finding out, now if there is a doubt."""
+        """Look for a pin in the background; at once if there is a doubt."""
         with self._lock:
             if self._doubted is not None:
                 self._hurry.set()
@@ -252,10 +253,10 @@ class LockWatch:
                 self._hurry.clear()
 
     def _found_out(self, pause: float) -> float | None:
-        """One try; how long to wait for the next one, None when nothing is left to find out.
+        """Try once. Returns the pause before the next try, None if no other is needed for now.
 
-        Nothing is, until another message comes, when there is a new pin that leaves no doubt. If
-        there is a doubt, another pin is looked for at once.
+        A new pin that leaves no doubt is enough until the next message comes. If there is a doubt,
+        the second pin is looked for at once.
         """
         known = self._service_clock.pinned
         actual: float | None = None
@@ -266,7 +267,7 @@ class LockWatch:
                 self._pinning.once()
         except (AztaskError, *SDK_ERRORS) as error:
             logger.debug("the lock of %s is not known yet: %s", self._queue, error)
-        except Exception:  # whatever an SDK raises: the lock is found out some other time
+        except Exception:  # whatever an SDK raises: the next try may succeed
             logger.exception("the lock of %s cannot be found out", self._queue)
         with self._lock:
             if actual is not None:
@@ -282,7 +283,7 @@ class LockWatch:
             return 0.0 if new else pause
 
     def _settle(self, actual: float) -> None:
-        """The queue's settings say it."""
+        """The queue's settings say how long the lock is."""
         self._confirm()
         if abs(actual - self._lease) > SAME_CLOCK:
             self._confirmed = False

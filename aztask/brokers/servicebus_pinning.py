@@ -1,11 +1,11 @@
 """Finds pins: times that the service certainly wrote between two instants of our clock.
 
 Rules
-1. With the right to send, a message of our own is scheduled far ahead, looked at and taken back.
-2. Without it, the queue is looked at behind its last message. What is found there later was
-   enqueued after that look, so its time is a pin. Sequence numbers rise without gaps, but in a
-   partitioned queue only within each partition: there is no pin in one (the service's
-   documentation, "Message sequencing and timestamps").
+1. With the right to send, schedule a message far ahead, peek at it, and cancel it.
+2. Without it, peek behind the last message of the queue. A message that appears there later was
+   enqueued after that peek, so its enqueued time is a pin. This works because sequence numbers rise
+   without gaps. In a partitioned queue they do so only within each partition, so it gives no pins
+   (the service's documentation, "Message sequencing and timestamps").
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from aztask.clock import Clock
 from aztask.errors import ConfigurationError
 
 PARTITIONED: Final = 1 << 48
-"""From here on, sequence numbers are those of a partition."""
+"""Sequence numbers from here on belong to a partition."""
 
 MOST_LOOKS: Final = 100
-"""At one go: enough to find the end behind any number of messages."""
+"""Peeks in one try: enough to find the end of any queue."""
 
 
 class Pinning:
@@ -38,10 +38,9 @@ class Pinning:
         probe: Callable[[], None],
         look: Callable[[int], ServiceBusReceivedMessage | None],
     ) -> None:
-        """probe: does what rule 1 says. look: the queue's next message from a number on.
+        """probe: does rule 1. look: peeks at the next message from a sequence number on.
 
-        Both may raise AztaskError or what SDK calls raise; ConfigurationError where a right is
-        missing.
+        Both raise AztaskError, or what SDK calls raise; ConfigurationError if a right is missing.
         """
         self._service_clock = service_clock
         self._clock = clock
@@ -77,14 +76,14 @@ class Pinning:
                     return
 
     def _next(self, gap: int) -> int:
-        """Where to look: further and further behind the last message, and then in between."""
+        """Where to peek: further and further behind the last message, then in between."""
         with self._lock:
             if self._empty is None:
                 return self._last + gap
             return (self._last + 1 + self._empty[0]) // 2
 
     def message(self, message: ServiceBusReceivedMessage, read_at: float) -> bool:
-        """A message was received, or looked at; whether its time is a pin."""
+        """Take note of a message that was received or peeked at; whether its time is a pin."""
         number, enqueued = position_of(message), epoch_of(message, ENQUEUED)
         with self._lock:
             self._last = max(self._last, number)

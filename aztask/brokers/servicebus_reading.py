@@ -1,10 +1,10 @@
 """Has the SDK's receivers decode messages with our decoder, one message at a time.
 
 Rules
-1. Only our own links and requests are changed: other users of the SDK in this process see nothing
-   of it.
-2. Nothing in a message raises: what cannot be read arrives as a message that says so, beside its
-   neighbours; see `damage_of`.
+1. Only our own links and requests are changed. Other users of the SDK in this process are not
+   affected.
+2. Nothing in a message raises. A message that cannot be read arrives beside its neighbours and says
+   so; see `damage_of`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aztask.brokers.servicebus_amqp import Damaged, damaged, read_message
 
 @cache
 def supported() -> bool:
-    """Whether this SDK decodes where it is expected to."""
+    """Whether this SDK decodes messages where we expect it to."""
     method = getattr(ReceiverLink, "_incoming_transfer", None)
     return (
         isinstance(method, FunctionType)
@@ -45,7 +45,7 @@ def built(receiver: Any, frame: Any, message: Any) -> ServiceBusReceivedMessage:
 def _made(
     make: Callable[[Any], ServiceBusReceivedMessage], message: Any
 ) -> ServiceBusReceivedMessage:
-    """Rule 2 also holds where the SDK cannot take what was decoded."""
+    """Keep rule 2 even if the SDK fails on a message that was decoded."""
     try:
         return make(message)
     except Exception as error:  # noqa: BLE001  # whatever is in it: its neighbours are made too
@@ -53,7 +53,7 @@ def _made(
 
 
 def damage_of(message: ServiceBusReceivedMessage) -> Damaged | None:
-    """What is wrong with a message that could not be read; None for one that could."""
+    """What is wrong with a message that could not be read; None for every other message."""
     inner = getattr(message, "_message", None)
     return inner if isinstance(inner, Damaged) else None
 
@@ -61,8 +61,8 @@ def damage_of(message: ServiceBusReceivedMessage) -> Damaged | None:
 def decode_here(link: Any) -> None:
     """Have this link of a receiver decode what it receives with our decoder.
 
-    The SDK's own method is kept, which also counts credit and puts frames together: it is bound
-    anew, with another meaning of the one name by which it finds its decoder.
+    The SDK's own method stays in place, because it also counts credit and joins frames. It is bound
+    again with our decoder under the name `decode_payload`, which it looks up.
     """
     if supported() and isinstance(link, ReceiverLink):
         method: Any = ReceiverLink._incoming_transfer
@@ -73,9 +73,9 @@ def decode_here(link: Any) -> None:
 
 
 def decode_answers(receiver: ServiceBusReceiver, request: Any = None) -> ServiceBusReceiver:
-    """Have the answers to its peeks and its receives of deferred messages decoded by our decoder.
+    """Have our decoder decode the messages that this receiver peeks at, or fetches as deferred.
 
-    request: over which connection it asks, where that is another one's. Returns the receiver.
+    request: sends its requests over another connection. Returns the receiver.
     """
     ours: Any = receiver
     send: Any = request or getattr(ours, "_mgmt_request_response_with_retry", None)
@@ -99,7 +99,7 @@ def _answered(
     description: Any,
     **options: Any,
 ) -> Any:
-    """The messages of an answer that holds some; what the SDK makes of any other answer."""
+    """The messages in an answer; any other answer goes to the SDK."""
     value = answer.value
     if status != 200 or not isinstance(value, dict) or b"messages" not in value:
         return callback(status, answer, description, **options)

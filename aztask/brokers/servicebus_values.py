@@ -4,9 +4,9 @@ Rules
 1. Strings and symbols come out as bytes, timestamps as integers. In addition, a decimal is an exact
    `decimal.Decimal` and a char is a text of one character. A described value comes out without its
    descriptor.
-2. Sizes, counts and nesting are checked against the bytes that are there before anything is built,
-   so memory stays proportional to what was received.
-3. What is wrong raises one of `ERRORS`.
+2. Sizes, counts and nesting are checked against the available bytes before anything is built, so
+   memory stays proportional to the bytes received.
+3. Malformed bytes raise one of `ERRORS`.
 
 Source: OASIS AMQP 1.0, part 1 (types).
 """
@@ -30,7 +30,7 @@ Reader = Callable[[bytes, int, int], tuple[Any, int]]
 
 
 class Unreadable(ValueError):
-    """These bytes are no AMQP value, or none that is accepted."""
+    """These bytes are not an AMQP value, or exceed a limit."""
 
 
 ERRORS: Final = (ValueError, IndexError, TypeError, OverflowError, struct_error)
@@ -38,7 +38,7 @@ ERRORS: Final = (ValueError, IndexError, TypeError, OverflowError, struct_error)
 
 
 def reason_of(error: Exception) -> str:
-    """What is wrong, for people."""
+    """What is wrong, in words."""
     short = isinstance(error, IndexError | struct_error)
     return "its bytes end too soon" if short else str(error)
 
@@ -74,7 +74,7 @@ def end_of(raw: bytes, position: int) -> int:
 
 
 def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    """The value alone; nothing here asks for what it is said to be."""
+    """The value without its descriptor, which nothing here needs."""
     _check_depth(depth)
     _, position = read_value(buffer, position, depth + 1)
     return read_value(buffer, position, depth + 1)
@@ -190,7 +190,7 @@ def _long(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _text(bytes_of: Reader, encoding: str) -> Reader:
-    """The bytes of a text. Raises UnicodeDecodeError (a ValueError) if they are none."""
+    """The bytes of a text, checked: raises UnicodeDecodeError, a ValueError."""
 
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         data, position = bytes_of(buffer, position, depth)
@@ -212,7 +212,7 @@ def _head(buffer: bytes, position: int, depth: int, width: int) -> tuple[int, in
 
 
 def _items(buffer: bytes, start: int, end: int, count: int, depth: int) -> list[Any]:
-    """So many values, which fill the bytes from `start` to `end`."""
+    """`count` values, which must fill the bytes from `start` to `end`."""
     if count > end - start:
         raise Unreadable(f"{count} values cannot stand in {end - start} bytes")
     items, readers, position = [], _READERS, start
@@ -244,7 +244,7 @@ def _map(width: int) -> Reader:
 
 
 def pairs_of(buffer: bytes, position: int) -> Iterator[tuple[Any, Any]]:
-    """The pairs of the map at `position`, without those that cannot be read."""
+    """The pairs of the map at `position` that can be read."""
     width = {0xC1: 1, 0xD1: 4}.get(buffer[position] if position < len(buffer) else 0)
     if width is None:
         return
