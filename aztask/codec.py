@@ -185,6 +185,7 @@ class Codec:
                 "delay": delay,
                 "expires_at": message.expires,
                 "properties": {"reply_to": message.reply_to} if message.reply_to else NO_PROPERTIES,
+                "problem": "",
             },
         )
 
@@ -194,9 +195,9 @@ class Codec:
         Celery's protocol 2 is read too, with Kombu's base64 or compressed bodies. Raises
         ContentRefused (signature, size, content type) and DecodeError (headers).
         """
-        body, headers = envelope.body, envelope.headers
-        if not isinstance(body, bytes) or not isinstance(headers, Mapping):
-            raise DecodeError("an envelope is a body of bytes and a map of headers")
+        body, headers, problem = envelope.body, envelope.headers, envelope.problem
+        if problem or not isinstance(body, bytes) or not isinstance(headers, Mapping):
+            raise DecodeError(problem or "an envelope is a body of bytes and a map of headers")
         if self._signer:
             parts = _signed_parts(
                 body, envelope.content_type, envelope.content_encoding, queue, headers

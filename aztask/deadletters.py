@@ -111,7 +111,8 @@ class DeadLetters:
         """Send what is selected again, as new generations, then complete the dead letters.
 
         rate: at most so many a second. progress: called after each batch. What cannot be decoded
-        is sent again as it is, byte for byte, under a fresh message id.
+        is sent again as it is, byte for byte, under a fresh message id; what the client library
+        could not even read (`Report.unreadable`) stays among the dead letters.
 
         Crash window: if the process dies after the send and before the dead letter is completed,
         the message is on its way and the dead letter is still there. Replaying it again makes the
@@ -131,9 +132,7 @@ class DeadLetters:
         return self._act(
             selection,
             pace.limit(size),
-            lambda sweep, batch: sweep.replace(
-                [(taken, self._replacement(taken.letter, generations)) for taken in batch]
-            ),
+            lambda sweep, batch: self._replace(sweep, batch, generations),
             progress,
             pace,
         )
@@ -190,7 +189,7 @@ class DeadLetters:
                     pace.wait(len(some))
             if wanted is not None:
                 report = sweep.report  # under the lease of somebody else, or gone meanwhile
-                report.lost += len(wanted) - report.done - report.lost
+                report.lost += len(wanted) - report.done - report.lost - report.unreadable
         return sweep.report
 
     def _picked(self, sweep: Sweep, wanted: Positions) -> Iterator[Sequence[Taken]]:
@@ -224,6 +223,12 @@ class DeadLetters:
     def _all(self) -> Iterator[DeadLetterView]:
         self._damaged.clear()
         return (self._view(each) for each in self._looking().all())
+
+    def _replace(self, sweep: Sweep, batch: Sequence[Taken], generations: _Generations) -> None:
+        """Replay these. What the client library could not read stays among the dead letters."""
+        readable = [taken for taken in batch if not taken.letter.envelope.problem]
+        sweep.report.unreadable += len(batch) - len(readable)
+        sweep.replace([(taken, self._replacement(taken.letter, generations)) for taken in readable])
 
     def _looking(self) -> DeadLooking:
         return DeadLooking(self._app, self.queue, self._clock, self._damaged)

@@ -20,6 +20,8 @@ class Envelope:
     moment the message may be received. expires_at: UTC epoch seconds, after which it must not run.
     session: messages of one session are received in order by one receiver at a time.
     properties: what foreign producers set and we only pass on (priority, reply_to, ...).
+    problem: why the service's message could not be read, with its bytes as the body; such an
+    envelope is dead-lettered, and never sent.
     """
 
     body: bytes
@@ -34,6 +36,7 @@ class Envelope:
     delay: float = 0.0
     expires_at: float | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
 
 
 NO_PROPERTIES: Mapping[str, Any] = {}

@@ -12,6 +12,7 @@ from aztask.delivery import Delivery, Lost, Unknown
 from aztask.errors import AztaskError, BrokerUnavailable, LeaseLost
 from aztask.lease import Lease, LeaseState
 from aztask.leasekeeper import LeaseKeeper
+from aztask.retry import UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement
 
 logger = logging.getLogger(__name__)
@@ -96,11 +97,10 @@ class HeldLease:
             self._queue, lease=self._seconds, session=self._session
         )
         give_up_at = self._clock.monotonic() + self._wait
-        while not (deliveries := receiver.receive(1, min(LONGEST_STEP, self._wait))):
+        while (delivery := self._received(receiver)) is None:
             if self._clock.monotonic() >= give_up_at:
                 receiver.close()
                 raise LookupError(f"no message came on {self._queue!r} within {self._wait:g} s")
-        delivery = deliveries[0]
         now = self._clock.monotonic()
         self._lease = Lease(
             delivery, self._seconds, delivery.deadline - delivery.lease_seconds,
@@ -108,6 +108,17 @@ class HeldLease:
         )  # fmt: skip
         self._keeper.start().hold(receiver, [self._lease])
         return self
+
+    def _received(self, receiver: Receiver) -> Delivery | None:
+        """One message, if one comes. A message that cannot be read is dead-lettered instead."""
+        deliveries = receiver.receive(1, min(LONGEST_STEP, self._wait))
+        for delivery in deliveries:
+            problem = delivery.envelope.problem
+            if not problem:
+                return delivery
+            logger.warning("message %s on %s: %s", delivery.position, self._queue, problem)
+            receiver.settle([(delivery, DeadLetter(UNDECODABLE, problem))])
+        return None
 
     def __exit__(
         self,

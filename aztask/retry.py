@@ -38,6 +38,7 @@ SNOOZES_EXHAUSTED = "snoozes-exhausted"
 NOT_RETRYABLE = "not-retryable"
 INVALID_DELAY = "invalid-delay"
 EXPIRED = "expired"
+UNDECODABLE = "undecodable"
 
 RetryStrategy: TypeAlias = Literal["resubmit", "abandon", "lease-timeout", "hold", "defer"]
 RETRY_STRATEGIES: tuple[RetryStrategy, ...] = get_args(RetryStrategy)

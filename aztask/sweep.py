@@ -48,11 +48,12 @@ class Report:
 
     done: dead letters acted on; ids: theirs, of the first `IDS_KEPT`. lost: those that somebody
     else held or removed meanwhile, or whose completion was not confirmed: look again whether they
-    are still there.
+    are still there. unreadable: those that cannot be sent again, because they could not be read.
     """
 
     done: int = 0
     lost: int = 0
+    unreadable: int = 0
     ids: list[str] = field(default_factory=list)
 
 

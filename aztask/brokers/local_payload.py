@@ -76,7 +76,7 @@ def envelope_of(payload: bytes) -> Envelope:
         return Envelope(payload, content_type=_UNREADABLE)
     if version != _VERSION or len(fields) != len(_ORDER):
         return Envelope(payload, content_type=_UNREADABLE)
-    return build(Envelope, dict(zip(_ORDER, fields, strict=True), delay=0.0))
+    return build(Envelope, dict(zip(_ORDER, fields, strict=True), delay=0.0, problem=""))
 
 
 def new_message(envelope: Envelope, delay: float, now: float) -> NewMessage:

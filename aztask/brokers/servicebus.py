@@ -7,7 +7,8 @@ Rules
 2. Connections of one process: for each queue that is sent to at most four; for each receiver three
    (receiving, settling, renewing; opened when first needed), one for a receiver of sessions; one
    for looking at each queue.
-3. The queue's lock duration is the lease; a receiver that asks for another is refused.
+3. The queue's lock duration is the lease; a receiver that asks for another is refused, at once or
+   (without the right to manage) as soon as its messages tell; see `servicebus_lock`.
 4. Schedules are absolute in this service: our delays are given in its time, once it is learned.
 """
 
@@ -18,9 +19,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from azure.core.credentials import TokenCredential
+from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.addresses import ServiceBusAddress
 from aztask.brokers.base import (
@@ -38,7 +41,9 @@ from aztask.brokers.servicebus_client import BusClient
 from aztask.brokers.servicebus_clock import ServiceClock
 from aztask.brokers.servicebus_errors import SDK_ERRORS
 from aztask.brokers.servicebus_inspection import BusInspector
+from aztask.brokers.servicebus_lock import LockWatch
 from aztask.brokers.servicebus_looking import PAGE, Looking
+from aztask.brokers.servicebus_pinning import Pinning
 from aztask.brokers.servicebus_receiver import BusReceiver
 from aztask.brokers.servicebus_senders import Senders
 from aztask.brokers.servicebus_session import SessionReceiver
@@ -162,7 +167,6 @@ class ServiceBusBroker:
             queue,
             self._capabilities.max_lease_seconds,
             self.send,
-            self._service_clock,
             clock=self._clock,
             dead_letter=dead_letter,
             delete=True,
@@ -226,11 +230,15 @@ class ServiceBusBroker:
     ) -> Receiver:
         """A receiver whose leases last as long as the queue's lock, which `lease` has to be.
 
-        Raises ConfigurationError where it is known to be another.
+        Raises ConfigurationError where it is known to be another. Where that cannot be known yet,
+        the receiver's `receive` raises it, once its messages leave no doubt.
         """
         self._usable()
         check_name(queue)
         lease = self._checked_lease(queue, lease, dead_letter=dead_letter)
+        watch = None
+        if not (delete or dead_letter):
+            watch = self._watch(queue, lease, in_session=session is not None)
         made: Receiver
         if session is None or dead_letter:
             made = BusReceiver(
@@ -238,8 +246,8 @@ class ServiceBusBroker:
                 queue,
                 lease,
                 self.send,
-                self._service_clock,
                 clock=self._clock,
+                watch=watch,
                 dead_letter=dead_letter,
                 delete=delete,
             )
@@ -249,9 +257,10 @@ class ServiceBusBroker:
                 queue,
                 lease,
                 self.send,
-                self._service_clock,
                 clock=self._clock,
+                watch=watch,
                 session=session,
+                look=lambda number: self._looking.messages(queue, number, 1, sessions=True),
                 delete=delete,
                 state_limit=self._capabilities.max_message_bytes,
             )
@@ -278,6 +287,27 @@ class ServiceBusBroker:
                 ", or change the queue's lock duration"
             )
         return actual
+
+    def _watch(self, queue: str, lease: float, *, in_session: bool) -> LockWatch:
+        def look(number: int) -> ServiceBusReceivedMessage | None:
+            found = self._looking.messages(queue, number, 1, sessions=in_session)
+            return found[0] if found else None
+
+        def ask() -> float | None:
+            self._lock_seconds[queue] = self._admin.lock_seconds(queue, anew=True)
+            return self._lock_seconds[queue]
+
+        probe = partial(self._probe, queue, in_session=in_session)
+        pinning = Pinning(self._service_clock, self._clock, probe, look)
+        return LockWatch(
+            queue,
+            lease,
+            self._service_clock,
+            self._clock,
+            pinning,
+            ask,
+            managed=self._lock_seconds.get(queue) is not None,
+        )
 
     def inspector(self) -> BusInspector:
         """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
@@ -329,13 +359,16 @@ class ServiceBusBroker:
         clock counts.
         """
         with suppress(AztaskError, *SDK_ERRORS):
-            self._service_clock.learn(
-                self._senders_of(queue).probed(
-                    self._clock.wall(),
-                    lambda number: self._looking.messages(queue, number, 1),
-                    in_session=session is not None,
-                )
-            )
+            self._probe(queue, in_session=session is not None)
+
+    def _probe(self, queue: str, *, in_session: bool) -> None:
+        found = self._senders_of(queue).probed(
+            self._clock,
+            lambda number: self._looking.messages(queue, number, 1, sessions=in_session),
+            in_session=in_session,
+        )
+        self._service_clock.pin(found.time, found.after, found.before)
+        self._service_clock.learn(found.time)
 
     def _usable(self) -> None:
         if self._closed:

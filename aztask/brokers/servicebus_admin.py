@@ -155,8 +155,13 @@ class Administration:
         except AztaskError as error:
             return error
 
-    def lock_seconds(self, queue: str) -> float | None:
-        """How long the queue's leases last; None where we may not ask."""
+    def lock_seconds(self, queue: str, *, anew: bool = False) -> float | None:
+        """How long the queue's leases last; None where we may not ask.
+
+        anew: not what was heard within the last seconds.
+        """
+        if anew:
+            self._recent.pop(queue, None)
         with suppress(AztaskError):
             found = self.recent(queue).lock_duration
             if isinstance(found, timedelta):

@@ -36,6 +36,7 @@ from aztask.brokers.base import AnySession
 from aztask.brokers.crew import Crew
 from aztask.brokers.servicebus_connecting import Way
 from aztask.brokers.servicebus_errors import SDK_ERRORS
+from aztask.brokers.servicebus_reading import decode_answers
 
 REQUEST_SECONDS: Final = 10.0
 """How long one request may take where no lease says less."""
@@ -83,7 +84,7 @@ class BusClient:
     ) -> ServiceBusReceiver:
         """A receiver, not connected yet. Only one thread may use it at a time."""
         wanted: Any = NEXT_AVAILABLE_SESSION if isinstance(session, AnySession) else session
-        return self._client(request_seconds).get_queue_receiver(
+        made = self._client(request_seconds).get_queue_receiver(
             queue,
             session_id=wanted,
             sub_queue=ServiceBusSubQueue.DEAD_LETTER if dead_letter else None,
@@ -95,6 +96,7 @@ class BusClient:
             max_wait_time=session_wait,
             prefetch_count=0,
         )
+        return decode_answers(made)
 
     def _client(self, request_seconds: float) -> ServiceBusClient:
         """It opens no connection and keeps every handler it made: one for each is lighter."""

@@ -1,12 +1,20 @@
-"""How far the service's clock is ahead of ours, learned from the times it puts on messages.
+"""How far the service's clock is ahead of ours, learned from the times that it writes.
 
 Schedules are given to Service Bus in absolute time, so a clock that is an hour off would make every
 delay an hour longer or shorter. Leases do not need this: their deadlines are relative.
+
+Rules
+1. A time on something that has just arrived is never above the service's time of now: the highest
+   recent one is the best estimate. That is what schedules use.
+2. A time that the service certainly wrote between two instants of ours is a *pin*: it bounds the
+   difference of the two clocks from both sides. Leases are checked with pins; see
+   `aztask.brokers.servicebus_lock`.
 """
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, replace
 from typing import Final
 
 from aztask.clock import Clock
@@ -14,17 +22,38 @@ from aztask.clock import Clock
 STEP_SECONDS: Final = 2.0
 """A sample that is this much lower than what was learned means that a clock was set."""
 
+DRIFT: Final = 200e-6
+"""How fast two clocks drift apart at most, in seconds per second: twice that of a bad quartz."""
+
+PIN_SECONDS: Final = 3600.0
+"""How long a pin counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The service's time minus our monotonic clock lies between `low` and `high`, at instant `at`
+    of that clock. number: tells one pin from another.
+    """
+
+    low: float
+    high: float
+    at: float
+    number: int = 0
+
+    def widened(self, now: float) -> Pin:
+        """The bounds at `now`, wider by what the clocks may have drifted apart."""
+        drifted = abs(now - self.at) * DRIFT
+        return replace(self, low=self.low - drifted, high=self.high + drifted)
+
 
 class ServiceClock:
-    """The service's time. Any thread may call.
-
-    A sample is never above the truth, since a message is older when it arrives than when the
-    service wrote the time on it: the highest recent one counts.
-    """
+    """The service's time. Any thread may call."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: float | None = None
+        self._pin: Pin | None = None
+        self._pins = 0
         self._lock = threading.Lock()
 
     @property
@@ -48,3 +77,23 @@ class ServiceClock:
             known = self._offset
             if known is None or sample > known or sample < known - STEP_SECONDS:
                 self._offset = sample
+
+    def pin(self, service_time: float, after: float, before: float) -> None:
+        """The service wrote `service_time` between these two instants of our monotonic clock.
+
+        The newest pin counts: it comes from the node that serves the queue now.
+        """
+        with self._lock:
+            self._pins += 1
+            self._pin = Pin(service_time - before, service_time - after, before, self._pins)
+
+    def unpin(self) -> None:
+        """Forget the pin: it contradicts other facts."""
+        with self._lock:
+            self._pin = None
+
+    @property
+    def pinned(self) -> Pin | None:
+        """The bounds at this instant; None without a recent pin."""
+        pin, now = self._pin, self._clock.monotonic()
+        return None if pin is None or now - pin.at > PIN_SECONDS else pin.widened(now)

@@ -7,6 +7,8 @@ Rules
 3. A request with one bad token fails as a whole: it is halved until the bad one stands alone.
 4. A connection that broke is opened again and the request repeated, once: renewals and settlements
    of a lock token can be repeated without harm. Then the answer is `Unknown`.
+5. An order remembers that a request for it got no answer. If the service refuses the repetition,
+   the caller decides what that means: the first request may have been carried out.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ Verdict: TypeAlias = Settled | Lost | Unknown
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """What is to be done to one lock. verb: `RENEW` or a key of `private.STATUSES`."""
+    """What is to be done to one lock. verb: `RENEW` or a key of `private.STATUSES`.
+
+    unanswered: a request for it was sent and got no answer (rule 5).
+    """
 
     verb: str
     token: UUID
@@ -53,6 +58,7 @@ class Order:
     reason: str = ""
     description: str = ""
     verdict: Verdict = field(default_factory=Unknown)
+    unanswered: bool = False
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -131,6 +137,8 @@ class Control:
             orders = [order for work in batch for order in work.orders]
             try:
                 self._carry_out(orders)
+            except Exception:  # their verdict stays unknown; the thread serves others too
+                logger.exception("%d orders of %s failed", len(orders), self._queue)
             finally:
                 for work in batch:
                     if work.call is None:
@@ -177,18 +185,24 @@ class Control:
     def _attempt(self, verb: str, orders: list[Order]) -> Exception | None:
         """What went wrong, after a second attempt over a new connection where the first broke."""
         for last in self._tries:
+            connected = False
             try:
-                self._send(verb, orders)
+                receiver = self._connected()
+                connected = True
+                self._send(receiver, verb, orders)
             except SDK_ERRORS as error:
-                if is_lost(error) or is_refusal(error) or last:
+                if is_lost(error) or is_refusal(error):
+                    return error
+                for order in orders:
+                    order.unanswered |= connected
+                if last:
                     return error
                 self.reconnect()
             else:
                 return None
         return None
 
-    def _send(self, verb: str, orders: list[Order]) -> None:
-        receiver = self._connected()
+    def _send(self, receiver: ServiceBusReceiver, verb: str, orders: list[Order]) -> None:
         order = orders[0]
         if not private.available():
             if verb == RENEW:
@@ -211,6 +225,9 @@ class Control:
                     work.future.set_exception(error)
                     return
                 self.reconnect()
+            except Exception as error:  # noqa: BLE001  # it is the caller's, and must not end this
+                work.future.set_exception(error)
+                return
             else:
                 work.future.set_result(result)
                 return

@@ -16,6 +16,7 @@ from aztask.brokers.servicebus_wire import (
     dead_letter_texts,
     envelope_of,
     epoch_of,
+    position_of,
 )
 from aztask.errors import AlreadySettled, ConfigurationError
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
@@ -25,13 +26,15 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Res
 class BusDelivery(Delivery):
     """A delivery that knows its lock and whether it was settled.
 
-    attempted: a settlement of it got no answer, so it may have happened.
+    attempted: a settlement of it got no answer, so it may have happened. holder: the connection
+    that held the delivery's session when it came; None without sessions.
     """
 
     lock: UUID | None = None
     message: ServiceBusReceivedMessage | None = None
     settled: bool = False
     attempted: bool = False
+    holder: object = None
 
 
 def delivery_of(
@@ -50,7 +53,7 @@ def delivery_of(
     return BusDelivery(
         queue,
         envelope,
-        message.sequence_number or 0,
+        position_of(message),
         str(lock or ""),
         (message.delivery_count or 0) + 1,
         epoch_of(message, ENQUEUED) or 0.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
@@ -18,8 +19,7 @@ from aztask.brokers.base import MessageState, Peeked, Position, QueueStats
 from aztask.brokers.servicebus_client import REQUEST_SECONDS, BusClient
 from aztask.brokers.servicebus_control import Control
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_refusal
-from aztask.brokers.servicebus_receiver import sequence_number
-from aztask.brokers.servicebus_wire import peeked_of
+from aztask.brokers.servicebus_wire import peeked_of, sequence_number
 
 PAGE: Final = 250
 MOST_COUNTED: Final = 10_000
@@ -38,10 +38,19 @@ class Looking:
         self._sending = threading.Lock()
 
     def messages(
-        self, queue: str, start: int, limit: int, *, dead_letter: bool = False
+        self,
+        queue: str,
+        start: int,
+        limit: int,
+        *,
+        dead_letter: bool = False,
+        sessions: bool = False,
     ) -> list[Any]:
-        """The SDK's messages from sequence number `start` on."""
-        if queue in self._with_sessions and not dead_letter:
+        """The SDK's messages from sequence number `start` on.
+
+        sessions: the queue is known to have sessions; otherwise that is found out.
+        """
+        if (sessions or queue in self._with_sessions) and not dead_letter:
             return self._over_sender(queue, start, limit)
         control = self._control(queue, dead_letter=dead_letter)
         try:
@@ -82,8 +91,14 @@ class Looking:
     ) -> list[Peeked]:
         """Messages in order of position, those after `after`."""
         start = 1 if after is None else sequence_number(after) + 1
-        messages = self.messages(queue, start, limit, dead_letter=dead_letter)
-        return [peeked_of(message, dead_letter=dead_letter) for message in messages]
+        found: list[Peeked] = []
+        for message in self.messages(queue, start, limit, dead_letter=dead_letter):
+            peeked = peeked_of(message, dead_letter=dead_letter)
+            if not peeked.position:  # a damaged one that does not say: looking must get behind it
+                peeked = replace(peeked, position=start)
+            start = int(peeked.position) + 1
+            found.append(peeked)
+        return found
 
     def all(
         self, queue: str, wanted: Callable[[Peeked], bool], *, dead_letter: bool = False

@@ -10,6 +10,8 @@ Rules
    used, one message at a time: slower, but right.
 2. ``tests/unit/test_servicebus_private.py`` pins what is relied on, so that a new SDK that changes
    it is found by a failing test.
+3. Messages are decoded by our own decoder, see `aztask.brokers.servicebus_reading`. With the
+   public calls, a message that the SDK cannot decode costs its batch.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
+
+from aztask.brokers.servicebus_reading import built, decode_answers, decode_here, supported
 
 STATUSES: Final = {
     "complete": "completed",
@@ -58,7 +62,7 @@ def available() -> bool:
             return False
         if list(inspect.signature(function).parameters)[: len(parameters)] != parameters:
             return False
-    return hasattr(ServiceBusReceiver, "_close_handler")
+    return hasattr(ServiceBusReceiver, "_close_handler") and supported()
 
 
 @contextlib.contextmanager
@@ -149,10 +153,7 @@ def pull(
             _read(link, arrived, limit, wait, stop)
             if arrived.qsize() < limit and handler._link.current_link_credit > 0:
                 link._amqp_transport.reset_link_credit(handler, 0)
-        return [
-            link._build_received_message(arrived.get_nowait())
-            for _ in range(min(limit, arrived.qsize()))
-        ]
+        return [built(link, *arrived.get_nowait()) for _ in range(min(limit, arrived.qsize()))]
 
 
 def _read(receiver: Any, arrived: Any, limit: int, wait: float, stop: Callable[[], bool]) -> None:
@@ -198,6 +199,7 @@ def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) ->
             link._open(timeout)
             if getattr(link._handler, "_keep_alive_thread", None) is not None:
                 link._handler._keep_alive_thread = None
+            decode_here(link._handler._link)
     finally:
         watchdog.cancel()
 
@@ -274,13 +276,23 @@ def peek_over(
 
     The management node is the queue's, whichever link it is opened beside.
     """
-    borrower: Any = receiver
     lender: Any = sender
-    borrower._mgmt_request_response_with_retry = lender._mgmt_request_response_with_retry
-    found: list[ServiceBusReceivedMessage] = borrower.peek_messages(
-        max_message_count=limit, sequence_number=start, timeout=timeout
-    )
-    return found
+    borrower = decode_answers(receiver, lender._mgmt_request_response_with_retry)
+    return borrower.peek_messages(max_message_count=limit, sequence_number=start, timeout=timeout)
+
+
+def session_locked_until(receiver: ServiceBusReceiver) -> float | None:
+    """When the lock of its session ends, UTC epoch seconds of the service's clock.
+
+    The SDK forgets it here: it would compare it with this machine's clock, and with one that is
+    ahead by more than the lock it would take every session for lost ([seen] 7.15).
+    """
+    session: Any = receiver.session
+    locked_until = getattr(session, "_locked_until_utc", None)
+    if locked_until is None:
+        return None
+    session._locked_until_utc = None
+    return float(locked_until.timestamp())
 
 
 def arrival(message: ServiceBusReceivedMessage | None) -> tuple[int, bytes] | None:

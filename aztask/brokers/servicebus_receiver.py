@@ -5,13 +5,16 @@ Rules
    others renew and settle. A renewal never waits behind a settlement.
 2. A deadline counts from the instant before the credit was given, or the renewal sent.
 3. The queue alone says how long a lease is. What it says is asked for where we may manage, and
-   checked against every message: a lock ends no later than its time after the message came.
+   checked against every message; see `aztask.brokers.servicebus_lock`.
 4. A connection on which nothing has come for `QUIET_SECONDS` is tried out, so that a silently
    dropped one is found.
+5. A settlement that the service refuses after a try that got no answer was done by that try, as
+   long as our deadline has not passed: until then the lock is nobody else's.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -24,16 +27,11 @@ from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from aztask.brokers import servicebus_private as private
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.servicebus_client import BusClient
-from aztask.brokers.servicebus_clock import ServiceClock
 from aztask.brokers.servicebus_control import RENEW, Control, Order, Verdict
-from aztask.brokers.servicebus_delivery import (
-    BusDelivery,
-    ages,
-    delivery_of,
-    unsettled,
-    verb_of,
-)
+from aztask.brokers.servicebus_delivery import BusDelivery, delivery_of, unsettled, verb_of
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost
+from aztask.brokers.servicebus_lock import LockWatch
+from aztask.brokers.servicebus_wire import sequence_number
 from aztask.clock import Clock
 from aztask.envelope import Envelope
 from aztask.errors import (
@@ -48,7 +46,6 @@ from aztask.settlement import Release, Resubmit, Settlement
 SHORTEST_WAIT: Final = 0.1
 QUIET_SECONDS: Final = 60.0
 OPEN_SECONDS: Final = 10.0
-TOLERANCE: Final = 0.5
 RELEASE_SECONDS: Final = 0.5
 YIELD: Final = 0.01
 
@@ -69,17 +66,18 @@ class BusReceiver:
         queue: str,
         lease: float,
         send: Send,
-        service_clock: ServiceClock,
         *,
         clock: Clock,
+        watch: LockWatch | None = None,
         dead_letter: bool = False,
         delete: bool = False,
     ) -> None:
+        """watch: checks the lease; None where it does not matter."""
         self._client = client
         self._queue = queue
         self._lease = lease
         self._send = send
-        self._service_clock = service_clock
+        self._watch = watch
         self._clock = clock
         self._dead_letter = dead_letter
         self._delete = delete
@@ -88,6 +86,7 @@ class BusReceiver:
         self._link: ServiceBusReceiver | None = None
         self._link_lock = threading.Lock()
         self._heard_at = 0.0
+        self._fresh = True
         self._opened_before = False
         self._settled_elsewhere: deque[tuple[int, bytes]] = deque()
         seconds = request_seconds(lease)
@@ -104,8 +103,13 @@ class BusReceiver:
         """Without effect: the queue's lock duration is the lease of all its messages."""
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
-        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
+        """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds.
+
+        Raises ConfigurationError where the lease is not the queue's.
+        """
         until = time.monotonic() + max(wait, SHORTEST_WAIT)
+        refusal = self._watched()
+        limit = min(limit, 1) if refusal else limit
         while limit > 0 and not self._closed:
             # a deadline counts from here: so credit is given anew after a tenth of a lease
             left = min(until - time.monotonic(), max(SHORTEST_WAIT, 0.1 * self._lease))
@@ -114,16 +118,31 @@ class BusReceiver:
                     link = self._connected()
                     asked_at = self._clock.monotonic()
                     messages = self._pull(link, limit, left)
+                    first, self._fresh = self._fresh, False
                 except SDK_ERRORS as error:
                     self._disconnect()
                     raise error_of(error, self._queue) from None
             if messages:
+                self._check_lease(messages, asked_at if first else -math.inf)
                 return self._deliveries(messages, asked_at)
             if time.monotonic() >= until:
                 break
             if self._releasing:
                 time.sleep(YIELD)
+        if refusal:
+            raise ConfigurationError(refusal)
         return []
+
+    def _watched(self) -> str:
+        """Begin to watch the lock; why the lease has been refused before, or ""."""
+        if self._watch is None:
+            return ""
+        refusal = self._watch.refusal
+        if refusal:
+            self._watch.try_again()
+        else:
+            self._watch.start()
+        return refusal
 
     def _pull(self, link: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
         now = time.monotonic()
@@ -155,6 +174,7 @@ class BusReceiver:
                 self._warm()
             private.open_link(self._link, OPEN_SECONDS)
             self._heard_at = time.monotonic()
+            self._fresh = True
             self._warm()
         return self._link
 
@@ -171,8 +191,6 @@ class BusReceiver:
     def _deliveries(
         self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float
     ) -> list[Delivery]:
-        for message in messages:
-            self._check_lease(message)
         return [
             delivery_of(
                 message,
@@ -185,20 +203,27 @@ class BusReceiver:
             for message in messages
         ]
 
-    def _check_lease(self, message: ServiceBusReceivedMessage) -> None:
-        """Learn the service's time; see rule 3."""
-        times = None if self._delete else ages(message)
-        if times is None:
+    def _check_lease(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
+        """Learn from these how long the lock is; see rule 3.
+
+        asked_at: they cannot have been locked before; what was on its way from an earlier pull can.
+        If the lease is refused, they are given back, uncounted, before it raises.
+        """
+        self._note_locks(messages, asked_at)
+        refusal = self._watch.verdict() if self._watch is not None else ""
+        if not refusal:
             return
-        enqueued, locked = times
-        if locked - enqueued < self._lease - TOLERANCE and not self._dead_letter:
-            self._disconnect()
-            raise ConfigurationError(
-                f"queue {self._queue!r} holds its messages for {locked - enqueued:.1f} s at most, "
-                f"not for {self._lease:g} s: its lease is fixed; set it with "
-                f"app.queue({self._queue!r}, lease=...) or change the queue"
-            )
-        self._service_clock.learn(locked - self._lease)
+        with self._link_lock:
+            link, self._link = self._link, None  # the first pull of a new link tells most
+            if link is not None:
+                for message in messages:
+                    private.release(link, message)
+                self._client.close(link)
+        raise ConfigurationError(refusal)
+
+    def _note_locks(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
+        if self._watch is not None:
+            self._watch.messages(messages, self._clock.monotonic(), asked_at)
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
         """Lease deferred messages; those that are gone or leased are left out."""
@@ -207,6 +232,7 @@ class BusReceiver:
         messages: list[Any] = []
         if numbers:
             messages = self._deferred(numbers)
+        self._note_locks(messages, asked_at)
         return self._deliveries(messages, asked_at)
 
     def _deferred(self, numbers: list[int]) -> list[Any]:
@@ -238,6 +264,8 @@ class BusReceiver:
                 delivery.deadline = asked_at + self._lease
                 delivery.lease_seconds = self._lease
                 answers.append(Renewed(delivery.deadline))
+            elif isinstance(verdict, Lost) and self._may_be_settled(delivery):
+                answers.append(Unknown("a settlement without an answer may have been carried out"))
             else:
                 answers.append(verdict)
         return answers
@@ -272,7 +300,7 @@ class BusReceiver:
                 orders.append((index, (ours[index], verb_of(settlement))))
         asked = self._ask(self._settling, [order for _, order in orders])
         for (index, (delivery, _)), verdict in zip(orders, asked, strict=True):
-            verdicts[index] = self._judged(delivery, verdict)
+            verdicts[index] = self._judged(delivery, kinds[index], verdict)
         for delivery, verdict in zip(ours, verdicts, strict=True):
             delivery.settled = isinstance(verdict, Settled)
             arrival = private.arrival(delivery.message)
@@ -280,17 +308,15 @@ class BusReceiver:
                 self._settled_elsewhere.append(arrival)
         return verdicts
 
-    def _judged(self, delivery: BusDelivery, verdict: Verdict) -> Verdict:
-        """A lock that is gone while it is ours, after a try without answer: that try settled it."""
-        if isinstance(verdict, Unknown):
-            delivery.attempted = True
-        elif (
-            isinstance(verdict, Lost)
-            and delivery.attempted
-            and self._clock.monotonic() < delivery.deadline
-        ):
+    def _judged(self, delivery: BusDelivery, settlement: Settlement, verdict: Verdict) -> Verdict:
+        """What the service's verdict on `settlement` means; see rule 5."""
+        if isinstance(verdict, Lost) and self._may_be_settled(delivery):
             return Settled()
         return verdict
+
+    def _may_be_settled(self, delivery: BusDelivery) -> bool:
+        """Whether a try to settle it got no answer, and nobody else can have had it since."""
+        return delivery.attempted and self._clock.monotonic() < delivery.deadline
 
     def _send_clones(self, settlements: Sequence[Settlement]) -> str | None:
         """Send what is to be resubmitted; why it failed, or None."""
@@ -344,11 +370,15 @@ class BusReceiver:
             orders.append(Order(verb, delivery.lock, delivery.message, reason, description))
         if orders:
             control.carry_out(orders)
+        for order, (delivery, _) in zip(orders, wanted, strict=True):
+            delivery.attempted |= order.unanswered and order.verb != RENEW
         return [order.verdict for order in orders]
 
     def close(self) -> None:
         """Stop receiving. What is leased stays leased until its lease ends."""
         self._closed = True
+        if self._watch is not None:
+            self._watch.close()
         self._settling.close()
         self._renewing.close()
         if self._link_lock.acquire(timeout=2.0):
@@ -358,13 +388,3 @@ class BusReceiver:
                 self._link_lock.release()
             if link is not None:
                 self._client.close(link)
-
-
-def sequence_number(position: Position) -> int:
-    """A position as the service's sequence number."""
-    try:
-        return max(-1, min(int(position), 2**63 - 2))
-    except ValueError:
-        raise ConfigurationError(
-            f"{position!r} is not a position in Service Bus; give a number that peek shows"
-        ) from None

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
@@ -28,6 +28,7 @@ from aztask.brokers import servicebus_private as private
 from aztask.brokers.servicebus_client import REQUEST_SECONDS, SEND_SECONDS, BusClient
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_refusal
 from aztask.brokers.servicebus_wire import ENQUEUED, epoch_of
+from aztask.clock import Clock
 from aztask.envelope import Envelope
 from aztask.errors import MessageTooLarge, SendUnconfirmed
 
@@ -35,8 +36,17 @@ MOST_SENDERS: Final = 4
 IDLE_SECONDS: Final = 1.0
 OPEN_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 2 * 86400.0
+PROBE_MARGIN: Final = 60.0
 
 Pair = tuple[Envelope, ServiceBusMessage]
+
+
+class Probed(NamedTuple):
+    """The service wrote `time` (UTC epoch seconds) between two instants of our monotonic clock."""
+
+    time: float
+    after: float
+    before: float
 
 
 class Senders:
@@ -92,12 +102,13 @@ class Senders:
         return True
 
     def probed(
-        self, now: float, look: Callable[[int], list[Any]], *, in_session: bool = False
-    ) -> float:
-        """The service's time of now: a message is scheduled far ahead, looked at, and taken back.
+        self, clock: Clock, look: Callable[[int], list[Any]], *, in_session: bool = False
+    ) -> Probed:
+        """A time that the service wrote: a message is scheduled far ahead, looked at, taken back.
 
         look: gives the message of a sequence number. in_session: where every message needs one. If
-        the process dies in between, the message is there in two days, and expires at once.
+        the process dies in between, the message is there in two days, and expires at once. Raises
+        LookupError where the service put no such time on it.
         """
         name = f"aztask-clock-{uuid.uuid4()}"
         probe = ServiceBusMessage(
@@ -106,16 +117,20 @@ class Senders:
             session_id=name if in_session else None,
             time_to_live=timedelta(seconds=1),
         )
-        due = datetime.fromtimestamp(now + PROBE_SECONDS, UTC)
+        due = clock.wall() + PROBE_SECONDS
         with self.sender() as sender:
-            (number,) = sender.schedule_messages(probe, due, timeout=REQUEST_SECONDS)
+            after = clock.monotonic()
+            (number,) = sender.schedule_messages(
+                probe, datetime.fromtimestamp(due, UTC), timeout=REQUEST_SECONDS
+            )
+            before = clock.monotonic()
         try:
             enqueued = epoch_of(look(number)[0], ENQUEUED)
         finally:
             self.cancelled(number)
-        if enqueued is None:
-            raise LookupError("the service put no time on the message")
-        return enqueued
+        if enqueued is None or abs(enqueued - due) < PROBE_MARGIN:
+            raise LookupError("the service does not say when it took the message")
+        return Probed(enqueued, after, before)
 
     @contextmanager
     def sender(self) -> Iterator[ServiceBusSender]:

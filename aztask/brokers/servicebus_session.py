@@ -8,6 +8,8 @@ Rules
 3. The session's lease is renewed with its deliveries. When it is lost, all of them are.
 4. Only a receive accepts a session: renewing or settling what belonged to a lost one must not take
    another by accident. Each accepted session is a new connection, which takes half a second.
+5. The session ends with its connection, so a settlement whose answer was lost cannot be repeated.
+   The queue is looked at instead: if the message is not there any more, it is settled.
 """
 
 from __future__ import annotations
@@ -20,17 +22,26 @@ from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus.exceptions import SessionLockLostError
 
 from aztask.brokers import servicebus_private as private
-from aztask.brokers.base import ANY_SESSION, AnySession, Delivery, Lost, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    ANY_SESSION,
+    AnySession,
+    Delivery,
+    Lost,
+    MessageState,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.servicebus_client import BusClient
-from aztask.brokers.servicebus_clock import ServiceClock
-from aztask.brokers.servicebus_control import Control
+from aztask.brokers.servicebus_control import Control, Verdict
 from aztask.brokers.servicebus_delivery import BusDelivery, unsettled
 from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost, is_no_session
+from aztask.brokers.servicebus_lock import LockWatch
 from aztask.brokers.servicebus_receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
-from aztask.brokers.servicebus_wire import MESSAGE_LIMIT
+from aztask.brokers.servicebus_wire import MESSAGE_LIMIT, state_of
 from aztask.clock import Clock
-from aztask.errors import LeaseLost, MessageTooLarge
-from aztask.settlement import Release, Settlement
+from aztask.errors import AztaskError, ConfigurationError, LeaseLost, MessageTooLarge
+from aztask.settlement import Abandon, Defer, Release, Settlement
 
 SLICE: Final = 0.02
 SHORTEST_ACCEPT: Final = 0.5
@@ -43,6 +54,7 @@ STALE: Final = 0.1
 """The part of a lease after whose end a session that was accepted late is renewed at once."""
 
 GONE: Final = Lost("the session is not ours any more")
+UNCONFIRMED: Final = Unknown("the session's connection broke before the settlement was confirmed")
 
 
 class SessionReceiver(BusReceiver):
@@ -57,15 +69,21 @@ class SessionReceiver(BusReceiver):
         queue: str,
         lease: float,
         send: Send,
-        service_clock: ServiceClock,
         *,
         clock: Clock,
+        watch: LockWatch | None = None,
         session: str | AnySession,
+        look: Callable[[int], list[Any]],
         delete: bool = False,
         state_limit: int = MESSAGE_LIMIT,
     ) -> None:
-        super().__init__(client, queue, lease, send, service_clock, clock=clock, delete=delete)
+        """look: gets a sequence number and gives the queue's next message from there on, if any.
+
+        It raises AztaskError or one of `SDK_ERRORS`.
+        """
+        super().__init__(client, queue, lease, send, clock=clock, watch=watch, delete=delete)
         self._session = session
+        self._look = look
         self._state_limit = state_limit
         self._owner: ServiceBusReceiver | None = None
         self._opening: ServiceBusReceiver | None = None
@@ -79,9 +97,13 @@ class SessionReceiver(BusReceiver):
     # -- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
-        """Up to `limit` deliveries of the session, as soon as there is one."""
+        """Up to `limit` deliveries of the session, as soon as there is one.
+
+        Raises ConfigurationError where the lease is not the queue's.
+        """
         until = time.monotonic() + wait
         deliveries: list[Delivery] = []
+        refusal = self._watched()
         while not self._closed and not deliveries:
             self._accept_until = until
             try:
@@ -93,6 +115,11 @@ class SessionReceiver(BusReceiver):
                 self._accept_until = None
             if time.monotonic() >= until:
                 break
+        if self._watch is not None and (deliveries or refusal):
+            refusal = self._watch.verdict()
+        if refusal:
+            self.let_go()  # and with it, uncounted, what is leased in it
+            raise ConfigurationError(refusal)
         return deliveries
 
     def _pause(self, error: Exception, until: float) -> None:
@@ -122,6 +149,7 @@ class SessionReceiver(BusReceiver):
             if self._closed:  # before it could be seen that this link is opening
                 raise SessionLockLostError(message="the receiver was closed")
             private.open_link(link, wait + OPEN_SECONDS)
+            self._note_lock(link, asked_at)
             if self._clock.monotonic() - asked_at > STALE * self._lease:
                 asked_at = self._clock.monotonic()
                 self._renew_session(link)
@@ -146,8 +174,23 @@ class SessionReceiver(BusReceiver):
             self._retire()
         return deliveries
 
-    def _check_lease(self, message: ServiceBusReceivedMessage) -> None:
+    def _deliveries(
+        self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float
+    ) -> list[Delivery]:
+        deliveries = super()._deliveries(messages, asked_at)
+        for each in deliveries:
+            if isinstance(each, BusDelivery):
+                each.holder = self._owner
+        return deliveries
+
+    def _note_locks(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
         """A message's lock ends with its session's, however late it came: it teaches nothing."""
+
+    def _note_lock(self, link: ServiceBusReceiver, asked_at: float) -> None:
+        """The session's lock was granted, or renewed, after `asked_at`."""
+        locked_until = private.session_locked_until(link)
+        if self._watch is not None and locked_until is not None:
+            self._watch.lock(locked_until, self._clock.monotonic(), asked_at)
 
     # -- the session -------------------------------------------------------------------------
 
@@ -231,25 +274,78 @@ class SessionReceiver(BusReceiver):
             self._owned(self._renew_session)
         except SDK_ERRORS as error:
             if is_lost(error):
-                return [GONE] * len(ours)
+                return [self._lost(each) for each in ours]
             return [Unknown(str(error_of(error, self._queue)))] * len(ours)
         self._deadline = asked_at + self._lease
         for each in (*self._held, *ours):
             if each in self._held:
                 each.deadline = self._deadline
-        return [Renewed(self._deadline) if each in self._held else GONE for each in ours]
+        return [
+            Renewed(self._deadline) if each in self._held else self._lost(each) for each in ours
+        ]
+
+    def _lost(self, delivery: BusDelivery) -> Lost | Unknown:
+        """The answer to a renewal of what is not held any more."""
+        return UNCONFIRMED if self._may_be_settled(delivery) else GONE
 
     def _renew_session(self, link: ServiceBusReceiver) -> None:
+        asked_at = self._clock.monotonic()
         link.session.renew_lock(timeout=request_seconds(self._lease))
+        self._note_lock(link, asked_at)
 
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]
     ) -> list[Settled | Lost | Unknown]:
-        """Carry out each settlement on the connection that owns the session; clones first."""
-        ours = unsettled([delivery for delivery, _ in pairs])
-        if self._owner is None:
-            return [GONE] * len(ours)
-        return super().settle(pairs)
+        """Carry out each settlement on the connection that owns the session; clones first.
+
+        What belonged to a session that is gone is only found out (rule 5).
+        """
+        unsettled([delivery for delivery, _ in pairs])
+        holds = [self._holds(delivery) for delivery, _ in pairs]
+        held = [pair for pair, ours in zip(pairs, holds, strict=True) if ours]
+        answers = iter(super().settle(held))
+        return [
+            next(answers) if ours else self._found_out(*pair)
+            for pair, ours in zip(pairs, holds, strict=True)
+        ]
+
+    def _holds(self, delivery: Delivery) -> bool:
+        """Whether the session that it belongs to is still held, by the same connection."""
+        owner = self._owner
+        if owner is None or not isinstance(delivery, BusDelivery):
+            return False
+        return delivery.holder is owner and private.is_open(owner)
+
+    def _judged(self, delivery: BusDelivery, settlement: Settlement, verdict: Verdict) -> Verdict:
+        """A refusal says something as long as the session is ours; after that the queue does."""
+        if isinstance(verdict, Settled) or self._holds(delivery) or not delivery.attempted:
+            return super()._judged(delivery, settlement, verdict)
+        found = self._found_out(delivery, settlement)
+        return UNCONFIRMED if isinstance(found, Lost) else found
+
+    def _found_out(self, delivery: Delivery, settlement: Settlement) -> Verdict:
+        """Whether a settlement without an answer was carried out, now that the session is gone.
+
+        A message that is given back goes back with its session in any case. One that is still in
+        the queue was not settled, as far as we know: the service may show a settled message for a
+        while, and then we are too cautious.
+        """
+        if not isinstance(delivery, BusDelivery) or not self._may_be_settled(delivery):
+            return GONE
+
+        def done(message: ServiceBusReceivedMessage) -> bool:
+            return isinstance(settlement, Defer) and state_of(message) is MessageState.DEFERRED
+
+        if not isinstance(settlement, Abandon | Release):
+            number = int(delivery.position)
+            try:
+                found = self._look(number)
+            except (AztaskError, *SDK_ERRORS) as error:
+                return Unknown(str(error_of(error, self._queue)))
+            if any(each.sequence_number == number and not done(each) for each in found):
+                return GONE
+        delivery.settled = True
+        return Settled()
 
     def _release(self, deliveries: Sequence[BusDelivery], kinds: Sequence[Settlement]) -> set[int]:
         """Which of those that are to be released were given back, uncounted; see `BusReceiver`."""

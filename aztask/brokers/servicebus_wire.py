@@ -7,9 +7,11 @@ Rules
 2. Application properties take simple values alone: text, booleans, floats and integers of 32 bits
    (what the SDK writes). Everything else travels in one property, `PACKED`: base64 of a msgpack map
    ``{"headers": {...}, "properties": {...}}``.
-3. The SDK reads text as bytes; a property's bytes that are UTF-8 are text again here ([seen]
-   azure-servicebus 7.15). Bytes of ours are packed, so nothing is mistaken.
-4. Times that the service takes are absolute: the caller gives the service's time of now.
+3. Text is read as bytes, as the SDK does it; a property's bytes that are UTF-8 are text again
+   here. Bytes of ours are packed, so nothing is mistaken. Foreign values that no header can hold
+   (decimals, UUIDs) become their text, so that a retry's clone can carry them on.
+4. A message that cannot be read becomes an envelope of its bytes that says why.
+5. Times that the service takes are absolute: the caller gives the service's time of now.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
 
 import msgpack
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from aztask.brokers.base import MessageState, Peeked
+from aztask.brokers.base import MessageState, Peeked, Position
+from aztask.brokers.servicebus_reading import damage_of
 from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, MessageTooLarge
 from aztask.masking import printable
@@ -39,6 +44,9 @@ ID_LIMIT: Final = 128
 """Characters of message ids, session ids and partition keys (the service's documented quota)."""
 
 NAME_LIMIT: Final = 260
+
+UNREADABLE: Final = "application/octet-stream"
+"""Content type of what cannot be read."""
 
 LONGEST_LIFE: Final = (2**32 - 1) / 1000
 """Seconds that the header of an AMQP message can say (part 3, 3.2.1: ttl is uint milliseconds)."""
@@ -108,10 +116,34 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
 
 
 def envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
-    """The envelope that `message_of` wrote, or the nearest to what a foreign producer wrote."""
+    """The envelope that `message_of` wrote, or the nearest to what a foreign producer wrote.
+
+    Never raises; see rule 4.
+    """
+    damage = damage_of(message)
+    if damage is not None:
+        return _unreadable(message, damage.raw, damage.problem)
+    try:
+        return _envelope_of(message)
+    except Exception as error:  # noqa: BLE001  # whatever is in it harms this message alone
+        return _unreadable(message, b"", f"{type(error).__name__}: {error}")
+
+
+def _unreadable(message: ServiceBusReceivedMessage, raw: bytes, problem: str) -> Envelope:
+    native: Any = message.raw_amqp_message.properties
+    return Envelope(
+        body=raw,
+        message_id=_text(native.message_id if native else None) or "",
+        content_type=UNREADABLE,
+        session=_text(native.group_id if native else None),
+        problem=problem,
+    )
+
+
+def _envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
     raw = message.raw_amqp_message
-    headers, properties, expires_at = _headers_of(raw.application_properties or {})
     native: Any = raw.properties
+    headers, properties, expires_at = _headers_of(raw.application_properties or {})
     if native is not None and native.reply_to is not None:
         properties["reply_to"] = _text(native.reply_to)
     if raw.header is not None and raw.header.priority is not None:
@@ -147,20 +179,52 @@ def epoch_of(message: ServiceBusReceivedMessage, annotation: bytes) -> float | N
 ENQUEUED: Final = b"x-opt-enqueued-time"
 LOCKED_UNTIL: Final = b"x-opt-locked-until"
 SCHEDULED: Final = b"x-opt-scheduled-enqueue-time"
+FIRST_NUMBER: Final = b"x-opt-enqueue-sequence-number"
+
+
+def position_of(message: ServiceBusReceivedMessage) -> int:
+    """The sequence number; 0 where a damaged message does not say it."""
+    number: Any = message.sequence_number
+    return number if isinstance(number, int) else 0
+
+
+def sequence_number(position: Position) -> int:
+    """A position as the service's sequence number."""
+    try:
+        return max(-1, min(int(position), 2**63 - 2))
+    except ValueError:
+        raise ConfigurationError(
+            f"{position!r} is not a position in Service Bus; give a number that peek shows"
+        ) from None
+
+
+def is_direct(message: ServiceBusReceivedMessage) -> bool:
+    """Whether it was enqueued when it was sent: neither scheduled nor forwarded."""
+    annotations: Any = message.raw_amqp_message.annotations or {}
+    return SCHEDULED not in annotations and annotations.get(FIRST_NUMBER) in (
+        None,
+        0,
+        position_of(message),
+    )
+
+
+def state_of(message: ServiceBusReceivedMessage) -> MessageState:
+    """Where a message that was looked at stands."""
+    state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
+    return _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE
 
 
 def peeked_of(message: ServiceBusReceivedMessage, *, dead_letter: bool) -> Peeked:
     """A message that was looked at."""
-    state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
     reason, description = dead_letter_texts(message) if dead_letter else (None, None)
-    scheduled = state == _STATES.index(MessageState.SCHEDULED)
+    state = state_of(message)
     return Peeked(
         envelope_of(message),
-        message.sequence_number or 0,
-        _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE,
+        position_of(message),
+        state,
         message.delivery_count or 0,
         epoch_of(message, ENQUEUED) or 0.0,
-        epoch_of(message, SCHEDULED) if scheduled else None,
+        epoch_of(message, SCHEDULED) if state is MessageState.SCHEDULED else None,
         reason,
         description,
     )
@@ -217,13 +281,17 @@ def _headers_of(
 
 
 def _readable(value: Any) -> Any:
-    """Text where the bytes are text; see rule 3."""
+    """A value that a header can hold; see rule 3."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
         except UnicodeDecodeError:
             return value
-    return value
+    if isinstance(value, dict):
+        return {_text(_readable(name)) or "": _readable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return str(value) if isinstance(value, Decimal | UUID) else value
 
 
 def _text(value: Any) -> str | None:
@@ -235,9 +303,15 @@ def _text(value: Any) -> str | None:
 
 
 def _body_of(message: ServiceBusReceivedMessage) -> bytes:
-    """The body's bytes; a foreign producer's body that is a value or a sequence as its text."""
+    """The body's bytes; a foreign producer's body that is a value or a sequence as its text.
+
+    A value that is a text or bytes is those bytes; a message without a body has none.
+    """
+    body = message.body
+    if body is None or isinstance(body, bytes):
+        return body or b""
     try:
-        return b"".join(message.body)
+        return b"".join(body)
     except TypeError:
         return str(message.body).encode("utf-8", "replace")
 

@@ -44,6 +44,12 @@ def act_on(
     finally:
         done = sum(report.done for report in reports.values())
         click.echo(f"{past} {plural(done, 'dead letter')}")
+    if unreadable := sum(report.unreadable for report in reports.values()):
+        click.echo(
+            f"{plural(unreadable, 'dead letter')} could not be read and cannot be sent again: look "
+            "with aztask dlq show, then purge",
+            err=True,
+        )
     if lost := sum(report.lost for report in reports.values()):
         raise Failed(
             f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or under somebody "

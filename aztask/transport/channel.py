@@ -23,7 +23,7 @@ from aztask.display import one_line
 from aztask.envelope import Envelope
 from aztask.errors import CodecError, QueueNotFound
 from aztask.leasekeeper import LeaseKeeper
-from aztask.retry import EXPIRED
+from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
@@ -31,7 +31,6 @@ from aztask.transport.unacked import Holding, Source, Unacked
 
 logger = logging.getLogger(__name__)
 
-UNDECODABLE: Final = "undecodable"
 REJECTED: Final = "rejected"
 
 BATCH: Final = 32

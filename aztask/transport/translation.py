@@ -118,8 +118,11 @@ def _milliseconds(value: object) -> float:
 def to_message(envelope: Envelope, limits: Limits) -> dict[str, Any]:
     """The arguments of Kombu's Message for what was received; a compressed body comes out plain.
 
-    Raises CodecError for a body that is too long or is not what its compression says.
+    Raises CodecError for a message that could not be read, and for a body that is too long or is
+    not what its compression says.
     """
+    if envelope.problem:
+        raise DecodeError(envelope.problem)
     headers = dict(envelope.headers)
     properties = {
         "delivery_mode": 2,

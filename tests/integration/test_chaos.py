@@ -11,6 +11,7 @@ from azurite import account_of, running, storing
 from bus import bus_site
 from damaging import LOCAL_DAMAGES, RUN_DAMAGES, SqlOutsider
 from harness import Site, site_in, wait_until
+from hostilemessages import MALFORMED, ODD, send_raw, taken_as_it_is, task_payload, with_properties
 from killing import kill_while_they_last
 from ledger_app import hostile, work
 
@@ -72,10 +73,17 @@ def test_random_kills_lose_nothing_with_results_in_tables(tmp_path: Path, capsys
 
 
 def test_random_kills_lose_nothing_on_service_bus(tmp_path: Path, capsys) -> None:
+    """Every tenth task has a property of a type that the SDK cannot read, and between them are
+    messages that nobody can: they become dead letters, once each, and harm no other.
+    """
     options = QueueOptions(lease=LEASE, max_deliveries=1000)
-    with emulator() as bus, bus_site(tmp_path / "site", bus, options) as site:
+    with emulator() as bus, taken_as_it_is(), bus_site(tmp_path / "site", bus, options) as site:
         site.extra["LEDGER_MAX_DELIVERIES"] = "1000"
-        chaos(site, BUS_TASKS, capsys)
+        outsider = Outsider(site, bus.port)
+        chaos(site, BUS_TASKS, capsys, outsider)
+        letters = site.app().broker.peek("default", dead_letter=True, limit=1000)
+        undecodable = [each for each in letters if each.dead_letter_reason == "undecodable"]
+        assert len(undecodable) == outsider.unreadable > 0
 
 
 @pytest.mark.parametrize("joint", [True, False], ids=["one file", "two files"])
@@ -142,16 +150,45 @@ class Vandal:
         self._outsider.damage_run(RunKey(task_id), self._dice.choice(self._kinds))
 
 
-def chaos(site: Site, tasks: int, capsys) -> None:
+class Outsider:
+    """Sends messages that no client of aztask would send. unreadable: how many of them are."""
+
+    def __init__(self, site: Site, port: int) -> None:
+        self.unreadable = 0
+        self._codec = site.app().codec
+        self._port = port
+        self._dice = random.Random(SEED)
+
+    def send(self, task_id: str, seconds: float) -> str:
+        """A task with an odd property, and perhaps a message that cannot be read; the task's id."""
+        dice = self._dice
+        name = dice.choice(sorted(ODD))
+        task = task_payload(self._codec, work.name, [task_id, seconds], task_id)
+        payloads = [with_properties(task, {name: ODD[name][0]})]
+        if dice.random() < 0.5:
+            spoil = MALFORMED[dice.choice(sorted(MALFORMED))]
+            payloads.append(spoil(task_payload(self._codec, work.name, ["x"], f"x-{task_id}")))
+            self.unreadable += 1
+        dice.shuffle(payloads)
+        send_raw(self._port, "default", payloads)
+        return task_id
+
+
+def chaos(site: Site, tasks: int, capsys, outsider: Outsider | None = None) -> None:
     """Run `tasks` tasks under random kills; assert that each ended once, and print the count.
 
     Among them are tasks that fail with hostile texts: they end in the dead letters, one by one.
+    outsider: sends every tenth task.
     """
     dice = random.Random(SEED)
     app = site.app()
     seconds = [dice.choice([0.0, 0.01, 0.02, 0.05]) for _ in range(tasks)]
-    results = [app.send(work.name, [f"t{n}", seconds[n]], task_id=f"t{n}") for n in range(tasks)]
-    ids = [result.id for result in results]
+    ids = [
+        outsider.send(f"t{n}", seconds[n])
+        if outsider is not None and n % 10 == 0
+        else app.send(work.name, [f"t{n}", seconds[n]], task_id=f"t{n}").id
+        for n in range(tasks)
+    ]
     odd = [f"h{n}" for n in range(max(len(HOSTILE), tasks // 50))]
     for task_id in odd:
         app.send(hostile.name, [task_id, dice.choice(HOSTILE)], task_id=task_id)
@@ -160,7 +197,8 @@ def chaos(site: Site, tasks: int, capsys) -> None:
         wait_until(lambda: left(site) == 0, 20, "all is settled")
     site.stop_workers()
     assert {app.results.get(task_id).state for task_id in odd} == {State.FAILED}
-    report = account(site, ids, dead=len(odd))
+    unreadable = outsider.unreadable if outsider is not None else 0
+    report = account(site, ids, dead=len(odd) + unreadable)
     with capsys.disabled():
         print(
             f"\nchaos seed {SEED}: attempted {tasks} / lost {report['lost']} / duplicated "

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 from harness import Site, wait_until
+from hostilemessages import MALFORMED, send_raw, taken_as_it_is, task_payload
 from killing import kill_while_they_last
 from session_app import step
 from test_session_tasks import LEASE, on_service_bus, send
@@ -21,8 +22,9 @@ ARGUMENTS = ("-Q", "orders", "-c", "4")
 
 
 def test_random_kills_keep_every_session_in_order(tmp_path: Path) -> None:
+    """In the middle of each session there is a message that cannot be read."""
     dice = random.Random(SEED)
-    with emulator() as bus, on_service_bus(tmp_path / "site", bus) as site:
+    with emulator() as bus, taken_as_it_is(), on_service_bus(tmp_path / "site", bus) as site:
         app = site.app()
         app.queue("orders", sessions=True, lease=LEASE)
         names = [f"s{number}" for number in range(SESSIONS)]
@@ -30,6 +32,10 @@ def test_random_kills_keep_every_session_in_order(tmp_path: Path) -> None:
         for each in ids:
             name, number = each.split("/")
             seconds = dice.choice([0.0, 0.05, 0.2])
+            if int(number) == STEPS // 2:
+                spoil = MALFORMED[dice.choice(sorted(MALFORMED))]
+                bad = task_payload(app.codec, step.name, [], f"bad-{name}", name)
+                send_raw(bus.port, "orders", [spoil(bad)], session=name)
             send(app, step.name, name, int(number), seconds, task_id=each)
         kill_while_they_last(site, dice, ids, ARGUMENTS, least=5)
         for each in ids:
@@ -38,6 +44,8 @@ def test_random_kills_keep_every_session_in_order(tmp_path: Path) -> None:
         for name in names:
             assert passed(site, name) == [], f"session {name}, seed {SEED}"
         wait_until(lambda: not app.broker.peek("orders"), 30, "all is settled")
+        letters = app.broker.peek("orders", dead_letter=True)
+        assert [each.dead_letter_reason for each in letters] == ["undecodable"] * SESSIONS
         site.stop_workers()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from bus import bus_site
 from harness import Site, site_in, wait_until
+from hostilemessages import ODD, send_raw, task_payload, with_properties
 from killing import kill_while_they_last
 from ledger_app import flaky
 from strategies import ALL, left
@@ -34,16 +35,25 @@ def test_random_kills_lose_no_retry_on_service_bus(tmp_path: Path) -> None:
     options = QueueOptions(lease=LEASE, max_deliveries=1000, duplicate_window=600.0)
     with emulator() as bus, bus_site(tmp_path / "site", bus, options) as site:
         site.extra.update(ENVIRONMENT)
-        retried_under_kills(site)
+        retried_under_kills(site, odd_port=bus.port)
 
 
-def retried_under_kills(site: Site) -> None:
-    """Each ends with exactly two failures counted, and leaves nothing in the queue."""
+def retried_under_kills(site: Site, odd_port: int | None = None) -> None:
+    """Each ends with exactly two failures counted, and leaves nothing in the queue.
+
+    odd_port: of the emulator to which every third is sent with properties of odd types.
+    """
     dice = random.Random(SEED)
     app = site.app()
     ids = [f"{strategy}-{number}" for strategy in ALL for number in range(EACH)]
-    for each in ids:
-        app.send(f"{flaky.name}-{each.rpartition('-')[0]}", [each, 2], task_id=each)
+    for number, each in enumerate(ids):
+        name = f"{flaky.name}-{each.rpartition('-')[0]}"
+        if odd_port is not None and number % 3 == 0:
+            odd = {name: raw for name, (raw, _) in ODD.items()}
+            payload = with_properties(task_payload(app.codec, name, [each, 2], each), odd)
+            send_raw(odd_port, "default", [payload])
+        else:
+            app.send(name, [each, 2], task_id=each)
     kill_while_they_last(site, dice, ids, ARGUMENTS)
     wait_until(lambda: left(site) == 0, 30, "messages and pointers are settled")
     for each in ids:

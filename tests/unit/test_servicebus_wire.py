@@ -1,18 +1,35 @@
 """Envelopes as Service Bus messages: what is native, what is packed, what is refused."""
 
 import math
+import uuid
+from decimal import Decimal
 
 import pytest
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.message import Message, Properties
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
+from aztask.brokers.servicebus_amqp import damaged, read_message
 from aztask.brokers.servicebus_wire import (
     EXPIRES_AT,
     LONGEST_LIFE,
     PACKED,
     check_name,
+    envelope_of,
     message_of,
 )
+from aztask.codec import Codec
 from aztask.envelope import Envelope
-from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, MessageTooLarge
+from aztask.errors import (
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    InvalidQueueName,
+    MessageTooLarge,
+)
+from aztask.limits import Limits
+from aztask.transport.translation import to_message
 
 NOW = 1_800_000_000.0
 
@@ -90,3 +107,72 @@ def test_names_that_the_service_takes(name):
 def test_names_that_it_does_not(name):
     with pytest.raises(InvalidQueueName, match="1 to 260"):
         check_name(name)
+
+
+def received(**sections: object) -> ServiceBusReceivedMessage:
+    """A message as the SDK hands it out."""
+    return ServiceBusReceivedMessage(Message(**sections), receiver=None)
+
+
+def test_foreign_values_become_what_a_header_can_hold():
+    """And what it holds a clone can carry: it is written and read again, unchanged."""
+    properties = {
+        b"price": Decimal("12.50"),
+        b"guid": uuid.UUID(int=7),
+        b"grade": "\N{GREEK SMALL LETTER ALPHA}",
+        b"list": [Decimal(1), b"text", {b"key": uuid.UUID(int=8)}],
+        b"raw": b"\xff\xfe",
+        b"big": 2**63 - 1,
+    }
+    envelope = envelope_of(received(application_properties=properties, data=[b"x"]))
+    assert envelope.headers == {
+        "price": "12.50",
+        "guid": str(uuid.UUID(int=7)),
+        "grade": "\N{GREEK SMALL LETTER ALPHA}",
+        "list": ["1", "text", {"key": str(uuid.UUID(int=8))}],
+        "raw": b"\xff\xfe",
+        "big": 2**63 - 1,
+    }
+    raw = encode_payload(
+        bytearray(),
+        PyamqpTransport.to_outgoing_amqp_message(message_of(envelope, NOW).raw_amqp_message),
+    )
+    again = ServiceBusReceivedMessage(read_message(raw), receiver=None)
+    assert envelope_of(again).headers == envelope.headers
+
+
+@pytest.mark.parametrize(
+    ("sections", "body"),
+    [
+        ({"data": [b"ab", b"c"]}, b"abc"),
+        ({"value": b"text"}, b"text"),
+        ({"value": Decimal("1.5")}, b"1.5"),
+        ({"value": None}, b""),
+        ({}, b""),
+        ({"sequence": [[1, 2]]}, None),
+    ],
+)
+def test_bodies_of_foreign_producers(sections, body):
+    envelope = envelope_of(received(**sections))
+    assert envelope.problem == ""
+    assert body is None or envelope.body == body
+
+
+def test_what_cannot_be_read_is_an_envelope_of_its_bytes():
+    properties = Properties(message_id=b"m", group_id=b"s")
+    whole = damaged(b"all of it", "the data cannot be read", properties=properties)
+    envelope = envelope_of(ServiceBusReceivedMessage(whole, receiver=None))
+    assert (envelope.body, envelope.problem) == (b"all of it", "the data cannot be read")
+    assert (envelope.message_id, envelope.session) == ("m", "s")
+    with pytest.raises(DecodeError, match="the data cannot be read"):
+        Codec().from_envelope(envelope, "q")
+    with pytest.raises(DecodeError, match="the data cannot be read"):
+        to_message(envelope, Limits())
+
+
+def test_whatever_is_in_a_message_only_that_message_is_refused():
+    message = received(application_properties={b"h": 1}, data=[b"x"])
+    message.raw_amqp_message._application_properties = 5
+    assert (
+        "TypeError" in envelope_of(message).problem or "Attribute" in envelope_of(message).problem
+    )

@@ -1,0 +1,124 @@
+"""The control connection: what is repeated, what is remembered of it, and that it goes on."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    ServiceBusConnectionError,
+    ServiceBusServerBusyError,
+)
+
+from aztask.brokers import servicebus_private as private
+from aztask.brokers.servicebus_control import RENEW, Control, Order
+from aztask.delivery import Lost, Settled, Unknown
+
+BROKEN = ServiceBusConnectionError(message="the connection broke")
+BUSY = ServiceBusServerBusyError(message="too much")
+
+
+class Service:
+    """Answers requests for tokens. held: those that are locked. answers: what goes wrong first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: set[uuid.UUID] = set()
+        self.answers: list[Exception | None] = []
+        self.requests: list[int] = []
+        self.connections = 0
+        monkeypatch.setattr(private, "settle_many", self._settle)
+        monkeypatch.setattr(private, "renew_many", self._renew)
+        client: Any = SimpleNamespace(close=lambda link: None, drop=lambda link: None)
+        self.control = Control(client, self._connect, "q", 1.0)
+
+    def _connect(self) -> Any:
+        self.connections += 1
+        return SimpleNamespace(_running=True)
+
+    def _settle(self, link: Any, verb: str, tokens: list[uuid.UUID], *texts: str) -> None:
+        self._answer(tokens)
+        self.held -= set(tokens)
+
+    def _renew(self, link: Any, tokens: list[uuid.UUID], timeout: float) -> None:
+        self._answer(tokens)
+
+    def _answer(self, tokens: list[uuid.UUID]) -> None:
+        self.requests.append(len(tokens))
+        if not set(tokens) <= self.held:
+            raise MessageLockLostError
+        error = self.answers.pop(0) if self.answers else None
+        if error is BROKEN:
+            self.held -= set(tokens)  # it was done, only the answer is lost
+        if error is not None:
+            raise error
+
+    def orders(self, count: int, verb: str = "complete") -> list[Order]:
+        tokens = [uuid.uuid4() for _ in range(count)]
+        self.held |= set(tokens)
+        message: Any = None
+        return [Order(verb, token, message) for token in tokens]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    made = Service(monkeypatch)
+    yield made
+    made.control.close()
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_refusal_after_a_try_without_answer_is_remembered_as_that(service, count) -> None:
+    service.answers = [BROKEN]
+    orders = service.orders(count)
+    service.control.carry_out(orders)
+    assert [type(each.verdict) for each in orders] == [Lost] * count
+    assert all(each.unanswered for each in orders)
+    assert service.connections == 2
+
+
+def test_a_refusal_at_the_first_try_is_a_refusal(service) -> None:
+    orders = service.orders(3)
+    service.held.discard(orders[1].token)
+    service.control.carry_out(orders)
+    assert [type(each.verdict) for each in orders] == [Settled, Lost, Settled]
+    assert not any(each.unanswered for each in orders)
+
+
+def test_a_busy_service_has_answered(service) -> None:
+    service.answers = [BUSY]
+    orders = service.orders(1)
+    service.control.carry_out(orders)
+    assert isinstance(orders[0].verdict, Unknown)
+    assert not orders[0].unanswered
+
+
+def test_a_connection_that_cannot_be_opened_has_sent_nothing(service) -> None:
+    def refuse() -> Any:
+        raise BROKEN
+
+    service.control._connect = refuse
+    orders = service.orders(1)
+    service.control.carry_out(orders)
+    assert isinstance(orders[0].verdict, Unknown)
+    assert not orders[0].unanswered
+
+
+def test_a_renewal_is_repeated_as_well(service) -> None:
+    orders = service.orders(2, RENEW)
+    service.answers = [ServiceBusConnectionError(message="nothing was done")]
+    service.control.carry_out(orders)
+    assert [each.verdict for each in orders] == [Settled(), Settled()]
+
+
+def test_an_error_that_nobody_expects_ends_neither_thread_nor_wait(service) -> None:
+    with pytest.raises(ZeroDivisionError):
+        service.control.call(lambda link: 1 / 0)
+    service.answers = [ZeroDivisionError("in the SDK")]
+    orders = service.orders(1)
+    service.control.carry_out(orders)
+    assert isinstance(orders[0].verdict, Unknown)
+    assert service.control.call(lambda link: "goes on") == "goes on"
