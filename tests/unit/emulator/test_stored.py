@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.emulator.amqp import encode, sections
+from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.consumer import guid_bytes
@@ -111,3 +112,52 @@ def test_another_layout_is_refused():
 def test_tags_are_in_the_order_of_guids():
     identifier = UUID(bytes=KEY)
     assert guid_bytes(KEY) == identifier.bytes_le
+
+
+LATE = encode.described(
+    sections.DELIVERY_ANNOTATIONS,
+    encode.map_of([(encode.symbol("x-opt-lock-token"), encode.uuid(UUID(int=7)))]),
+)
+FOOTER = encode.described(sections.FOOTER, encode.map_of([(encode.symbol("f"), encode.long(1))]))
+PROPERTIES = encode.fields(sections.PROPERTIES, [encode.string("id")])
+
+
+@pytest.mark.parametrize(
+    ("raw", "bare"),
+    [
+        (LATE + PROPERTIES + BODY, PROPERTIES + BODY),
+        (annotations(a=1) + LATE + PROPERTIES + BODY, PROPERTIES + BODY),
+        (PROPERTIES + LATE + BODY, PROPERTIES + BODY),
+        (BODY + BODY + LATE, BODY + BODY),
+        (BODY + LATE + FOOTER, BODY + FOOTER),
+        (BODY + FOOTER + LATE, BODY + FOOTER),
+        (PROPERTIES + LATE, PROPERTIES),
+        (annotations(a=1) + LATE, b""),
+        (annotations(a=1), b""),
+        (LATE, b""),
+        (b"", b""),
+    ],
+    ids=range(11),
+)
+def test_delivery_annotations_anywhere_and_no_body(raw, bare):
+    assert stored.from_sections(cut(raw)).bare == bare
+    got = delivered(raw, lock_token=KEY)
+    assert got.raw[got.bare :] == bare
+    assert UUID(int=7).bytes not in got.raw
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        LATE + BODY + LATE,
+        BODY + LATE * 1000,
+        BODY + encode.fields(sections.DELIVERY_ANNOTATIONS, []),
+        BODY + LATE[:-1],
+        BODY + PROPERTIES,
+        FOOTER + BODY,
+    ],
+    ids=range(6),
+)
+def test_sections_out_of_order_are_refused(raw):
+    with pytest.raises(AmqpError):
+        cut(raw)
