@@ -1,7 +1,11 @@
 """Queues, topics and subscriptions as the service's descriptions, both ways.
 
-Rule: what has no effect here (sizes, partitions, metadata, authorization rules) is kept as text and
-returned as it came; what would change behaviour and is not offered is refused.
+Rules
+1. What has no effect here (sizes, partitions, metadata, authorization rules) is kept as text and
+   returned as it came; what would change behaviour and is not offered is refused.
+2. An update replaces the whole description, as on the service: a property that is absent gets its
+   default. Only what cannot be changed (sessions, duplicate detection) and the rules of a
+   subscription, which have requests of their own, stay as they are.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ NAMES = {
     Kind.TOPIC: "TopicDescription",
     Kind.SUBSCRIPTION: "SubscriptionDescription",
 }
+_WINDOW = "DuplicateDetectionHistoryTimeWindow"
 _DEFAULT_WINDOW = 600.0
 _KEPT = (
     *("MaxSizeInMegabytes", "EnableBatchedOperations", "UserMetadata", "AutoDeleteOnIdle"),
@@ -85,10 +90,29 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def entity_from(element: ElementTree.Element, base: Entity) -> Entity:
-    """`base` with what the description says. Raises ConfigurationError."""
+def created_from(element: ElementTree.Element, path: str, kind: Kind) -> Entity:
+    """The new entity of a description. Raises ConfigurationError."""
+    entity = _entity(element, Entity(path, kind))
+    rule = children(element).get("DefaultRuleDescription")
+    return entity if rule is None else replace(entity, rules=(rule_from(rule),))
+
+
+def updated_from(element: ElementTree.Element, existing: Entity) -> Entity:
+    """What becomes of an entity whose update is this description. Raises ConfigurationError."""
+    fixed = Entity(
+        existing.path,
+        existing.kind,
+        sessions=existing.sessions,
+        duplicate_window=existing.duplicate_window,
+        rules=existing.rules,
+    )
+    return _entity(element, fixed)
+
+
+def _entity(element: ElementTree.Element, base: Entity) -> Entity:
+    """`base` with what the description says."""
     values: dict[str, Any] = {}
-    kept = dict(base.kept)
+    kept: dict[str, str] = {}
     parts = children(element)
     for name, part in parts.items():
         text = part.text or ""
@@ -100,14 +124,14 @@ def entity_from(element: ElementTree.Element, base: Entity) -> Entity:
                 raise ConfigurationError(f"{name}: {error}") from None
         elif name in _KEPT:
             kept[name] = _inner(part) if len(part) else text
+    wanted = base.duplicate_window > 0
     if "RequiresDuplicateDetection" in parts:
-        window = parts.get("DuplicateDetectionHistoryTimeWindow")
-        seconds = parse_duration(window.text) if window is not None and window.text else None
         wanted = _flag(parts["RequiresDuplicateDetection"].text or "")
-        values["duplicate_window"] = (seconds or _DEFAULT_WINDOW) if wanted else 0.0
-    if "DefaultRuleDescription" in parts:
-        values["rules"] = (rule_from(parts["DefaultRuleDescription"]),)
-    return replace(base, kept=kept, **values)
+    window = parts[_WINDOW].text if _WINDOW in parts else None
+    seconds = (parse_duration(window) if window else 0.0) or _DEFAULT_WINDOW
+    if window and not wanted:
+        kept[_WINDOW] = window
+    return replace(base, kept=kept, duplicate_window=seconds if wanted else 0.0, **values)
 
 
 def _inner(element: ElementTree.Element) -> str:
@@ -203,10 +227,10 @@ def _word(value: bool) -> str:
 
 
 def _duplicates(entity: Entity) -> list[str]:
-    window = entity.duplicate_window or _DEFAULT_WINDOW
+    window = format_duration(entity.duplicate_window or _DEFAULT_WINDOW)
     return [
         tag("RequiresDuplicateDetection", _word(entity.duplicate_window > 0)),
-        tag("DuplicateDetectionHistoryTimeWindow", format_duration(window)),
+        tag(_WINDOW, entity.kept.get(_WINDOW, window)),
     ]
 
 

@@ -127,13 +127,13 @@ class Routes:
         if request.headers.get("if-match"):
             existing = self._namespace.get(path)
             name = descriptions.NAMES[existing.kind]
-            changed = descriptions.entity_from(atom.description(request.body, name), existing)
+            changed = descriptions.updated_from(atom.description(request.body, name), existing)
             return self._shown(request, self._namespace.update(changed))
         if current is not None:
             raise EntityExists(f"the messaging entity {current.path!r} exists already")
         kind = Kind.SUBSCRIPTION if subscription else self._kind(request.body)
         element = atom.description(request.body, descriptions.NAMES[kind])
-        created = self._namespace.create(descriptions.entity_from(element, Entity(path, kind)))
+        created = self._namespace.create(descriptions.created_from(element, path, kind))
         return self._shown(request, created, 201)
 
     @staticmethod

@@ -140,17 +140,25 @@ class Namespace:
         return self._with_rules(entity, (*entity.rules, stamped))
 
     def replace_rule(self, path: str, rule: Rule) -> Entity:
-        """Change a rule. Raises QueueNotFound when it does not exist."""
-        entity = self.remove_rule(path, rule.name)
-        return self.add_rule(entity.path, rule)
+        """Change a rule; its place and its creation time stay. Raises QueueNotFound."""
+        entity = self.get(path)
+        known = self._rule(entity, rule.name)
+        changed = replace(rule, name=known.name, created=known.created)
+        rules = tuple(changed if each is known else each for each in entity.rules)
+        return self._with_rules(entity, rules)
 
     def remove_rule(self, path: str, name: str) -> Entity:
         """Remove a rule. Raises QueueNotFound when it does not exist."""
         entity = self.get(path)
-        kept = tuple(rule for rule in entity.rules if rule.name.lower() != name.lower())
-        if len(kept) == len(entity.rules):
-            raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
-        return self._with_rules(entity, kept)
+        removed = self._rule(entity, name)
+        return self._with_rules(entity, tuple(rule for rule in entity.rules if rule is not removed))
+
+    @staticmethod
+    def _rule(entity: Entity, name: str) -> Rule:
+        for rule in entity.rules:
+            if rule.name.lower() == name.lower():
+                return rule
+        raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
 
     def _with_rules(self, entity: Entity, rules: tuple[Rule, ...]) -> Entity:
         entity = replace(entity, rules=rules, updated=self.clock.wall())

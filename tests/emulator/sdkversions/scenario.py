@@ -1,9 +1,9 @@
-"""What an application does with a queue, run with whichever azure-servicebus is installed.
+"""What an application does with queues, run with whichever azure-servicebus is installed.
 
-``python scenario.py SETTINGS``, SETTINGS being JSON: the connection string, the names of a queue and
-of a queue with sessions; for versions that speak TLS only also the certificate to trust and the
-port that their fixed port 5671 stands for. Prints one JSON object: what was observed, by scenario.
-It imports nothing of aztask, for it runs without it.
+``python scenario.py SETTINGS``, where SETTINGS is JSON: ``connection``, a connection string, and
+``certificate`` and ``port`` for versions that speak TLS only. Each function of `SCENARIOS` and
+`ASYNC_SCENARIOS` uses the queue of its own name. Prints one JSON object: what each one observed.
+It imports nothing of aztask, because it runs without it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import azure.servicebus
@@ -26,24 +27,34 @@ from azure.servicebus.aio import ServiceBusClient as AsyncClient
 from azure.servicebus.exceptions import MessageSizeExceededError, MessagingEntityNotFoundError
 
 WAIT = 10
-AMQPS_PORT = 5671
+FIXED_PORT = 5671
 LARGE = 300_000  # several frames of the emulator's 64 KiB
 
 
 def body(message):
-    return b"".join(message.body).decode()
+    return None if message.body is None else b"".join(message.body).decode()
 
 
 def redirect(port):
-    """Connect to `port` whenever 5671 is meant: until 7.12.2 the SDK takes no other port."""
-    connect = socket.socket.connect
+    """Make versions before 7.14 work on a free port of the loopback interface.
+
+    They connect to 5671 only. And their async client sets TCP_MAXSEG of a connected socket to the
+    value that it has, which Linux refuses above 32767: on loopback it is 65483, so that this client
+    reaches no server there.
+    """
+    connect, set_option = socket.socket.connect, socket.socket.setsockopt
 
     def redirected(self, address):
-        if address[1] == AMQPS_PORT:
+        if address[1] == FIXED_PORT:
             address = (address[0], port, *address[2:])
         return connect(self, address)
 
+    def set_but_segment_size(self, level, option, *value):
+        if (level, option) != (socket.SOL_TCP, socket.TCP_MAXSEG):
+            set_option(self, level, option, *value)
+
     socket.socket.connect = redirected
+    socket.socket.setsockopt = set_but_segment_size
 
 
 def take(receiver, count):
@@ -56,7 +67,8 @@ def take(receiver, count):
     return messages
 
 
-def sending_and_settling(client, queue):
+def settling(client, queue):
+    """A single message, a list and a batch are sent; each message is settled in another way."""
     with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
         sender.send_messages(ServiceBusMessage("complete"))
         sender.send_messages([ServiceBusMessage("abandon"), ServiceBusMessage("defer")])
@@ -64,10 +76,10 @@ def sending_and_settling(client, queue):
         batch.add_message(ServiceBusMessage("dead-letter"))
         batch.add_message(ServiceBusMessage("x" * LARGE))
         sender.send_messages(batch)
-        peeked = [body(message)[:20] for message in receiver.peek_messages(10)]
+        peeked = [body(message)[:12] for message in receiver.peek_messages(10)]
         messages = take(receiver, 5)
         first, second, third, fourth, large = messages
-        assert receiver.renew_message_lock(first) > datetime.now(UTC)
+        renewed = receiver.renew_message_lock(first) > datetime.now(UTC)
         receiver.complete_message(first)
         receiver.abandon_message(second)
         receiver.defer_message(third)
@@ -77,34 +89,44 @@ def sending_and_settling(client, queue):
         receiver.complete_message(again)
         (deferred,) = receiver.receive_deferred_messages(third.sequence_number)
         receiver.complete_message(deferred)
-    with client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
-        (letter,) = take(dead, 1)
-        reasons = (letter.dead_letter_reason, letter.dead_letter_error_description)
-        dead.complete_message(letter)
+        left = len(receiver.peek_messages(10))
     return {
         "peeked": peeked,
-        "received": [body(message)[:20] for message in messages],
+        "received": [body(message)[:12] for message in messages],
         "large": len(body(large)),
-        "redelivered": (body(again), again.delivery_count),
+        "renewed": renewed,
+        "redelivered": [body(again), again.delivery_count],
         "deferred": body(deferred),
-        "dead": (body(letter), *reasons),
+        "left": left,
     }
+
+
+def dead_letters(client, queue):
+    with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
+        sender.send_messages(ServiceBusMessage("x"))
+        (message,) = take(receiver, 1)
+        receiver.dead_letter_message(message, reason="bad", error_description="very")
+    with client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+        (letter,) = take(receiver, 1)
+        receiver.complete_message(letter)
+    return [body(letter), letter.dead_letter_reason, letter.dead_letter_error_description]
 
 
 def scheduling(client, queue):
     later = datetime.now(UTC) + timedelta(hours=1)
     with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
-        cancelled, _ = sender.schedule_messages([ServiceBusMessage("no"), ServiceBusMessage("yes")], later)
+        messages = [ServiceBusMessage("cancelled"), ServiceBusMessage("scheduled")]
+        cancelled, _ = sender.schedule_messages(messages, later)
         sender.cancel_scheduled_messages(cancelled)
         left = [body(message) for message in receiver.peek_messages(10)]
-        sender.schedule_messages(ServiceBusMessage("now"), datetime.now(UTC))
+        sender.schedule_messages(ServiceBusMessage("due"), datetime.now(UTC))
         (due,) = take(receiver, 1)
         receiver.complete_message(due)
-    return {"left": left, "due": body(due)}
+    return [*left, body(due)]
 
 
-def forwarding_by_hand(client, queue):
-    """A message that was received is sent again, and one that has no body."""
+def sending_again(client, queue):
+    """A message that was received is sent again, and one without a body is sent and received."""
     with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
         sender.send_messages(ServiceBusMessage("again", application_properties={"k": "v"}))
         (message,) = take(receiver, 1)
@@ -112,11 +134,13 @@ def forwarding_by_hand(client, queue):
         receiver.complete_message(message)
         (copy,) = take(receiver, 1)
         receiver.complete_message(copy)
-    return {"copy": body(copy), "properties": len(copy.application_properties)}
+        sender.send_messages(ServiceBusMessage(None))
+        (empty,) = take(receiver, 1)
+        receiver.complete_message(empty)
+    return [body(copy), len(copy.application_properties), body(empty)]
 
 
-def deleting(client, queue):
-    """Receive and delete, closed while messages are still buffered."""
+def receiving_and_deleting(client, queue):
     with client.get_queue_sender(queue) as sender:
         sender.send_messages([ServiceBusMessage(str(number)) for number in range(3)])
     with client.get_queue_receiver(queue, receive_mode="receiveanddelete") as receiver:
@@ -131,13 +155,13 @@ def sessions(client, queue):
         (message,) = take(receiver, 1)
         receiver.session.set_state(b"state")
         renewed = receiver.session.renew_lock() > datetime.now(UTC)
-        state = receiver.session.get_state()
+        state = bytes(receiver.session.get_state()).decode()
         receiver.complete_message(message)
     with client.get_queue_receiver(queue, session_id=NEXT_AVAILABLE_SESSION) as receiver:
         (other,) = take(receiver, 1)
         found = receiver.session.session_id
         receiver.complete_message(other)
-    return [body(message), renewed, bytes(state).decode(), body(other), found]
+    return [body(message), renewed, state, body(other), found]
 
 
 def refusals(client, queue):
@@ -155,52 +179,61 @@ def refusals(client, queue):
     return seen
 
 
-async def asynchronous(client, queue, session_queue):
-    async with client:
-        sender, receiver = client.get_queue_sender(queue), client.get_queue_receiver(queue)
-        async with sender, receiver:
-            await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
-            bodies = []
-            while len(bodies) < 2:
-                for message in await receiver.receive_messages(2, max_wait_time=WAIT):
-                    bodies.append(body(message))
-                    await receiver.renew_message_lock(message)
-                    await receiver.complete_message(message)
-        async with client.get_queue_sender(session_queue) as sender:
-            await sender.send_messages(ServiceBusMessage("s", session_id="three"))
-        async with client.get_queue_receiver(session_queue, session_id="three") as receiver:
-            (message,) = await receiver.receive_messages(1, max_wait_time=WAIT)
-            await receiver.complete_message(message)
-    return [*bodies, body(message)]
+async def async_messages(client, queue):
+    bodies = []
+    sender, receiver = client.get_queue_sender(queue), client.get_queue_receiver(queue)
+    async with sender, receiver:
+        await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
+        while len(bodies) < 2:
+            for message in await receiver.receive_messages(2, max_wait_time=WAIT):
+                bodies.append(body(message))
+                await receiver.renew_message_lock(message)
+                await receiver.complete_message(message)
+    return bodies
+
+
+async def async_sessions(client, queue):
+    async with client.get_queue_sender(queue) as sender:
+        await sender.send_messages(ServiceBusMessage("s", session_id="three"))
+    async with client.get_queue_receiver(queue, session_id="three") as receiver:
+        (message,) = await receiver.receive_messages(1, max_wait_time=WAIT)
+        await receiver.complete_message(message)
+    return body(message)
+
+
+SCENARIOS = (
+    *(settling, dead_letters, scheduling, sending_again, receiving_and_deleting),
+    *(sessions, refusals),
+)
+ASYNC_SCENARIOS = (async_messages, async_sessions)
+
+
+async def run_async(connection, options):
+    async with AsyncClient.from_connection_string(connection, **options) as client:
+        found = await asyncio.gather(*(each(client, each.__name__) for each in ASYNC_SCENARIOS))
+    return zip((each.__name__ for each in ASYNC_SCENARIOS), found, strict=True)
 
 
 def run(settings):
-    connection, queue, session_queue = (
-        settings[name] for name in ("connection", "queue", "sessions")
-    )
+    connection = settings["connection"]
     options = {"retry_total": 0, "logging_enable": True}  # frames are logged, by their positions
     if "certificate" in settings:
         options["connection_verify"] = settings["certificate"]
         redirect(settings["port"])
-    with ServiceBusClient.from_connection_string(connection, **options) as client:
-        return {
-            "version": azure.servicebus.__version__,
-            "settling": sending_and_settling(client, queue),
-            "sent again": forwarding_by_hand(client, queue),
-            "deleting": deleting(client, queue),
-            "sessions": sessions(client, session_queue),
-            "refusals": refusals(client, queue),
-            "scheduling": scheduling(client, queue),
-            "async": asyncio.run(
-                asynchronous(
-                    AsyncClient.from_connection_string(connection, **options), queue, session_queue
-                )
-            ),
-        }
+    seen = {"version": azure.servicebus.__version__}
+    with (
+        ServiceBusClient.from_connection_string(connection, **options) as client,
+        ThreadPoolExecutor(len(SCENARIOS)) as pool,  # each waits much: for links to open and close
+    ):
+        running = {each.__name__: pool.submit(each, client, each.__name__) for each in SCENARIOS}
+        seen |= asyncio.run(run_async(connection, options))
+        seen |= {name: future.result() for name, future in running.items()}
+    return seen
 
 
 if __name__ == "__main__":
-    logging.getLogger("azure").setLevel(logging.DEBUG)
-    logging.getLogger("azure").addHandler(logging.NullHandler())
-    logging.getLogger("azure").propagate = False
+    logger = logging.getLogger("azure")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
     json.dump(run(json.loads(sys.argv[1])), sys.stdout)
