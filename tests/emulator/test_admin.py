@@ -235,3 +235,40 @@ def test_an_update_replaces_a_rule(admin):
     admin.delete_rule("replaced-rules", "one", "first")
     with pytest.raises(ResourceNotFoundError):
         admin.update_rule("replaced-rules", "one", rule)
+
+
+def test_a_queue_may_forward_to_itself(admin, client):
+    """The service allows it for a queue that exists; a message ends in the dead letters."""
+    with pytest.raises(ResourceNotFoundError):
+        admin.create_queue("circle", forward_to="circle")
+    queue = admin.create_queue("circle")
+    queue.forward_to = "circle"
+    admin.update_queue(queue)
+    assert admin.get_queue("circle").forward_to.endswith("/circle")
+    with client.get_queue_sender("circle") as sender:
+        sender.send_messages(ServiceBusMessage("round"))
+    with client.get_queue_receiver("circle", sub_queue="deadletter") as receiver:
+        (letter,) = receiver.receive_messages(1, max_wait_time=5)
+        assert str(letter) == "round"
+        receiver.complete_message(letter)
+
+
+def test_updates_without_a_name_are_refused(admin):
+    admin.create_topic("nameless")
+    subscription = admin.create_subscription("nameless", "one")
+    rule = admin.get_rule("nameless", "one", "$Default")
+    subscription.name = rule.name = ""
+    with pytest.raises(HttpResponseError):
+        admin.update_subscription("nameless", subscription)
+    with pytest.raises(HttpResponseError):
+        admin.update_rule("nameless", "one", rule)
+
+
+@pytest.mark.parametrize("detection", [True, False])
+def test_message_ids_are_remembered_for_seven_days_at_most(admin, detection):
+    with pytest.raises(HttpResponseError, match="7 days"):
+        admin.create_queue(
+            "long-memory",
+            requires_duplicate_detection=detection,
+            duplicate_detection_history_time_window=timedelta(days=8),
+        )

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, instant, tag
 from aztask.emulator.admin.rules import rule_from
-from aztask.emulator.broker.entities import Entity, Kind, Status
+from aztask.emulator.broker.entities import Entity, Kind, Status, check_window
 from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
 from aztask.engine import Counts
 from aztask.errors import ConfigurationError
@@ -47,12 +47,16 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An entity with what is only known when it is asked for. base: ``sb://host``."""
+    """An entity with what is only known when it is asked for. base: ``sb://host``.
+
+    filters: how many SQL and how many correlation filters the subscriptions of a topic have.
+    """
 
     entity: Entity
     counts: Counts
     subscriptions: int
     base: str
+    filters: tuple[int, int]
 
 
 def _flag(text: str) -> bool:
@@ -129,6 +133,7 @@ def _entity(element: ElementTree.Element, base: Entity) -> Entity:
         wanted = _flag(parts["RequiresDuplicateDetection"].text or "")
     window = parts[_WINDOW].text if _WINDOW in parts else None
     seconds = (parse_duration(window) if window else 0.0) or _DEFAULT_WINDOW
+    check_window(base.path, seconds)
     if window and not wanted:
         kept[_WINDOW] = window
     return replace(base, kept=kept, duplicate_window=seconds if wanted else 0.0, **values)
@@ -193,6 +198,7 @@ def _topic(shown: Shown) -> list[str]:
         *_some(entity, "SupportOrdering"),
         _counts(shown.counts),
         tag("SubscriptionCount", str(shown.subscriptions)),
+        *_filter_counts(shown),
         *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
         tag("EntityAvailabilityStatus", "Available"),
         *_some(entity, "EnableExpress"),
@@ -220,6 +226,11 @@ def _subscription(shown: Shown) -> list[str]:
         *_some(entity, "AutoDeleteOnIdle"),
         tag("EntityAvailabilityStatus", "Available"),
     ]
+
+
+def _filter_counts(shown: Shown) -> list[str]:
+    sql, correlation = shown.filters
+    return [tag("SqlFilterCount", str(sql)), tag("CorrelationFilterCount", str(correlation))]
 
 
 def _word(value: bool) -> str:

@@ -170,8 +170,6 @@ class Namespace:
 
     def _check_targets(self, entity: Entity) -> None:
         for target in (entity.forward_to, entity.forward_dead_letters_to):
-            if target and target.lower() == entity.key:
-                raise ConfigurationError(f"{entity.path!r} cannot forward to itself")
             if target and self.get(target).kind is Kind.SUBSCRIPTION:
                 raise ConfigurationError(f"{target!r} is a subscription; forward to its topic")
 

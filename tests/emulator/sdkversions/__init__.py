@@ -24,7 +24,7 @@ def installed(version: str) -> Path:
     with (folder.parent / f"{version}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            partial = folder.with_suffix(".partial")
+            partial = folder.parent / f"{version}.partial"
             shutil.rmtree(partial, ignore_errors=True)
             _install(version, partial)
             partial.rename(folder)

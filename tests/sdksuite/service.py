@@ -1,0 +1,72 @@
+"""The emulator that stands for Service Bus, with TLS and keys, where the SDK expects the service.
+
+The suite knows a namespace by its host name alone and connects to the ports 5671 and 443. Here the
+host is ``localhost``, and connections to these two ports go to the emulator's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import certifi
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from aztask.testing import Right, Rule, RunningEmulator, emulator
+
+HOST = "localhost"
+POLICY = "RootManageSharedAccessKey"
+KEY = "suite-key"
+RULES = {right.value: Rule(f"{right.value}-key", frozenset({right})) for right in Right}
+
+
+def rule_name(rights: list[str]) -> str:
+    """The key with the least of these rights; Manage includes the others."""
+    return POLICY if Right.MANAGE.value in rights else rights[0]
+
+
+def key_of(name: str) -> str:
+    """The secret of a key."""
+    return RULES[name].key if name in RULES else KEY
+
+
+def connection_string(name: str = POLICY, entity: str | None = None) -> str:
+    """A connection string as the service's portal shows it."""
+    path = f";EntityPath={entity}" if entity else ""
+    key = key_of(name)
+    return f"Endpoint=sb://{HOST}/;SharedAccessKeyName={name};SharedAccessKey={key}{path}"
+
+
+def administration() -> ServiceBusAdministrationClient:
+    """A client that creates and deletes what tests ask for."""
+    return ServiceBusAdministrationClient.from_connection_string(connection_string())
+
+
+@contextmanager
+def service() -> Iterator[RunningEmulator]:
+    """The emulator runs, and is reached and trusted, for the block."""
+    with emulator(tls=True, shared_access_key=KEY, rules=RULES) as bus, _reached(bus):
+        yield bus
+
+
+@contextmanager
+def _reached(bus: RunningEmulator) -> Iterator[None]:
+    ports = {5671: bus.port, 443: bus.admin_port}
+    hosts = {"127.0.0.1", HOST}
+    connect = socket.socket.connect
+
+    def redirected(self: socket.socket, address: tuple[str, int]) -> None:
+        host, port = address[:2]
+        connect(self, (host, ports.get(port, port)) if host in hosts else address)
+
+    certificate = str(bus.certificate)
+    trust = {"SSL_CERT_FILE": certificate, "REQUESTS_CA_BUNDLE": certificate}
+    with (
+        patch.object(socket.socket, "connect", redirected),
+        patch.object(certifi, "where", lambda: certificate),
+        patch.dict(os.environ, trust),
+    ):
+        yield
