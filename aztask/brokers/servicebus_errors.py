@@ -41,6 +41,7 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     MessageTooLarge,
+    QueueDisabled,
     QueueFull,
     QueueNotFound,
 )
@@ -118,6 +119,11 @@ _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str],
         "a message for {queue!r} is too large: {text}; send a reference to the data instead",
     ),
     ((ServiceBusQuotaExceededError,), QueueFull, "queue {queue!r} takes nothing more: {text}"),
+    (
+        (MessagingEntityDisabledError,),
+        QueueDisabled,
+        "queue {queue!r} is disabled: {text}; enable it in the service",
+    ),
     (
         (ServiceBusAuthenticationError, ServiceBusAuthorizationError, ClientAuthenticationError),
         ConfigurationError,
