@@ -182,3 +182,38 @@ def test_messages_without_a_body(queue, link, client):
     (revived,) = receiver.receive_messages(1, max_wait_time=WAIT)
     assert revived.body is None
     receiver.complete_message(revived)
+
+
+def test_delivery_annotations_arrive(queue, link, client):
+    name = queue()
+    sender, receiver = link(name)
+    for _ in range(2):
+        sender.send_messages(
+            AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"mine": "yours"})
+        )
+    (got,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    assert got.raw_amqp_message.delivery_annotations == {
+        b"mine": b"yours",
+        b"x-opt-lock-token": got.lock_token,
+    }
+    receiver.complete_message(got)
+    with client.get_queue_receiver(name, receive_mode="receiveanddelete") as deleting:
+        (got,) = deleting.receive_messages(1, max_wait_time=WAIT)
+        assert got.raw_amqp_message.delivery_annotations == {b"mine": b"yours"}
+
+
+def test_annotations_are_those_that_the_service_sets(queue, link, client):
+    name = queue()
+    sender, receiver = link(name)
+    sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("y")])
+    (peeked,) = receiver.peek_messages(1)
+    (got,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    usual = {b"x-opt-sequence-number", b"x-opt-enqueued-time"}
+    assert got.raw_amqp_message.annotations.keys() == {*usual, b"x-opt-locked-until"}
+    assert got.state == peeked.state == 0
+    assert b"x-opt-message-state" in peeked.raw_amqp_message.annotations
+    receiver.complete_message(got)
+    with client.get_queue_receiver(name, receive_mode="receiveanddelete") as deleting:
+        (got,) = deleting.receive_messages(1, max_wait_time=WAIT)
+        assert got.raw_amqp_message.annotations.keys() == usual
+        assert got.raw_amqp_message.delivery_annotations == {}

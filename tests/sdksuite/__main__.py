@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from tests.sdksuite.download import PROJECT, unpacked
 from tests.sdksuite.known import FAILING
+from tests.sdksuite.service import trust
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -28,14 +29,14 @@ def main(arguments: list[str]) -> int:
     unpacked()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        _run(report, arguments)
+        _run(report, trust(Path(folder)), arguments)
         if not report.exists():
             return 2
         outcomes = dict(_outcomes(report))
     return _compare(outcomes)
 
 
-def _run(report: Path, arguments: list[str]) -> None:
+def _run(report: Path, trusting: dict[str, str], arguments: list[str]) -> None:
     path = os.pathsep.join([str(ROOT), str(HERE / "shim"), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
         [
@@ -54,6 +55,7 @@ def _run(report: Path, arguments: list[str]) -> None:
         ],
         env={
             **os.environ,
+            **trusting,
             "PYTHONPATH": path.rstrip(os.pathsep),
             "SERVICEBUS_ENDPOINT_SUFFIX": "",
         },
@@ -64,7 +66,7 @@ def _run(report: Path, arguments: list[str]) -> None:
 def _outcomes(report: Path) -> Iterator[tuple[str, str]]:
     """Each test that was not skipped, and "passed" or the first line of its failure."""
     for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.get('classname')}.{(case.get('name') or '').split('[')[0]}"
+        name = f"{case.get('classname')}.{case.get('name')}".removeprefix("tests.")
         failures = [each for each in case if each.tag in ("failure", "error")]
         if failures:
             yield name, (failures[0].get("message") or "").split("\n")[0][:200]

@@ -10,14 +10,21 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import certifi
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from aztask.testing import Right, Rule, RunningEmulator, emulator
+from aztask.emulator.background import BackgroundEmulator
+from aztask.emulator.emulator import Emulator
+from aztask.emulator.options import Options
+from aztask.emulator.tls import CERTIFICATE_FILE, server_context
+from aztask.testing import Right, Rule
 
 HOST = "localhost"
+CERTIFICATES = "SUITE_CERTIFICATES"
+"""The variable with the folder of the emulator's key and certificate."""
 POLICY = "RootManageSharedAccessKey"
 KEY = "suite-key"
 RULES = {right.value: Rule(f"{right.value}-key", frozenset({right})) for right in Right}
@@ -45,16 +52,33 @@ def administration() -> ServiceBusAdministrationClient:
     return ServiceBusAdministrationClient.from_connection_string(connection_string())
 
 
-@contextmanager
-def service() -> Iterator[RunningEmulator]:
-    """The emulator runs, and is reached and trusted, for the block."""
-    with emulator(tls=True, shared_access_key=KEY, rules=RULES) as bus, _reached(bus):
-        yield bus
+def trust(folder: Path) -> dict[str, str]:
+    """Environment variables for a process that is to trust the certificate in the folder, which is
+    made when it is missing. aiohttp reads them when it is imported.
+    """
+    server_context(folder, "127.0.0.1")
+    certificate = str(folder / CERTIFICATE_FILE)
+    return {
+        CERTIFICATES: str(folder),
+        "SSL_CERT_FILE": certificate,
+        "REQUESTS_CA_BUNDLE": certificate,
+    }
 
 
 @contextmanager
-def _reached(bus: RunningEmulator) -> Iterator[None]:
-    ports = {5671: bus.port, 443: bus.admin_port}
+def service() -> Iterator[None]:
+    """The emulator runs, and is reached, for the block."""
+    folder = Path(os.environ[CERTIFICATES])
+    options = Options(
+        port=0, admin_port=0, tls=True, certificate=folder, shared_access_key=KEY, rules=RULES
+    )
+    with BackgroundEmulator(options) as background, _reached(background.emulator):
+        yield
+
+
+@contextmanager
+def _reached(emulator: Emulator) -> Iterator[None]:
+    ports = {5671: emulator.port, 443: emulator.admin_port}
     hosts = {"127.0.0.1", HOST}
     connect = socket.socket.connect
 
@@ -62,11 +86,8 @@ def _reached(bus: RunningEmulator) -> Iterator[None]:
         host, port = address[:2]
         connect(self, (host, ports.get(port, port)) if host in hosts else address)
 
-    certificate = str(bus.certificate)
-    trust = {"SSL_CERT_FILE": certificate, "REQUESTS_CA_BUNDLE": certificate}
     with (
         patch.object(socket.socket, "connect", redirected),
-        patch.object(certifi, "where", lambda: certificate),
-        patch.dict(os.environ, trust),
+        patch.object(certifi, "where", lambda: str(emulator.certificate)),
     ):
         yield

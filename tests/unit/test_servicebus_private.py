@@ -20,9 +20,15 @@ from azure.servicebus._base_handler import BaseHandler
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
 from azure.servicebus._pyamqp.receiver import ReceiverLink
-from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    ServiceBusAuthenticationError,
+    ServiceBusError,
+)
 
 from aztask.brokers import servicebus_private as private
+from aztask.brokers.servicebus_errors import error_of
+from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 
 
@@ -207,3 +213,25 @@ def test_what_was_settled_elsewhere_is_forgotten_on_both_ends(bus, receiver):
 def test_a_message_that_came_over_no_link_has_no_arrival():
     assert private.arrival(None) is None
     assert private.arrival(SimpleNamespace(_delivery_id=None, _delivery_tag=None)) is None
+
+
+def test_a_missing_queue_is_told_from_a_wrong_key(bus):
+    """Both are the same error to the SDK; the status that the service gave tells them apart."""
+    assert private.keep_refusals()
+    client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
+    with pytest.raises(ServiceBusAuthenticationError) as caught:
+        client.get_queue_sender("missing").__enter__()
+    assert private.refused_status(caught.value) == 404
+    assert isinstance(error_of(caught.value, "missing"), QueueNotFound)
+
+
+def test_a_wrong_key_is_no_missing_queue():
+    with emulator(queues=["q"], shared_access_key="right") as locked:
+        text = locked.connection_string.replace("=right", "=wrong")
+        client = ServiceBusClient.from_connection_string(text, retry_total=0)
+        for queue in ("q", "missing"):
+            with pytest.raises(ServiceBusAuthenticationError) as caught:
+                client.get_queue_sender(queue).__enter__()
+            assert private.refused_status(caught.value) == 401
+            refused = error_of(caught.value, queue)
+            assert type(refused) is ConfigurationError

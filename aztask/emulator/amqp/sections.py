@@ -52,11 +52,11 @@ _BINARY_WIDTHS = {b"\xa0": 1, b"\xb0": 4}
 class Sections:
     """A message taken apart. Positions count in `raw`; 0 where a section is absent.
 
-    raw: the message without delivery annotations that stood in the wrong place. They are meant for
-    this hop alone and are not delivered.
+    raw: the message without delivery annotations that stood in the wrong place.
 
     header, properties: the decoded lists. annotations, application_properties: the decoded maps.
-    annotation_items: the encoded keys and values of the message annotations.
+    annotation_items: the encoded keys and values of the message annotations. delivery_items: those
+    of the delivery annotations.
     bare: the position of the bare message. application_start, application_end: the encoded
     application-properties section. data_items: the positions of the data sections' contents.
     """
@@ -64,7 +64,7 @@ class Sections:
     __slots__ = (
         *("raw", "header", "annotations", "annotation_items", "annotation_count", "properties"),
         *("application_properties", "bare", "application_start", "application_end"),
-        *("data_items", "value", "footer"),
+        *("data_items", "value", "footer", "delivery_items"),
     )
 
     def __init__(self, raw: bytes) -> None:
@@ -73,6 +73,7 @@ class Sections:
         self.annotations: dict[Any, Any] = {}
         self.annotation_items = b""
         self.annotation_count = 0
+        self.delivery_items = b""
         self.properties: list[Any] = []
         self.application_properties: dict[Any, Any] = {}
         self.bare = 0
@@ -106,7 +107,8 @@ def cut(raw: bytes) -> Sections:
         if code == DELIVERY_ANNOTATIONS and not annotated:
             annotated = True
             if last > DELIVERY_ANNOTATIONS:
-                raw = sections.raw = _without_annotations(raw, start, position)
+                end = _decoded(sections, code, start, position)
+                raw = sections.raw = raw[:start] + raw[end:]
                 position, size = start, len(raw)
                 continue
         if code < last or (code == last and code not in _REPEATABLE):
@@ -120,14 +122,6 @@ def cut(raw: bytes) -> Sections:
         last = code
     sections.bare = size if bare < 0 else bare
     return sections
-
-
-def _without_annotations(raw: bytes, start: int, position: int) -> bytes:
-    """The message without the delivery annotations at `start`, whose value is at `position`."""
-    value, end = decode(raw, position)
-    if type(value) is not dict:
-        raise AmqpError(DECODE_ERROR, f"section 0x71 holds a {type(value).__name__}")
-    return raw[:start] + raw[end:]
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:
@@ -167,6 +161,8 @@ def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
         sections.annotations = value
         sections.annotation_items = _items(raw, position, end)
         sections.annotation_count = _count(raw, position)
+    elif code == DELIVERY_ANNOTATIONS:
+        sections.delivery_items = _items(raw, position, end)
     elif code == PROPERTIES:
         sections.properties = value
     elif code == APPLICATION_PROPERTIES:

@@ -21,6 +21,7 @@ from aztask.emulator.broker.entities import (
     to_json,
     with_default_rule,
 )
+from aztask.emulator.broker.sessiontimes import SessionTimes
 from aztask.engine import Database, Engine, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
 
@@ -42,6 +43,7 @@ class Namespace:
         self.engine = engine
         self.clock = clock
         self.revision = 0
+        self.session_times = SessionTimes(database)
         database.migrate("emulator", _STEPS)
         with database.read() as connection:
             rows = connection.execute("SELECT document FROM emulator_entities").fetchall()
@@ -115,6 +117,7 @@ class Namespace:
         with self.database.transaction() as connection:
             for one in doomed:
                 self.engine.delete_queue(one.path)
+                self.session_times.forget(one.path)
                 connection.execute("DELETE FROM emulator_entities WHERE key = ?", (one.key,))
         for one in doomed:
             del self._entities[one.key]
