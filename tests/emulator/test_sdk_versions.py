@@ -16,7 +16,7 @@ import pytest
 from aztask.testing import emulator
 from tests.emulator.sdkversions import SCENARIO, installed
 
-VERSIONS = os.environ.get("AZTASK_SDK_VERSIONS", "7.14.3").split(",")
+VERSIONS = [v.strip() for v in os.environ.get("AZTASK_SDK_VERSIONS", "7.14.3").split(",")]
 FIRST_WITHOUT_TLS = (7, 14)
 """Earlier releases know no emulator mode: they speak TLS only."""
 QUEUES = (
