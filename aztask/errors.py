@@ -17,6 +17,7 @@
     │ └ MessageTooLarge             more bytes than the service takes
     ├ BrokerError
     │ ├ BrokerUnavailable           not reachable now: try again
+    │ │ └ QueueDisabled             the queue is switched off in the service
     │ ├ QueueFull                   the broker has no room: nothing was stored
     │ ├ QueueNotFound
     │ ├ InvalidQueueName
@@ -113,6 +114,10 @@ class BrokerUnavailable(BrokerError):
     """
 
     retry_after: float | None = None
+
+
+class QueueDisabled(BrokerUnavailable):
+    """The queue is switched off in the service; enable it there."""
 
 
 class QueueFull(BrokerError):

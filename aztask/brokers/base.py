@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
+from aztask.brokers.listing import Listing
 from aztask.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.envelope import Envelope
 from aztask.retry import RETRY_STRATEGIES
@@ -32,6 +33,7 @@ __all__ = [
     "Broker",
     "Capabilities",
     "Delivery",
+    "Listing",
     "Lost",
     "MessageState",
     "Peeked",
@@ -253,8 +255,15 @@ class Broker(Protocol):
         """Delete the queue and all that is in it. Raises QueueNotFound."""
         ...
 
+    def listing(self) -> Listing:
+        """All queues of the service, those that aztask can use apart from the others.
+
+        Raises BrokerUnavailable, and ConfigurationError where the right to list them is missing.
+        """
+        ...
+
     def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """The names of the queues that aztask can use, sorted. Raises as `listing`."""
         ...
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:

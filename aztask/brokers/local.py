@@ -29,6 +29,7 @@ from aztask.brokers.base import (
     QueueStats,
     Receiver,
 )
+from aztask.brokers.listing import Listing, listing
 from aztask.brokers.local_inspection import LocalInspector
 from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
 from aztask.brokers.local_receiver import Bell, LocalReceiver, sequence_number
@@ -103,10 +104,14 @@ class LocalBroker:
         self.engine.delete_queue(queue)
         self._ensured.discard(queue)
 
-    def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+    def listing(self) -> Listing:
+        """All queues of the file, which an emulator may have written too."""
         self._usable()
-        return self.engine.queues()
+        return listing(self.engine.queues(), check_name)
+
+    def queues(self) -> list[str]:
+        """The names of the queues that aztask can use, sorted."""
+        return list(self.listing().queues)
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
         """Store all, or none: on return they are in the file."""

@@ -36,6 +36,7 @@ from aztask.brokers.base import (
     QueueStats,
     Receiver,
 )
+from aztask.brokers.listing import Listing, listing
 from aztask.brokers.servicebus_admin import Administration
 from aztask.brokers.servicebus_client import BusClient
 from aztask.brokers.servicebus_clock import ServiceClock
@@ -131,10 +132,14 @@ class ServiceBusBroker:
         self._admin.delete(queue)
         self._forget(queue)
 
-    def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+    def listing(self) -> Listing:
+        """All queues of the namespace."""
         self._usable()
-        return self._admin.queues()
+        return listing(self._admin.queues(), check_name)
+
+    def queues(self) -> list[str]:
+        """The names of the queues that aztask can use, sorted."""
+        return list(self.listing().queues)
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. Raises QueueNotFound."""

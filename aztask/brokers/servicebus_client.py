@@ -62,6 +62,7 @@ class BusClient:
         """
         filter_secrets()
         quiet_sdk("azure.servicebus")
+        private.keep_refusals()
         self.address = address
         self._credential = credential_of(address, credential)
         self._way = Way.find(address, websockets, endpoint)

@@ -34,6 +34,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
+from aztask.brokers.servicebus_private import refused_status
 from aztask.display import one_line
 from aztask.errors import (
     AztaskError,
@@ -41,6 +42,7 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     MessageTooLarge,
+    QueueDisabled,
     QueueFull,
     QueueNotFound,
 )
@@ -88,13 +90,10 @@ def error_of(error: Exception, queue: str) -> AztaskError:
     if isinstance(error, AztaskError):
         return error
     text = one_line(mask(str(error)), 300) or type(error).__name__
-    if isinstance(error, HttpResponseError) and error.status_code in (401, 403):
-        return ConfigurationError(
-            f"managing {queue!r} needs the right to manage: {text}; ask for it, or have the queue "
-            "created by somebody who has it"
-        )
-    if isinstance(error, HttpResponseError) and error.status_code == 400:
-        return ConfigurationError(f"the service does not take these settings of {queue!r}: {text}")
+    if isinstance(error, HttpResponseError) and error.status_code in _MANAGING:
+        return ConfigurationError(_MANAGING[error.status_code].format(queue=queue, text=text))
+    if isinstance(error, ServiceBusAuthenticationError) and refused_status(error) == _MISSING:
+        return QueueNotFound(_NOT_FOUND.format(queue=queue))
     for kinds, made, sentence in _ERRORS:
         if isinstance(error, kinds):
             return made(sentence.format(queue=queue, text=text))
@@ -106,11 +105,26 @@ def error_of(error: Exception, queue: str) -> AztaskError:
     return unavailable
 
 
+_NO_RIGHT: Final = (
+    "managing {queue!r} needs the right to manage: {text}; ask for it, or have the queue created "
+    "by somebody who has it"
+)
+_MANAGING: Final = {
+    400: "the service does not take these settings of {queue!r}: {text}",
+    401: _NO_RIGHT,
+    403: _NO_RIGHT,
+}
+"""What the administration's answers mean, by their status."""
+
+_NOT_FOUND: Final = "there is no queue {queue!r}; create it with: aztask queues create {queue}"
+_MISSING: Final = 404
+"""The status with which the service refuses a token for a queue that does not exist."""
+
 _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str], ...]] = (
     (
         (MessagingEntityNotFoundError, ResourceNotFoundError),
         QueueNotFound,
-        "there is no queue {queue!r}; create it with: aztask queues create {queue}",
+        _NOT_FOUND,
     ),
     (
         (MessageSizeExceededError,),
@@ -118,6 +132,11 @@ _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str],
         "a message for {queue!r} is too large: {text}; send a reference to the data instead",
     ),
     ((ServiceBusQuotaExceededError,), QueueFull, "queue {queue!r} takes nothing more: {text}"),
+    (
+        (MessagingEntityDisabledError,),
+        QueueDisabled,
+        "queue {queue!r} is disabled: {text}; enable it in the service",
+    ),
     (
         (ServiceBusAuthenticationError, ServiceBusAuthorizationError, ClientAuthenticationError),
         ConfigurationError,

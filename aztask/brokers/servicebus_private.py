@@ -30,6 +30,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver, ServiceBusSender
+from azure.servicebus._pyamqp.cbs import CBSAuthenticator
+from azure.servicebus.exceptions import ServiceBusError
 
 from aztask.brokers.servicebus_reading import built, decode_answers, decode_here, supported
 
@@ -343,3 +345,40 @@ def release(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage | N
     except Exception:  # noqa: BLE001  # the SDK raises errors of its AMQP layer: then it is abandoned
         return False
     return True
+
+
+@cache
+def keep_refusals() -> bool:
+    """Make the SDK keep the status with which the service refuses a token.
+
+    The service refuses a token for a queue that does not exist with status 404. The SDK raises the
+    same error for it as for a wrong key, and drops the status ([seen] azure-servicebus 7.15).
+    Returns False where the SDK has another shape: then a missing queue is reported as refused
+    access.
+    """
+    original: Any = getattr(CBSAuthenticator, "_on_execute_operation_complete", None)
+    if original is None or list(inspect.signature(original).parameters) != _TOLD:
+        return False
+
+    def kept(
+        self: Any, result: Any, status: Any, text: Any, message: Any, condition: Any = None
+    ) -> None:
+        original(self, result, status, text, message, condition)
+        if condition:
+            self._token_status_code, self._token_status_description = status, text
+
+    authenticator: Any = CBSAuthenticator
+    authenticator._on_execute_operation_complete = kept
+    return True
+
+
+_TOLD: Final = [
+    *("self", "execute_operation_result", "status_code", "status_description", "_"),
+    "error_condition",
+]
+
+
+def refused_status(error: ServiceBusError) -> int | None:
+    """The status with which the service refused a token; None where it is not known."""
+    status = getattr(getattr(error, "inner_exception", None), "status_code", None)
+    return status if isinstance(status, int) else None

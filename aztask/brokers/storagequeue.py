@@ -36,6 +36,7 @@ from aztask.brokers.base import (
     Receiver,
 )
 from aztask.brokers.crew import Crew
+from aztask.brokers.listing import Listing, listing
 from aztask.brokers.polling import CEILING, Polling
 from aztask.brokers.storage_client import StorageClient
 from aztask.brokers.storage_delivery import CONNECTIONS, Requests
@@ -150,14 +151,22 @@ class StorageQueueBroker:
             raise failure_of(error, queue).error from None
         self._if_there(poison_name(queue), "delete_queue")
 
-    def queues(self) -> list[str]:
-        """The names of all queues that hold no dead letters, sorted."""
+    def listing(self) -> Listing:
+        """All queues of the account but those that hold the dead letters of another.
+
+        A queue with a name of 57 characters or more is foreign, and so is a lone ``NAME-poison``.
+        """
         self._usable()
         try:
             names = {str(each.name) for each in self._client.service.list_queues()}
         except AzureError as error:
             raise failure_of(error, "(all)").error from None
-        return sorted(n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n})
+        living = [n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n}]
+        return listing(living, check_name)
+
+    def queues(self) -> list[str]:
+        """The names of the queues that aztask can use, without their dead letters, sorted."""
+        return list(self.listing().queues)
 
     def stats(self, queue: str) -> QueueStats:
         """How many messages there are in all, approximately: the service does not tell apart."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,9 +17,11 @@ from aztask.cli.deadletter_act import Act, act_on
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
+from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import Names, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app
+from aztask.deadletter import Group as LetterGroup
 from aztask.deadletters import DeadLetters, DeadLetterView, Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -97,7 +100,7 @@ def list_(
     selection = Selection(frozenset(), task, reason, everything, signature)
     with open_app() as app:
         places = _queues(app, queues)
-        letters = list(islice(_find(places, selection), limit))
+        letters = list(islice(_find(places, queues, selection), limit))
     _warn(places)
     if as_json:
         for letter in letters:
@@ -130,9 +133,12 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
     A signature is the error without what differs from case to case: numbers, ids, addresses, quoted
     texts, paths.
     """
+    found: list[tuple[str, LetterGroup]] = []
     with open_app() as app:
         places = _queues(app, queues)
-        found = [(each.queue, group) for each in places for group in each.groups()]
+        for letters in places:
+            with _looking_at(letters, queues):
+                found += [(letters.queue, group) for group in letters.groups()]
     _warn(places)
     if as_json:
         for queue, group in found:
@@ -252,7 +258,10 @@ def _act(
     yes: bool,
 ) -> None:
     places = _queues(app, queues)
-    meant = [(letters, letters.count(selection)) for letters in places]
+    meant = []
+    for letters in places:
+        with _looking_at(letters, queues):
+            meant.append((letters, letters.count(selection)))
     _warn(places)
     if selection.ids and not any(count for _, count in meant):
         raise NotFound(f"no dead letter has the id {', '.join(sorted(selection.ids))}")
@@ -260,13 +269,23 @@ def _act(
 
 
 def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:
-    names = all_names(queues) or app.broker.queues()
+    names = all_names(queues) or all_queues(app)
     return [DeadLetters(app, name) for name in names]
 
 
-def _find(places: Sequence[DeadLetters], selection: Selection) -> Iterator[DeadLetterView]:
+def _looking_at(
+    letters: DeadLetters, queues: Sequence[tuple[str, ...]]
+) -> AbstractContextManager[None]:
+    """Skip a queue that refuses, unless it was asked for by name."""
+    return nullcontext() if queues else skipping(letters.queue)
+
+
+def _find(
+    places: Sequence[DeadLetters], queues: Sequence[tuple[str, ...]], selection: Selection
+) -> Iterator[DeadLetterView]:
     for letters in places:
-        yield from letters.find(selection)
+        with _looking_at(letters, queues):
+            yield from letters.find(selection)
 
 
 def _warn(places: Sequence[DeadLetters]) -> None:

@@ -9,6 +9,7 @@ import click
 
 from aztask.app import App
 from aztask.cli.failures import FAILURE, OK, diagnose, visible
+from aztask.cli.listing import all_queues
 from aztask.cli.options import (
     LONGEST_LEASE,
     Duration,
@@ -64,7 +65,7 @@ def _queues(app: App, *, named: bool) -> Sequence[str]:
     if named:
         return app.queue_names()
     try:
-        return app.broker.queues() or app.queue_names()
+        return all_queues(app) or app.queue_names()
     except AztaskError:
         return app.queue_names()
 

@@ -19,6 +19,7 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     InvalidQueueName,
+    QueueDisabled,
     QueueNotFound,
     SendUnconfirmed,
     UnknownTask,
@@ -36,6 +37,7 @@ INTERRUPTED: Final = 130
 DEBUG_VARIABLE: Final = "AZTASK_DEBUG"
 
 _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
+    (QueueDisabled, CONFIGURATION),
     (BrokerUnavailable, UNREACHABLE),
     (SendUnconfirmed, UNREACHABLE),
     (ConfigurationError, CONFIGURATION),

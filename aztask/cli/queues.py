@@ -13,10 +13,10 @@ from aztask.brokers.base import QueueStats
 from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.failures import visible
 from aztask.cli.group import Group
+from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.target import open_app
-from aztask.errors import QueueNotFound
 from aztask.leasedocument import LeaseDocument
 from aztask.results.base import Provisioned
 
@@ -41,6 +41,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List the queues and how many messages each one holds.
+
+    Queues of other programs, whose names aztask does not use, are skipped and named on stderr.
 
     Where the app shares lease advice: also the lease in use, and the deliveries whose lease was
     lost or whose settlement came too late; with --json the advice with its reason and evidence.
@@ -130,11 +132,9 @@ def _lease_record(
 
 def _stats(app: App) -> list[QueueStats]:
     found = []
-    for name in app.broker.queues():
-        try:
+    for name in all_queues(app):
+        with skipping(name):
             found.append(app.broker.stats(name))
-        except QueueNotFound:
-            continue  # deleted meanwhile
     return found
 
 

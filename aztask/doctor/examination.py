@@ -20,7 +20,7 @@ from aztask.app import App
 from aztask.brokers.base import Broker
 from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
 from aztask.doctor.queuechecks import judge
-from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
 from aztask.finding import Finding, Level, failed, fine, problem, warning
 from aztask.queueplan import QueuePlan
 from aztask.results.base import Provisioned, State
@@ -117,6 +117,9 @@ def _of_queue(
         if facts.exists is False:
             return
         rights = inspector.rights(queue)
+    except QueueDisabled as error:  # of this queue alone: the next one is examined
+        yield failed(subject, "rights", error)
+        return
     except BrokerUnavailable:
         raise
     except AztaskError as error:

@@ -66,7 +66,10 @@ def _outgoing(body: bytes) -> str:
     except AmqpError as error:
         return str(error)
     name = _NAMES.get(described.descriptor, hex(described.descriptor))
-    values = " ".join("-" if value is None else shown(value) for value in described.value)
+    fields = list(described.value)
+    while fields and fields[-1] is None:
+        fields.pop()  # written for clients that count fields, no news to a reader
+    values = " ".join("-" if value is None else shown(value) for value in fields)
     rest = f" payload={len(body) - end} bytes" if name == Transfer.__name__.lower() else ""
     return f"{name} {values}{rest}"
 

@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import AutoLockRenewer, ServiceBusClient
 from azure.servicebus.exceptions import (
     MessageLockLostError,
-    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
     ServiceBusError,
 )
 
@@ -57,7 +57,7 @@ def test_queue_operations(bus, queue):
             await sender.cancel_scheduled_messages(numbers)
             with pytest.raises(ServiceBusError):
                 await sender.cancel_scheduled_messages(numbers)
-            with pytest.raises(MessagingEntityNotFoundError):
+            with pytest.raises(ServiceBusAuthenticationError):
                 await client.get_queue_receiver("nowhere").__aenter__()
 
     asyncio.run(run())

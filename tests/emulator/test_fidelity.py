@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus._pyamqp.types import AMQPTypes
 from azure.servicebus.amqp import (
     AmqpAnnotatedMessage,
@@ -124,3 +124,96 @@ def test_peeked_deferred_and_scheduled_messages_are_the_same(queue, link):
         assert one.application_properties == {b"k": 1}
         assert one.subject == "s"
     receiver.complete_message(deferred)
+
+
+def test_a_received_message_can_be_sent_again(queue, link):
+    """The SDK writes its delivery annotations after the body, the old lock token among them."""
+    sender, receiver = link(queue())
+    sent = ServiceBusMessage(b"body", application_properties={"k": 1}, subject="s", message_id="m")
+    sender.send_messages(sent)
+    (first,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    sender.send_messages(first)
+    sender.send_messages([first])  # in a batch
+    sender.schedule_messages(first, datetime(2020, 1, 1, tzinfo=UTC))
+    receiver.complete_message(first)
+    copies = []
+    while len(copies) < 3:
+        copies += receiver.receive_messages(3 - len(copies), max_wait_time=WAIT)
+    tokens = {first.lock_token}
+    for copy in copies:
+        assert b"".join(copy.body) == b"body"
+        assert (copy.application_properties, copy.subject) == ({b"k": 1}, "s")
+        assert (copy.message_id, copy.delivery_count) == ("m", 0)
+        assert copy.sequence_number > first.sequence_number
+        tokens.add(copy.lock_token)
+        receiver.complete_message(copy)
+    assert len(tokens) == 4
+    assert receiver.peek_messages(1) == []
+
+
+def test_messages_without_a_body(queue, link, client):
+    name = queue()
+    sender, receiver = link(name)
+    empty = ServiceBusMessage(None)
+    sender.send_messages(empty)
+    sender.send_messages([ServiceBusMessage(None, subject="s"), ServiceBusMessage(None)])
+    sender.schedule_messages(ServiceBusMessage(None), datetime(2020, 1, 1, tzinfo=UTC))
+    peeked = receiver.peek_messages(10)
+    got = []
+    while len(got) < 4:
+        got += receiver.receive_messages(4 - len(got), max_wait_time=WAIT)
+    receiver.defer_message(got[0])
+    (deferred,) = receiver.receive_deferred_messages(got[0].sequence_number)
+    for message in (*peeked, *got, deferred):
+        assert (message.body, message.body_type) == (None, AmqpMessageBodyType.VALUE)
+        assert message.message_id
+    assert [message.subject for message in got] == [None, "s", None, None]
+    receiver.complete_message(deferred)
+    receiver.complete_message(got[1])
+    receiver.dead_letter_message(got[2], reason="bad", error_description="very")
+    receiver.abandon_message(got[3])
+    (again,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    receiver.complete_message(again)
+    with client.get_queue_receiver(name, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        (letter,) = dead.receive_messages(1, max_wait_time=WAIT)
+        assert (letter.body, letter.dead_letter_reason) == (None, "bad")
+        sender.send_messages(letter)
+        dead.complete_message(letter)
+    (revived,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    assert revived.body is None
+    receiver.complete_message(revived)
+
+
+def test_delivery_annotations_arrive(queue, link, client):
+    name = queue()
+    sender, receiver = link(name)
+    for _ in range(2):
+        sender.send_messages(
+            AmqpAnnotatedMessage(data_body=b"x", delivery_annotations={"mine": "yours"})
+        )
+    (got,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    assert got.raw_amqp_message.delivery_annotations == {
+        b"mine": b"yours",
+        b"x-opt-lock-token": got.lock_token,
+    }
+    receiver.complete_message(got)
+    with client.get_queue_receiver(name, receive_mode="receiveanddelete") as deleting:
+        (got,) = deleting.receive_messages(1, max_wait_time=WAIT)
+        assert got.raw_amqp_message.delivery_annotations == {b"mine": b"yours"}
+
+
+def test_annotations_are_those_that_the_service_sets(queue, link, client):
+    name = queue()
+    sender, receiver = link(name)
+    sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("y")])
+    (peeked,) = receiver.peek_messages(1)
+    (got,) = receiver.receive_messages(1, max_wait_time=WAIT)
+    usual = {b"x-opt-sequence-number", b"x-opt-enqueued-time"}
+    assert got.raw_amqp_message.annotations.keys() == {*usual, b"x-opt-locked-until"}
+    assert got.state == peeked.state == 0
+    assert b"x-opt-message-state" in peeked.raw_amqp_message.annotations
+    receiver.complete_message(got)
+    with client.get_queue_receiver(name, receive_mode="receiveanddelete") as deleting:
+        (got,) = deleting.receive_messages(1, max_wait_time=WAIT)
+        assert got.raw_amqp_message.annotations.keys() == usual
+        assert got.raw_amqp_message.delivery_annotations == {}

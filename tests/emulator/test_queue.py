@@ -17,7 +17,7 @@ from azure.servicebus import (
 from azure.servicebus.exceptions import (
     MessageLockLostError,
     MessageSizeExceededError,
-    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
     ServiceBusError,
 )
 
@@ -351,10 +351,12 @@ def test_a_chain_of_forwarding_queues(queue, client, link):
 
 
 def test_unknown_entities(client):
-    with pytest.raises(MessagingEntityNotFoundError), client.get_queue_receiver("nowhere"):
+    """The service refuses the token for them, with status 404: SDKs call it an authentication."""
+    with pytest.raises(ServiceBusAuthenticationError), client.get_queue_receiver("nowhere"):
         pass
-    with pytest.raises(MessagingEntityNotFoundError), client.get_queue_sender("nowhere"):
+    with pytest.raises(ServiceBusAuthenticationError) as caught, client.get_queue_sender("nowhere"):
         pass
+    assert "amqp:client-error" in str(caught.value)
 
 
 def test_another_clients_lock_token_of_another_queue_is_refused(queue, link):

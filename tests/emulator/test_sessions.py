@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 from azure.servicebus import NEXT_AVAILABLE_SESSION, AutoLockRenewer, ServiceBusMessage
@@ -103,3 +104,37 @@ def test_receivers_must_fit_the_queue(client, queue):
         client.get_queue_receiver(with_sessions).__enter__()
     with client.get_queue_sender(with_sessions) as sender, pytest.raises(ServiceBusError):
         sender.send_messages(ServiceBusMessage("without a session"))
+
+
+def test_a_session_id_is_a_text(client, queue):
+    with pytest.raises(ServiceBusError, match="session id"):
+        client.get_queue_receiver(queue(sessions=True), session_id=1).__enter__()
+
+
+def test_a_receiver_that_deletes_outlives_its_sessions_lock(client, queue):
+    """It has nothing to settle, and no lock that its client could renew."""
+    name = queue(sessions=True, lock_seconds=1)
+    send(client, name, ("s", "first"), ("s", "second"))
+    with client.get_queue_receiver(
+        name, session_id="s", receive_mode="receiveanddelete", max_wait_time=3
+    ) as receiver:
+        assert [str(message) for message in receiver] == ["first", "second"]  # and waits for more
+    with client.get_queue_receiver(name, session_id="s") as receiver:
+        assert receiver.session.session_id == "s"  # it is free again
+
+
+def test_sessions_are_listed_by_when_their_state_was_set(client, queue):
+    name = queue(sessions=True)
+    times = []
+    for session in ("old", "new"):
+        with client.get_queue_receiver(name, session_id=session) as receiver:
+            times.append(datetime.now(UTC))
+            receiver.session.set_state(b"state")
+            time.sleep(0.01)
+    send(client, name, ("only-messages", "x"))
+    since = [list(client.list_queue_sessions(name, state_updated_after=at)) for at in times]
+    assert [sorted(names) for names in since] == [["new", "old"], ["new"]]
+    assert sorted(client.list_queue_sessions(name)) == ["new", "old", "only-messages"]
+    with client.get_queue_receiver(name, session_id="new") as receiver:
+        receiver.session.set_state(None)
+    assert list(client.list_queue_sessions(name, state_updated_after=times[0])) == ["old"]

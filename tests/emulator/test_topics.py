@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
@@ -87,3 +88,41 @@ def test_rules_are_kept_as_they_were_given(admin):
         admin.create_rule("rules", "s", "one", filter=given)
     with pytest.raises(ResourceNotFoundError):
         admin.get_rule("rules", "s", "none")
+
+
+def test_filters_compare_times(client, admin):
+    """The service's clients give filters dates and durations; a message carries timestamps."""
+    admin.create_topic("times")
+    admin.create_subscription("times", "due")
+    admin.delete_rule("times", "due", "$Default")
+    moment, span = datetime(2030, 7, 5, 11, 12, 13), timedelta(days=1, hours=2, minutes=3)
+    kept = {"moment": moment, "count": 2**30, "flag": False}
+    admin.create_rule("times", "due", "exact", filter=CorrelationRuleFilter(properties=kept))
+    spans = {"span": span}
+    admin.create_rule("times", "due", "span", filter=CorrelationRuleFilter(properties=spans))
+    later = SqlRuleFilter("moment > @moment", {"@moment": moment})
+    admin.create_rule("times", "due", "later", filter=later)
+    assert admin.get_rule("times", "due", "exact").filter.properties == kept
+    assert admin.get_rule("times", "due", "span").filter.properties == spans
+    assert admin.get_rule("times", "due", "later").filter.parameters == {"@moment": moment}
+    at = moment.replace(tzinfo=UTC)
+    with client.get_topic_sender("times") as sender:
+        sender.send_messages(
+            [
+                ServiceBusMessage("exact", application_properties={**kept, "moment": at}),
+                ServiceBusMessage("other", application_properties={"moment": at}),
+                ServiceBusMessage(
+                    "later", application_properties={"moment": at + timedelta(seconds=1)}
+                ),
+            ]
+        )
+    assert texts(client, "times", "due", 3) == ["exact", "later"]
+
+
+def test_filters_of_a_topic_are_counted(admin):
+    admin.create_topic("counted-filters")
+    admin.create_subscription("counted-filters", "one")
+    admin.create_rule("counted-filters", "one", "sql", filter=SqlRuleFilter("1=1"))
+    admin.create_rule("counted-filters", "one", "equal", filter=CorrelationRuleFilter(label="a"))
+    runtime = admin.get_topic_runtime_properties("counted-filters")
+    assert (runtime.sql_filter_count, runtime.correlation_filter_count) == (2, 1)

@@ -21,11 +21,17 @@ from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
 from azure.servicebus._pyamqp.receiver import ReceiverLink
-from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    ServiceBusAuthenticationError,
+    ServiceBusError,
+)
 
 from aztask.brokers import servicebus_private as private
 from aztask.brokers.servicebus_amqp import read_message
 from aztask.brokers.servicebus_reading import damage_of, supported
+from aztask.brokers.servicebus_errors import error_of
+from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 
 
@@ -254,3 +260,24 @@ def test_an_sdk_that_decodes_elsewhere_is_noticed(monkeypatch):
     finally:
         supported.cache_clear()
         private.available.cache_clear()
+def test_a_missing_queue_is_told_from_a_wrong_key(bus):
+    """Both are the same error to the SDK; the status that the service gave tells them apart."""
+    assert private.keep_refusals()
+    client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
+    with pytest.raises(ServiceBusAuthenticationError) as caught:
+        client.get_queue_sender("missing").__enter__()
+    assert private.refused_status(caught.value) == 404
+    assert isinstance(error_of(caught.value, "missing"), QueueNotFound)
+
+
+def test_a_wrong_key_is_no_missing_queue():
+    assert private.keep_refusals()
+    with emulator(queues=["q"], shared_access_key="right") as locked:
+        text = locked.connection_string.replace("=right", "=wrong")
+        client = ServiceBusClient.from_connection_string(text, retry_total=0)
+        for queue in ("q", "missing"):
+            with pytest.raises(ServiceBusAuthenticationError) as caught:
+                client.get_queue_sender(queue).__enter__()
+            assert private.refused_status(caught.value) == 401
+            refused = error_of(caught.value, queue)
+            assert type(refused) is ConfigurationError

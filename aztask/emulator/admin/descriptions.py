@@ -1,7 +1,11 @@
 """Queues, topics and subscriptions as the service's descriptions, both ways.
 
-Rule: what has no effect here (sizes, partitions, metadata, authorization rules) is kept as text and
-returned as it came; what would change behaviour and is not offered is refused.
+Rules
+1. What has no effect here (sizes, partitions, metadata, authorization rules) is kept as text and
+   returned as it came; what would change behaviour and is not offered is refused.
+2. An update replaces the whole description, as on the service: a property that is absent gets its
+   default. Only what cannot be changed (sessions, duplicate detection) and the rules of a
+   subscription, which have requests of their own, stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from xml.etree import ElementTree
 
 from aztask.emulator.admin.atom import CONNECT, COUNTS, INSTANCE, children, instant, tag
 from aztask.emulator.admin.rules import rule_from
-from aztask.emulator.broker.entities import Entity, Kind, Status
+from aztask.emulator.broker.entities import Entity, Kind, Status, check_window
 from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
 from aztask.engine import Counts
 from aztask.errors import ConfigurationError
@@ -24,6 +28,7 @@ NAMES = {
     Kind.TOPIC: "TopicDescription",
     Kind.SUBSCRIPTION: "SubscriptionDescription",
 }
+_WINDOW = "DuplicateDetectionHistoryTimeWindow"
 _DEFAULT_WINDOW = 600.0
 _KEPT = (
     *("MaxSizeInMegabytes", "EnableBatchedOperations", "UserMetadata", "AutoDeleteOnIdle"),
@@ -42,12 +47,16 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An entity with what is only known when it is asked for. base: ``sb://host``."""
+    """An entity with what is only known when it is asked for. base: ``sb://host``.
+
+    filters: how many SQL and how many correlation filters the subscriptions of a topic have.
+    """
 
     entity: Entity
     counts: Counts
     subscriptions: int
     base: str
+    filters: tuple[int, int]
 
 
 def _flag(text: str) -> bool:
@@ -85,10 +94,29 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def entity_from(element: ElementTree.Element, base: Entity) -> Entity:
-    """`base` with what the description says. Raises ConfigurationError."""
+def created_from(element: ElementTree.Element, path: str, kind: Kind) -> Entity:
+    """The new entity of a description. Raises ConfigurationError."""
+    entity = _entity(element, Entity(path, kind))
+    rule = children(element).get("DefaultRuleDescription")
+    return entity if rule is None else replace(entity, rules=(rule_from(rule),))
+
+
+def updated_from(element: ElementTree.Element, existing: Entity) -> Entity:
+    """What becomes of an entity whose update is this description. Raises ConfigurationError."""
+    fixed = Entity(
+        existing.path,
+        existing.kind,
+        sessions=existing.sessions,
+        duplicate_window=existing.duplicate_window,
+        rules=existing.rules,
+    )
+    return _entity(element, fixed)
+
+
+def _entity(element: ElementTree.Element, base: Entity) -> Entity:
+    """`base` with what the description says."""
     values: dict[str, Any] = {}
-    kept = dict(base.kept)
+    kept: dict[str, str] = {}
     parts = children(element)
     for name, part in parts.items():
         text = part.text or ""
@@ -100,14 +128,15 @@ def entity_from(element: ElementTree.Element, base: Entity) -> Entity:
                 raise ConfigurationError(f"{name}: {error}") from None
         elif name in _KEPT:
             kept[name] = _inner(part) if len(part) else text
+    wanted = base.duplicate_window > 0
     if "RequiresDuplicateDetection" in parts:
-        window = parts.get("DuplicateDetectionHistoryTimeWindow")
-        seconds = parse_duration(window.text) if window is not None and window.text else None
         wanted = _flag(parts["RequiresDuplicateDetection"].text or "")
-        values["duplicate_window"] = (seconds or _DEFAULT_WINDOW) if wanted else 0.0
-    if "DefaultRuleDescription" in parts:
-        values["rules"] = (rule_from(parts["DefaultRuleDescription"]),)
-    return replace(base, kept=kept, **values)
+    window = parts[_WINDOW].text if _WINDOW in parts else None
+    seconds = (parse_duration(window) if window else 0.0) or _DEFAULT_WINDOW
+    check_window(base.path, seconds)
+    if window and not wanted:
+        kept[_WINDOW] = window
+    return replace(base, kept=kept, duplicate_window=seconds if wanted else 0.0, **values)
 
 
 def _inner(element: ElementTree.Element) -> str:
@@ -169,6 +198,7 @@ def _topic(shown: Shown) -> list[str]:
         *_some(entity, "SupportOrdering"),
         _counts(shown.counts),
         tag("SubscriptionCount", str(shown.subscriptions)),
+        *_filter_counts(shown),
         *_some(entity, "AutoDeleteOnIdle", "EnablePartitioning"),
         tag("EntityAvailabilityStatus", "Available"),
         *_some(entity, "EnableExpress"),
@@ -198,15 +228,20 @@ def _subscription(shown: Shown) -> list[str]:
     ]
 
 
+def _filter_counts(shown: Shown) -> list[str]:
+    sql, correlation = shown.filters
+    return [tag("SqlFilterCount", str(sql)), tag("CorrelationFilterCount", str(correlation))]
+
+
 def _word(value: bool) -> str:
     return "true" if value else "false"
 
 
 def _duplicates(entity: Entity) -> list[str]:
-    window = entity.duplicate_window or _DEFAULT_WINDOW
+    window = format_duration(entity.duplicate_window or _DEFAULT_WINDOW)
     return [
         tag("RequiresDuplicateDetection", _word(entity.duplicate_window > 0)),
-        tag("DuplicateDetectionHistoryTimeWindow", format_duration(window)),
+        tag(_WINDOW, entity.kept.get(_WINDOW, window)),
     ]
 
 

@@ -25,6 +25,7 @@ MAX_HEAD = 64 * 1024
 MAX_BODY = 1024 * 1024
 IDLE_SECONDS = 120.0
 MAX_CONNECTIONS = 200
+STOP_SECONDS = 1.0
 
 
 class _BadRequest(Exception):
@@ -44,6 +45,7 @@ class AdminServer:
         self._routes = Routes(broker, removed, secure=False)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None] | None] = set()
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Listen; the port that was bound."""
@@ -54,18 +56,26 @@ class AdminServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close everything, and wait until no connection is served any more.
+
+        With TLS a plain close would wait for the client's answer to it, which an idle client does
+        not give.
+        """
         if self._server:
             self._server.close()
         for writer in list(self._open):
-            writer.close()
-        await asyncio.sleep(0)
+            writer.transport.abort()
+        serving = [task for task in self._serving if task is not None]
+        if serving:
+            await asyncio.wait(serving, timeout=STOP_SECONDS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= MAX_CONNECTIONS:
             writer.close()
             return
+        task = asyncio.current_task()
         self._open.add(writer)
+        self._serving.add(task)
         try:
             while await self._one(reader, writer):
                 pass
@@ -76,6 +86,7 @@ class AdminServer:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+            self._serving.discard(task)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; whether the connection is kept."""

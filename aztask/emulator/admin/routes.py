@@ -12,6 +12,7 @@ from aztask.emulator.admin.descriptions import Shown
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
+from aztask.emulator.broker.filters import CorrelationFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.errors import (
     AztaskError,
@@ -127,13 +128,13 @@ class Routes:
         if request.headers.get("if-match"):
             existing = self._namespace.get(path)
             name = descriptions.NAMES[existing.kind]
-            changed = descriptions.entity_from(atom.description(request.body, name), existing)
+            changed = descriptions.updated_from(atom.description(request.body, name), existing)
             return self._shown(request, self._namespace.update(changed))
         if current is not None:
             raise EntityExists(f"the messaging entity {current.path!r} exists already")
         kind = Kind.SUBSCRIPTION if subscription else self._kind(request.body)
         element = atom.description(request.body, descriptions.NAMES[kind])
-        created = self._namespace.create(descriptions.entity_from(element, Entity(path, kind)))
+        created = self._namespace.create(descriptions.created_from(element, path, kind))
         return self._shown(request, created, 201)
 
     @staticmethod
@@ -144,12 +145,10 @@ class Routes:
         return HttpResponse(status, self._entry(request, entity))
 
     def _entry(self, request: HttpRequest, entity: Entity) -> str:
-        subscriptions = 0
-        if entity.kind is Kind.TOPIC:
-            subscriptions = len(self._namespace.subscriptions(entity))
+        below = self._namespace.subscriptions(entity) if entity.kind is Kind.TOPIC else []
         host = request.headers.get("host", "localhost")
         counts = self._broker.engine.stats(entity.path)
-        shown = Shown(entity, counts, subscriptions, f"sb://{host}")
+        shown = Shown(entity, counts, len(below), f"sb://{host}", _filter_counts(below))
         url = f"{self._scheme}://{host}/{entity.path}"
         times = (entity.created, entity.updated)
         return atom.entry(url, entity.name, times, descriptions.description_of(shown))
@@ -160,6 +159,8 @@ class Routes:
     def _feed(
         self, request: HttpRequest, items: Sequence[_Item], write: Callable[[_Item], str]
     ) -> HttpResponse:
+        if request.method != "GET":
+            return failed(405, f"{request.method} is not available here: the path lacks a name")
         skip = _number(request.query.get("$skip"), 0)
         top = min(_number(request.query.get("$top"), 100), MAX_PAGE)
         page = items[skip : skip + top]
@@ -222,6 +223,15 @@ class Routes:
         )
         url = f"{self._scheme}://{host}/$namespaceinfo"
         return HttpResponse(200, atom.entry(url, "aztask-emulator", (0, now), content))
+
+
+def _filter_counts(subscriptions: Sequence[Entity]) -> tuple[int, int]:
+    """How many SQL filters, to which those count that are always true or false, and how many
+    correlation filters.
+    """
+    filters = [rule.filter for subscription in subscriptions for rule in subscription.rules]
+    correlation = sum(isinstance(each, CorrelationFilter) for each in filters)
+    return len(filters) - correlation, correlation
 
 
 def _number(text: str | None, default: int) -> int:

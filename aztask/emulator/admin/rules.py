@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from aztask.emulator.admin.atom import CONNECT, INSTANCE, SCHEMA, children, instant, local, tag
+from aztask.emulator.amqp.types import Described, Timestamp
 from aztask.emulator.broker.entities import DEFAULT_RULE, Rule
 from aztask.emulator.broker.filters import (
+    TIMESPAN,
     CorrelationFilter,
     FalseFilter,
     Filter,
     SqlFilter,
     TrueFilter,
 )
+from aztask.emulator.durations import format_duration, parse_duration
 from aztask.errors import ConfigurationError
 
 _TYPE = f"{{{INSTANCE}}}type"
@@ -23,6 +27,8 @@ _SYSTEM = (
     *("ReplyToSessionId", "ContentType"),
 )
 _SQL_LEVEL = "20"
+_TICKS = 10_000_000
+"""How many there are in a second."""
 
 
 def rule_from(element: ElementTree.Element, name: str = "") -> Rule:
@@ -74,9 +80,21 @@ def _value(element: ElementTree.Element) -> Any:
             return int(text)
         if kind in ("double", "float", "decimal"):
             return float(text)
+        if kind == "dateTime":
+            return _timestamp(text)
+        if kind == "duration":
+            return Described(TIMESPAN, round(parse_duration(text) * _TICKS))
     except ValueError:
         raise ConfigurationError(f"{text[:40]!r} is not of type {kind}") from None
     return text.lower() == "true" if kind == "boolean" else text
+
+
+def _timestamp(text: str) -> Timestamp:
+    """An xsd:dateTime; one without a time zone is UTC, as the service takes it."""
+    moment = datetime.datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return Timestamp(round(moment.timestamp() * 1000))
 
 
 def description_of(rule: Rule) -> str:
@@ -112,19 +130,28 @@ def _sql(kind: str, text: str, parameters: dict[str, Any]) -> str:
 def _pairs(name: str, values: dict[str, Any]) -> str:
     if not values:
         return ""
-    kinds: list[tuple[type, str]] = [
-        (bool, "boolean"),
-        (int, "long"),
-        (float, "double"),
-        (str, "string"),
-    ]
     pairs = []
     for key, value in values.items():
-        kind = next((word for known, word in kinds if isinstance(value, known)), "string")
-        text = str(value).lower() if kind == "boolean" else str(value)
+        kind, text = _typed(value)
         pairs.append(
             f"<KeyValueOfstringanyType>{tag('Key', key)}"
             f'<Value xmlns:d="{SCHEMA}" i:type="d:{kind}">{escape(text)}</Value>'
             "</KeyValueOfstringanyType>"
         )
     return f"<{name}>{''.join(pairs)}</{name}>"
+
+
+def _typed(value: Any) -> tuple[str, str]:
+    """The XML schema's type of a value, and how it is written."""
+    match value:
+        case bool():
+            return "boolean", str(value).lower()
+        case Timestamp():
+            return "dateTime", instant(value / 1000).removesuffix("Z")
+        case Described():
+            return "duration", format_duration(value.value / _TICKS)
+        case int():
+            return "long", str(value)
+        case float():
+            return "double", str(value)
+    return "string", str(value)

@@ -156,7 +156,7 @@ def described(code: int, value: bytes) -> bytes:
 
 
 def fields(code: int, items: Sequence[bytes]) -> bytes:
-    """A described list without its trailing nulls, as performatives and sections are written."""
+    """A described list without its trailing nulls, as sections are written."""
     count = len(items)
     while count and items[count - 1] == NULL:
         count -= 1

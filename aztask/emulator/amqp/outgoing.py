@@ -3,11 +3,15 @@
 Rules
 1. Error lists always have three elements, info an explicit null: one SDK indexes them unseen
    ([seen] azure-servicebus 7.15: a two-element error makes its send hang for ever).
-2. Transfers that carry a whole message are packed in one step, because they are the hot path.
+2. Every performative has all of its fields, trailing nulls included: older SDKs read a field by its
+   position and fail where it is missing ([seen] azure-servicebus 7.10 to 7.14: `frame[7]` of a
+   begin, `frame[11]` for the payload of a transfer).
+3. Transfers that carry a whole message are packed in one step, because they are the hot path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 
 from aztask.emulator.amqp import encode
@@ -20,14 +24,23 @@ RELEASED = encode.described(0x26, encode.EMPTY_LIST)
 MODIFIED = encode.described(0x27, encode.EMPTY_LIST)
 
 TAG_SIZE = 16
-_TRANSFER = Struct(f">IBBH7sIBI2s{TAG_SIZE}s3s")  # frame header, list8 of six fields
+_FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
+"""How many fields each performative has (specification part 2.7), by its descriptor."""
+_TRANSFER = Struct(f">IBBH7sIBI2s{TAG_SIZE}s8s")  # frame header, list8 of eleven fields
 _TRANSFER_SIZE = _TRANSFER.size
-_TRANSFER_START = b"\x00\x53\x14\xc0" + bytes((_TRANSFER_SIZE - 8 - 5, 6, 0x70))
+_TRANSFER_START = b"\x00\x53\x14\xc0" + bytes((_TRANSFER_SIZE - 8 - 5, _FIELDS[0x14], 0x70))
 _TAG_HEAD = bytes((0xA0, TAG_SIZE))
 _ONE_DISPOSITION = Struct(">4sBBBBIBB")  # descriptor and list8, role, first, no last, settled
-_ONE_DISPOSITION_SIZE = _ONE_DISPOSITION.size - 5  # what follows the list's size
+_ONE_DISPOSITION_SIZE = _ONE_DISPOSITION.size - 5 + 1  # what follows the list's size
 _DISPOSITION = b"\x00\x53\x15\xc0"
-_SETTLED, _UNSETTLED = b"\x43\x41\x42", b"\x43\x42\x42"  # format 0, settled, more: false
+_NO_MORE = b"\x42" + 5 * encode.NULL  # more: false, and what follows it
+_SETTLED, _UNSETTLED = b"\x43\x41" + _NO_MORE, b"\x43\x42" + _NO_MORE  # format 0, settled or not
+
+
+def _performative(code: int, items: Sequence[bytes]) -> bytes:
+    """The performative with all of its fields; those that are not given are null."""
+    nulls = [encode.NULL] * (_FIELDS[code] - len(items))
+    return encode.described(code, encode.list_of([*items, *nulls]))
 
 
 def error(condition: str, description: str) -> bytes:
@@ -55,7 +68,7 @@ def sasl_outcome(code: int) -> bytes:
 def open_(container: str, max_frame_size: int, channel_max: int, idle_timeout: int) -> bytes:
     """open; idle_timeout in milliseconds."""
     properties = encode.map_of([(encode.symbol("product"), encode.string("aztask emulator"))])
-    return encode.fields(
+    return _performative(
         0x10,
         [
             *(encode.string(container), encode.NULL, encode.uint(max_frame_size)),
@@ -67,7 +80,7 @@ def open_(container: str, max_frame_size: int, channel_max: int, idle_timeout: i
 
 def begin(channel: int, next_id: int, window: int, handle_max: int) -> bytes:
     """begin in answer to one that came on `channel`."""
-    return encode.fields(
+    return _performative(
         0x11,
         [
             *(encode.ushort(channel), encode.uint(next_id), encode.uint(window)),
@@ -89,7 +102,7 @@ def attach(
 ) -> bytes:
     """attach; modes are the sender's and the receiver's settle mode."""
     count = encode.NULL if receiver else encode.uint(0)
-    return encode.fields(
+    return _performative(
         0x12,
         [
             *(encode.string(name), encode.uint(handle), encode.boolean(receiver)),
@@ -113,7 +126,7 @@ def flow(
     if link:
         items += [encode.uint(number) for number in link]
         items += [encode.uint(0), encode.boolean(drain), encode.boolean(echo)]
-    return encode.fields(0x13, items)
+    return _performative(0x13, items)
 
 
 def transfer_frame(
@@ -132,7 +145,7 @@ def transfer_frame(
 
 def transfer_start(handle: int, delivery_id: int, tag: bytes, settled: bool) -> bytes:
     """The performative of a message's first frame when more follow."""
-    return encode.fields(
+    return _performative(
         0x14,
         [
             *(encode.uint(handle), encode.uint(delivery_id), encode.binary(tag)),
@@ -144,7 +157,7 @@ def transfer_start(handle: int, delivery_id: int, tag: bytes, settled: bool) -> 
 def transfer_continued(handle: int, more: bool) -> bytes:
     """The performative of a further frame."""
     nulls = (encode.NULL, encode.NULL, encode.NULL, encode.NULL)
-    return encode.fields(0x14, [encode.uint(handle), *nulls, encode.boolean(more)])
+    return _performative(0x14, [encode.uint(handle), *nulls, encode.boolean(more)])
 
 
 def disposition(receiver: bool, first: int, last: int, state: bytes) -> bytes:
@@ -152,26 +165,29 @@ def disposition(receiver: bool, first: int, last: int, state: bytes) -> bytes:
     size = _ONE_DISPOSITION_SIZE + len(state)
     if first == last and size < 256:
         role = 0x41 if receiver else 0x42
-        return _ONE_DISPOSITION.pack(_DISPOSITION, size, 5, role, 0x70, first, 0x40, 0x41) + state
+        head = _ONE_DISPOSITION.pack(
+            _DISPOSITION, size, _FIELDS[0x15], role, 0x70, first, 0x40, 0x41
+        )
+        return head + state + encode.NULL
     end = encode.NULL if last == first else encode.uint(last)
-    return encode.fields(
+    return _performative(
         0x15, [encode.boolean(receiver), encode.uint(first), end, encode.TRUE, state]
     )
 
 
 def detach(handle: int, closed: bool, reason: AmqpError | None = None) -> bytes:
     """detach"""
-    return encode.fields(0x16, [encode.uint(handle), encode.boolean(closed), _reason(reason)])
+    return _performative(0x16, [encode.uint(handle), encode.boolean(closed), _reason(reason)])
 
 
 def end(reason: AmqpError | None = None) -> bytes:
     """end"""
-    return encode.fields(0x17, [_reason(reason)])
+    return _performative(0x17, [_reason(reason)])
 
 
 def close(reason: AmqpError | None = None) -> bytes:
     """close"""
-    return encode.fields(0x18, [_reason(reason)])
+    return _performative(0x18, [_reason(reason)])
 
 
 def _reason(reason: AmqpError | None) -> bytes:

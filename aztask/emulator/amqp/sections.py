@@ -4,6 +4,9 @@ Rules
 1. `cut` checks the whole message: order and kinds of sections, and every section that is not plain
    data is decoded once, so that nothing malformed is ever handed to another client.
 2. The bare message (properties to footer) is kept as the bytes that the sender wrote.
+3. Two things that part 3.2 forbids are accepted, because SDKs send them. Delivery annotations may
+   stand behind their place: when you send a message that you received, the Python SDK writes them
+   after the body. The body may be absent: `ServiceBusMessage(None)` encodes to no bytes at all.
 """
 
 from __future__ import annotations
@@ -49,8 +52,11 @@ _BINARY_WIDTHS = {b"\xa0": 1, b"\xb0": 4}
 class Sections:
     """A message taken apart. Positions count in `raw`; 0 where a section is absent.
 
+    raw: the message without delivery annotations that stood in the wrong place.
+
     header, properties: the decoded lists. annotations, application_properties: the decoded maps.
-    annotation_items: the encoded keys and values of the message annotations.
+    annotation_items: the encoded keys and values of the message annotations. delivery_items: those
+    of the delivery annotations.
     bare: the position of the bare message. application_start, application_end: the encoded
     application-properties section. data_items: the positions of the data sections' contents.
     """
@@ -58,7 +64,7 @@ class Sections:
     __slots__ = (
         *("raw", "header", "annotations", "annotation_items", "annotation_count", "properties"),
         *("application_properties", "bare", "application_start", "application_end"),
-        *("data_items", "value", "footer"),
+        *("data_items", "value", "footer", "delivery_items"),
     )
 
     def __init__(self, raw: bytes) -> None:
@@ -67,9 +73,10 @@ class Sections:
         self.annotations: dict[Any, Any] = {}
         self.annotation_items = b""
         self.annotation_count = 0
+        self.delivery_items = b""
         self.properties: list[Any] = []
         self.application_properties: dict[Any, Any] = {}
-        self.bare = len(raw)
+        self.bare = 0
         self.application_start = self.application_end = 0
         self.data_items: list[tuple[int, int]] = []
         self.value: Any = None
@@ -89,25 +96,31 @@ CONTENT_ENCODING, EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO
 def cut(raw: bytes) -> Sections:
     """The message's sections. Raises AmqpError (amqp:decode-error) when it is malformed."""
     sections = Sections(raw)
-    position, last = 0, 0
-    size = len(raw)
+    position, last, annotated = 0, 0, False
+    bare, size = -1, len(raw)
     while position < size:
         start = position
         position += 3
         code = _USUAL.get(raw[start:position])
         if code is None:
             code, position = _section_code(raw, start)
+        if code == DELIVERY_ANNOTATIONS and not annotated:
+            annotated = True
+            if last > DELIVERY_ANNOTATIONS:
+                end = _decoded(sections, code, start, position)
+                raw = sections.raw = raw[:start] + raw[end:]
+                position, size = start, len(raw)
+                continue
         if code < last or (code == last and code not in _REPEATABLE):
             raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} follows 0x{last:02x}")
-        if code >= PROPERTIES and sections.bare == size:
-            sections.bare = start
+        if bare < 0 and code >= PROPERTIES:
+            bare = start
         if code == DATA:
             position = _data(sections, position)
         else:
             position = _decoded(sections, code, start, position)
         last = code
-    if last < DATA:
-        raise AmqpError(DECODE_ERROR, "a message without a body")
+    sections.bare = size if bare < 0 else bare
     return sections
 
 
@@ -148,6 +161,8 @@ def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
         sections.annotations = value
         sections.annotation_items = _items(raw, position, end)
         sections.annotation_count = _count(raw, position)
+    elif code == DELIVERY_ANNOTATIONS:
+        sections.delivery_items = _items(raw, position, end)
     elif code == PROPERTIES:
         sections.properties = value
     elif code == APPLICATION_PROPERTIES:

@@ -14,7 +14,13 @@ from struct import Struct
 from uuid import uuid4
 
 from aztask.emulator.amqp import encode
-from aztask.emulator.amqp.errors import NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
+from aztask.emulator.amqp.errors import (
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    AmqpError,
+)
 from aztask.emulator.amqp.link import Link, Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.terminus import with_filter
@@ -60,6 +66,7 @@ class Consumer:
         self.lease = lease
         self.paused = False
         self._tidied_at = 0.0
+        self._renewing = False
 
     def wanted(self) -> int:
         """Credit that can be used now."""
@@ -157,9 +164,32 @@ class Consumer:
         if self.lease is not None:
             self.broker.committer.submit(_Release(self.broker, self.source.queue, self.lease))
 
-    def expired(self) -> None:
-        """The session's lock lapsed: the link ends."""
-        self.link.detach(SESSION_LOST)
+    def tick(self) -> None:
+        """The link ends when its session's lock has lapsed.
+
+        A link that deletes holds its session as long as it is attached: nothing of it waits to be
+        settled, and its client renews no lock ([seen] the SDK's own tests outlive the lock so).
+        """
+        if self.lease is None:
+            return
+        if not self.held():
+            self.link.detach(SESSION_LOST)
+        elif self.delete and not self._renewing and self._half_over():
+            self._renewing = True
+            self.broker.committer.submit(_Keep(self))
+
+    def _half_over(self) -> bool:
+        entity = self.broker.namespace.find(self.source.queue)
+        if entity is None or self.lease is None:
+            return False
+        return self.lease.until - self.broker.clock.monotonic() < entity.lock_seconds / 2
+
+    def keep(self) -> None:
+        """Renew the session's lock."""
+        self._renewing = False
+        if self.lease is not None and self.link.attached:
+            renewed = self.broker.engine.renew_session(self.source.queue, self.lease)
+            self.lease = renewed or self.lease
 
 
 class _Release(Work):
@@ -173,6 +203,18 @@ class _Release(Work):
         if self._broker.namespace.find(self._queue) is not None:
             self._broker.engine.release_session(self._queue, self._lease)
             self._broker.stirred(self._queue)
+
+
+class _Keep(Work):
+    """Holds the session of a link that deletes."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def execute(self) -> None:
+        """Renew its lock, unless its queue is gone."""
+        if self._consumer.broker.namespace.find(self._consumer.source.queue) is not None:
+            self._consumer.keep()
 
 
 def guid_bytes(key: bytes) -> bytes:
@@ -200,7 +242,10 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
         raise AmqpError(
             NOT_ALLOWED, f"{entity.path!r} forwards to {entity.forward_to!r}: receive there"
         )
-    asks = link.source is not None and SESSION_FILTER in link.source.filters
+    filters = link.source.filters if link.source is not None else {}
+    asks = SESSION_FILTER in filters
+    if not isinstance(filters.get(SESSION_FILTER), str | None):
+        raise AmqpError(INVALID_FIELD, "the session filter must be a session id or null")
     if asks and (not entity.sessions or address.dead):
         raise AmqpError(
             NOT_ALLOWED, f"{address.entity!r} has no sessions here: receive without a session"
@@ -225,7 +270,7 @@ class Accepting(Work):
         self.link = link
         self.entity = entity
         wanted = link.source.filters.get(SESSION_FILTER) if link.source else None
-        self.wanted = str(wanted) if wanted is not None else None
+        self.wanted: str | None = wanted
         timeout = link.properties.get(TIMEOUT_PROPERTY)
         milliseconds = timeout if isinstance(timeout, int) else DEFAULT_TIMEOUT_MS
         self.deadline = broker.clock.monotonic() + milliseconds / 1000

@@ -20,6 +20,7 @@ from aztask.errors import ConfigurationError
 MIB = 1024 * 1024
 MIN_LOCK_SECONDS = 0.1  # the service asks for 5 s; tests of lapsed locks are quicker here
 MAX_LOCK_SECONDS = 300.0
+MAX_DUPLICATE_WINDOW = 7 * 86400.0
 MAX_NAME = 260
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9_])?\Z")
 _SHORT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_])?\Z")
@@ -121,9 +122,18 @@ def check(entity: Entity) -> Entity:
         )
     if not 1 <= entity.max_deliveries <= 2_000:
         raise ConfigurationError(f"{entity.path}: MaxDeliveryCount must be 1 to 2000")
+    check_window(entity.path, entity.duplicate_window)
     if entity.time_to_live is not None and entity.time_to_live <= 0:
         raise ConfigurationError(f"{entity.path}: the time to live must be positive")
     return entity
+
+
+def check_window(path: str, seconds: float) -> None:
+    """Raise ConfigurationError where the service remembers no message id for so long."""
+    if seconds > MAX_DUPLICATE_WINDOW:
+        raise ConfigurationError(
+            f"{path}: a duplicate detection window of {seconds:g} s; at most 7 days"
+        )
 
 
 def with_default_rule(entity: Entity) -> Entity:

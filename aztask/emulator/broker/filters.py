@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from aztask.emulator.amqp import sections
 from aztask.emulator.amqp.sections import Sections
+from aztask.emulator.amqp.types import Described, Symbol, Timestamp
 from aztask.emulator.broker.sql import Expression, Names, parse
+from aztask.errors import ConfigurationError
+
+TIMESPAN = Symbol("com.microsoft:timespan")
+"""Describes a duration in ticks of 100 ns, as the service's own clients encode it."""
 
 SYSTEM_FIELDS = {
     "MessageId": sections.MESSAGE_ID,
@@ -112,12 +118,15 @@ def _equal(value: Any, wanted: Any) -> bool:
 
 
 def filter_record(rule_filter: Filter) -> dict[str, Any]:
-    """Plain data that `filter_from` turns back into an equal filter."""
+    """Plain data that `filter_from` turns back into an equal filter.
+
+    Raises ConfigurationError for a value that a filter cannot have.
+    """
     match rule_filter:
         case CorrelationFilter(system, properties):
-            return {"kind": "correlation", "system": system, "properties": properties}
+            return {"kind": "correlation", "system": system, "properties": _records(properties)}
         case SqlFilter(text, parameters):
-            return {"kind": "sql", "text": text, "parameters": parameters}
+            return {"kind": "sql", "text": text, "parameters": _records(parameters)}
         case FalseFilter():
             return {"kind": "false"}
         case TrueFilter():
@@ -128,10 +137,47 @@ def filter_from(record: dict[str, Any]) -> Filter:
     """The filter of a record."""
     match record["kind"]:
         case "correlation":
-            return CorrelationFilter(record["system"], record["properties"])
+            return CorrelationFilter(record["system"], _values(record["properties"]))
         case "sql":
-            return SqlFilter(record["text"], record["parameters"])
+            return SqlFilter(record["text"], _values(record["parameters"]))
         case "false":
             return FalseFilter()
         case _:
             return TrueFilter()
+
+
+def _records(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _record(value) for name, value in values.items()}
+
+
+def _record(value: Any) -> Any:
+    """JSON for a value: types that JSON lacks are an object of one member, the type."""
+    match value:
+        case Timestamp():
+            return {"timestamp": int(value)}
+        case Described(descriptor=descriptor, value=int(ticks)) if descriptor == TIMESPAN:
+            return {"timespan": ticks}
+        case UUID():
+            return {"uuid": str(value)}
+        case bytes():
+            return {"binary": value.hex()}
+        case None | bool() | int() | float() | str():
+            return value
+    raise ConfigurationError(f"a filter cannot compare with a {type(value).__name__}")
+
+
+def _values(records: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(record) for name, record in records.items()}
+
+
+def _value(record: Any) -> Any:
+    match record:
+        case {"timestamp": milliseconds}:
+            return Timestamp(milliseconds)
+        case {"timespan": ticks}:
+            return Described(TIMESPAN, ticks)
+        case {"uuid": text}:
+            return UUID(text)
+        case {"binary": text}:
+            return bytes.fromhex(text)
+    return record

@@ -58,7 +58,7 @@ def messages_of(
             DECODE_ERROR, f"a batch of {len(envelope.data_items)} messages; 1 to {MAX_BATCH}"
         )
     return [
-        new_message(namespace, entity, payload[start:end], now)
+        new_message(namespace, entity, envelope.raw[start:end], now)
         for start, end in envelope.data_items
     ]
 

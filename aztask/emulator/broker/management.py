@@ -283,15 +283,21 @@ def set_session_state(call: Call) -> Result:
         state = state.encode()
     if state is not None and (not isinstance(state, bytes) or len(state) > MAX_STATE):
         raise AmqpError(ARGUMENT_ERROR, f"a session state is at most {MAX_STATE} bytes, or null")
-    call.broker.engine.set_session_state(call.entity.path, call.session(), state)
+    path, lease = call.entity.path, call.session()
+    times = call.broker.namespace.session_times
+    call.broker.engine.set_session_state(path, lease, state)
+    if state is None:
+        times.forget(path, lease.session)
+    else:
+        times.note(path, lease.session, call.broker.clock.wall())
     return _done()
 
 
-ALL_SESSIONS = 253_402_300_800_000  # "last updated" in the year 10000: sessions with messages, too
+ALL_SESSIONS = 253_402_300_800_000  # "updated since" the year 10000: sessions with messages, too
 
 
 def get_message_sessions(call: Call) -> Result:
-    """com.microsoft:get-message-sessions"""
+    """com.microsoft:get-message-sessions: those with a state that was set after a time."""
     skip = max(0, call.need("skip", int, "an int"))
     top = max(0, min(call.need("top", int, "an int"), MAX_ITEMS))
     updated = call.need("last-updated-time", int, "a timestamp")
@@ -299,6 +305,8 @@ def get_message_sessions(call: Call) -> Result:
     names = set(engine.sessions(path, with_state=True))
     if updated >= ALL_SESSIONS:
         names |= set(engine.sessions(path))
+    else:
+        names -= call.broker.namespace.session_times.until(path, updated / 1000)
     page = sorted(names)[skip : skip + top]
     if not page:
         return NO_CONTENT, encode.NULL

@@ -21,6 +21,7 @@ from aztask.emulator.broker.entities import (
     to_json,
     with_default_rule,
 )
+from aztask.emulator.broker.sessiontimes import SessionTimes
 from aztask.engine import Database, Engine, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
 
@@ -42,6 +43,7 @@ class Namespace:
         self.engine = engine
         self.clock = clock
         self.revision = 0
+        self.session_times = SessionTimes(database)
         database.migrate("emulator", _STEPS)
         with database.read() as connection:
             rows = connection.execute("SELECT document FROM emulator_entities").fetchall()
@@ -115,6 +117,7 @@ class Namespace:
         with self.database.transaction() as connection:
             for one in doomed:
                 self.engine.delete_queue(one.path)
+                self.session_times.forget(one.path)
                 connection.execute("DELETE FROM emulator_entities WHERE key = ?", (one.key,))
         for one in doomed:
             del self._entities[one.key]
@@ -140,17 +143,25 @@ class Namespace:
         return self._with_rules(entity, (*entity.rules, stamped))
 
     def replace_rule(self, path: str, rule: Rule) -> Entity:
-        """Change a rule. Raises QueueNotFound when it does not exist."""
-        entity = self.remove_rule(path, rule.name)
-        return self.add_rule(entity.path, rule)
+        """Change a rule; its place and its creation time stay. Raises QueueNotFound."""
+        entity = self.get(path)
+        known = self._rule(entity, rule.name)
+        changed = replace(rule, name=known.name, created=known.created)
+        rules = tuple(changed if each is known else each for each in entity.rules)
+        return self._with_rules(entity, rules)
 
     def remove_rule(self, path: str, name: str) -> Entity:
         """Remove a rule. Raises QueueNotFound when it does not exist."""
         entity = self.get(path)
-        kept = tuple(rule for rule in entity.rules if rule.name.lower() != name.lower())
-        if len(kept) == len(entity.rules):
-            raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
-        return self._with_rules(entity, kept)
+        removed = self._rule(entity, name)
+        return self._with_rules(entity, tuple(rule for rule in entity.rules if rule is not removed))
+
+    @staticmethod
+    def _rule(entity: Entity, name: str) -> Rule:
+        for rule in entity.rules:
+            if rule.name.lower() == name.lower():
+                return rule
+        raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
 
     def _with_rules(self, entity: Entity, rules: tuple[Rule, ...]) -> Entity:
         entity = replace(entity, rules=rules, updated=self.clock.wall())
@@ -162,8 +173,6 @@ class Namespace:
 
     def _check_targets(self, entity: Entity) -> None:
         for target in (entity.forward_to, entity.forward_dead_letters_to):
-            if target and target.lower() == entity.key:
-                raise ConfigurationError(f"{entity.path!r} cannot forward to itself")
             if target and self.get(target).kind is Kind.SUBSCRIPTION:
                 raise ConfigurationError(f"{target!r} is a subscription; forward to its topic")
 

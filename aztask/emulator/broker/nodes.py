@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import DECODE_ERROR, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
-from aztask.emulator.broker.access import Access, Claims, Right
+from aztask.emulator.broker.access import Claims, Right
 from aztask.emulator.broker.committer import Work
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.consumer import Consumer
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.management import Call, Operation, operation
-from aztask.emulator.broker.paths import Address
+from aztask.emulator.broker.paths import Address, parse
 from aztask.emulator.broker.requests import (
     CBS_NAMES,
     MANAGEMENT_NAMES,
@@ -73,22 +73,32 @@ class CbsLink(RequestLink):
         link: ReceivingLink,
         node: str,
         responders: list[Responder],
-        access: Access,
+        broker: Broker,
         claims: Claims,
     ) -> None:
         super().__init__(link, node, responders)
-        self._access = access
+        self._broker = broker
         self._claims = claims
 
     def handle(self, request: Request) -> None:
-        """Verify the token and remember what it entitles to."""
+        """Verify the token and remember what it entitles to.
+
+        The service refuses a token for an entity that does not exist with status 404, after it has
+        verified the token: clients learn here that a queue is missing.
+        """
         try:
             if request.operation != "put-token":
                 raise AmqpError(NOT_IMPLEMENTED, f"$cbs does not do {request.operation[:100]!r}")
             audience = str(request.parameter("name") or "")
             kind = str(request.parameter("type") or "")
             token = request.body if isinstance(request.body, str) else ""
-            self._claims.add(audience, self._access.claim(token, kind, audience))
+            claim = self._broker.access.claim(token, kind, audience)
+            entity = parse(audience).entity
+            if entity and self._broker.namespace.find(entity) is None:
+                raise AmqpError(
+                    NOT_FOUND, f"the messaging entity {audience[:300]!r} could not be found"
+                )
+            self._claims.add(audience, claim)
         except AmqpError as error:
             self.reply(request, failure(request, CBS_NAMES, error))
             return

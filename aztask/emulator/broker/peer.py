@@ -93,8 +93,7 @@ class Peer:
     def _attach_receiving(self, link: ReceivingLink, address: Address) -> None:
         size = REQUEST_SIZE
         if address.cbs:
-            access = self.broker.access
-            node = CbsLink(link, CBS_NODE, self._responders, access, self.claims)
+            node = CbsLink(link, CBS_NODE, self._responders, self.broker, self.claims)
             self._requests[link] = node
         elif address.management:
             self._check(link, address)
@@ -196,8 +195,7 @@ class Peer:
             if accepting.waiting and accepting.worthwhile():
                 accepting.submit()
         for consumer in list(self._consumers.values()):
-            if consumer.lease is not None and not consumer.held():
-                consumer.expired()
+            consumer.tick()
 
     def check_tokens(self) -> None:
         """End links whose token has expired."""

@@ -45,7 +45,7 @@ def request_of(inbound: Inbound) -> Request:
     message = sections.cut(inbound.payload)
     message_id = encode.NULL
     if message.properties:
-        message_id = _first_property(inbound.payload, message.bare)
+        message_id = _first_property(message.raw, message.bare)
     properties = message.application_properties
     reply_to = message.property(sections.REPLY_TO)
     return Request(
@@ -57,8 +57,8 @@ def request_of(inbound: Inbound) -> Request:
     )
 
 
-def _first_property(payload: bytes, position: int) -> bytes:
-    return raw_fields(payload[position : skip(payload, position)])[0]
+def _first_property(raw: bytes, position: int) -> bytes:
+    return raw_fields(raw[position : skip(raw, position)])[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.errors import NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
-from aztask.emulator.amqp.types import undescribed
+from aztask.emulator.amqp.types import Described, undescribed
 from aztask.emulator.broker.conditions import ARGUMENT_ERROR
 from aztask.emulator.broker.entities import Entity, Kind, Rule
 from aztask.emulator.broker.filters import (
@@ -114,6 +114,12 @@ def _description(rule: Rule) -> bytes:
     )
 
 
+def _value(value: Any) -> bytes:
+    if isinstance(value, Described):
+        return b"\x00" + encode.symbol(value.descriptor) + encode.long(value.value)
+    return encode.simple(value)
+
+
 def _encoded(rule_filter: Filter) -> bytes:
     match rule_filter:
         case SqlFilter(text, _):
@@ -123,7 +129,7 @@ def _encoded(rule_filter: Filter) -> bytes:
                 encode.string(system[name]) if name in system else encode.NULL
                 for name in _CORRELATION_NAMES.values()
             ]
-            pairs = [(encode.string(k), encode.simple(v)) for k, v in properties.items()]
+            pairs = [(encode.string(name), _value(v)) for name, v in properties.items()]
             return _long_described(_CORRELATION, [*values, encode.map_of(pairs)])
         case FalseFilter():
             return _long_described(_FALSE, [])

@@ -3,8 +3,12 @@
 Rules
 1. The bare message is stored and delivered as the sender wrote it, byte for byte; dead letters gain
    two application properties, nothing else is touched.
-2. Annotations that the broker sets are dropped from what a sender wrote and set at delivery.
-3. The layout begins with a version; another version is refused, not guessed.
+2. Annotations that the broker sets are dropped from what a sender wrote and set at delivery. A
+   message gets those that the service writes (the tests of azure-servicebus count them): its state
+   only where it is peeked or was deferred.
+3. A sender's delivery annotations are delivered too, with our lock token beside them.
+4. The layout begins with a version; another version is refused, not guessed. `ANNOTATED` is that of
+   messages with delivery annotations.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.amqp.terminus import raw_fields
 
 VERSION = 1
+ANNOTATED = 2
 NO_TTL = 0xFFFFFFFF
 _HEAD = Struct(">BBBBIII")  # version, durable, priority, hops, ttl, annotation count and bytes
 _HEAD_SIZE = _HEAD.size
+_EXTRA = Struct(">II")  # count and bytes of delivery annotations, which follow
 _DURABLE = {None: 0, True: 1, False: 2}
 _DURABLE_CODES = (encode.NULL, encode.TRUE, encode.FALSE)
 _NO_PRIORITY = 255
@@ -43,25 +49,27 @@ _OURS = frozenset(
 
 STATE_ACTIVE, STATE_DEFERRED, STATE_SCHEDULED = 0, 1, 2
 
-_ANNOTATIONS = Struct(">24sq22sq32sq22sb")
+_ANNOTATIONS = Struct(">24sq22sq")
 _SEQUENCE = encode.symbol("x-opt-sequence-number") + b"\x81"
 _ENQUEUED = encode.symbol("x-opt-enqueued-time") + b"\x83"
 _FIRST_SEQUENCE = encode.symbol("x-opt-enqueue-sequence-number") + b"\x81"
 _STATE = encode.symbol("x-opt-message-state") + b"\x54"
 _LOCKED_UNTIL = encode.symbol("x-opt-locked-until") + b"\x83"
 _LOCKED_ANNOTATIONS = Struct(_ANNOTATIONS.format + "21sq")
-_TOKEN_HEAD = (
-    b"\x00\x53\x71"
-    + encode.compound(0xC1, 2, encode.symbol("x-opt-lock-token") + b"\x98" + bytes(16))[:-16]
-)
+_STATE_ANNOTATIONS = Struct(">32sq22sb")
+_LOCK_TOKEN = "x-opt-lock-token"
+_TOKEN = encode.symbol(_LOCK_TOKEN) + b"\x98"
+_TOKEN_HEAD = b"\x00\x53\x71" + encode.compound(0xC1, 2, _TOKEN + bytes(16))[:-16]
+_NO_DELIVERY_ANNOTATIONS = encode.described(sections.DELIVERY_ANNOTATIONS, encode.map_of([]))
 _MAP32 = Struct(">3sBII")
 
 
 class Stored(NamedTuple):
     """One message as it lies in the engine. ttl: milliseconds, NO_TTL where there is none.
 
-    hops: how often it was forwarded. annotations: encoded keys and values, `items` in all. A tuple,
-    because one is made for each message and a frozen dataclass takes three times as long.
+    hops: how often it was forwarded. annotations: encoded keys and values, `items` in all.
+    delivery: encoded pairs of delivery annotations. A tuple, because one is made for each message
+    and a frozen dataclass takes three times as long.
     """
 
     durable: int
@@ -71,11 +79,16 @@ class Stored(NamedTuple):
     items: int
     annotations: bytes
     bare: bytes
+    delivery: tuple[bytes, ...] = ()
 
     def pack(self) -> bytes:
         """The engine's payload."""
-        durable, priority, ttl, hops, items, annotations, bare = self
-        head = _HEAD.pack(VERSION, durable, priority, hops, ttl, items, len(annotations))
+        durable, priority, ttl, hops, items, annotations, bare, delivery = self
+        version = ANNOTATED if delivery else VERSION
+        head = _HEAD.pack(version, durable, priority, hops, ttl, items, len(annotations))
+        if delivery:
+            pairs = b"".join(delivery)
+            head += _EXTRA.pack(2 * len(delivery), len(pairs)) + pairs
         return head + annotations + bare
 
     def forwarded(self, dead_letter_source: str | None = None) -> Stored:
@@ -95,7 +108,11 @@ def from_sections(message: Sections) -> Stored:
         kept = [pair for key, pair in pairs if key not in _OURS]
         annotations, count = b"".join(kept), 2 * len(kept)
     header = _header_fields(message.header) if message.header else _NO_HEADER
-    return Stored(*header, 0, count, annotations, message.raw[message.bare :])
+    delivery: tuple[bytes, ...] = ()
+    if message.delivery_items:
+        pairs = sections.pairs_of(message.delivery_items)
+        delivery = tuple(pair for key, pair in pairs if key != _LOCK_TOKEN)
+    return Stored(*header, 0, count, annotations, message.raw[message.bare :], delivery)
 
 
 def _header_fields(header: list[Any]) -> tuple[int, int, int]:
@@ -111,10 +128,23 @@ def _header_fields(header: list[Any]) -> tuple[int, int, int]:
 def unpack(payload: bytes) -> Stored:
     """The stored message of an engine payload. Raises ValueError for a foreign one."""
     version, durable, priority, hops, ttl, count, size = _HEAD.unpack_from(payload)
-    if version != VERSION:
-        raise ValueError(f"a stored message of version {version}; this program writes {VERSION}")
-    body = _HEAD_SIZE + size
-    return Stored(durable, priority, ttl, hops, count, payload[_HEAD_SIZE:body], payload[body:])
+    if version not in (VERSION, ANNOTATED):
+        raise ValueError(f"a stored message of version {version}; this program writes {ANNOTATED}")
+    start = _HEAD_SIZE
+    delivery: tuple[bytes, ...] = ()
+    if version == ANNOTATED:
+        _, pairs, start = _delivery(payload)
+        delivery = tuple(pair for _, pair in sections.pairs_of(pairs))
+    body = start + size
+    annotations, bare = payload[start:body], payload[body:]
+    return Stored(durable, priority, ttl, hops, count, annotations, bare, delivery)
+
+
+def _delivery(payload: bytes) -> tuple[int, bytes, int]:
+    """Count and encoded items of the delivery annotations, and where the annotations begin."""
+    count, size = _EXTRA.unpack_from(payload, _HEAD_SIZE)
+    start = _HEAD_SIZE + _EXTRA.size
+    return count, payload[start : start + size], start + size
 
 
 def with_bare(message: Stored, bare: bytes) -> Stored:
@@ -159,29 +189,36 @@ def deliver(
     sequence: int,
     enqueued_ms: int,
     delivery_count: int,
-    state: int = STATE_ACTIVE,
+    state: int | None = None,
     lock_token: bytes | None = None,
     locked_until_ms: int | None = None,
     dead: tuple[str, str] | None = None,
 ) -> bytes:
     """The message as the service hands it out.
 
-    delivery_count: failed deliveries before this one. lock_token: 16 bytes in network order.
-    dead: reason and description, for messages out of a dead-letter queue, which expire no more.
+    delivery_count: failed deliveries before this one. state: of a message that is peeked or was
+    deferred. lock_token: 16 bytes in network order. dead: reason and description, for messages out
+    of a dead-letter queue, which expire no more.
     """
-    _, durable, priority, _, ttl, count, size = _HEAD.unpack_from(payload)
-    body = _HEAD_SIZE + size
+    version, durable, priority, _, ttl, count, size = _HEAD.unpack_from(payload)
+    start = _HEAD_SIZE
+    if version == VERSION:
+        for_delivery = _TOKEN_HEAD + lock_token if lock_token else _NO_DELIVERY_ANNOTATIONS
+    else:
+        items, pairs, start = _delivery(payload)
+        for_delivery = _for_delivery(items, pairs, lock_token)
+    body = start + size
     if locked_until_ms is None:
-        annotations = _ANNOTATIONS.pack(
-            _SEQUENCE, sequence, _ENQUEUED, enqueued_ms, _FIRST_SEQUENCE, sequence, _STATE, state
-        )
-        count += 8
+        annotations = _ANNOTATIONS.pack(_SEQUENCE, sequence, _ENQUEUED, enqueued_ms)
+        count += 4
     else:
         annotations = _LOCKED_ANNOTATIONS.pack(
-            *(_SEQUENCE, sequence, _ENQUEUED, enqueued_ms, _FIRST_SEQUENCE, sequence),
-            *(_STATE, state, _LOCKED_UNTIL, locked_until_ms),
+            _SEQUENCE, sequence, _ENQUEUED, enqueued_ms, _LOCKED_UNTIL, locked_until_ms
         )
-        count += 10
+        count += 6
+    if state is not None:
+        annotations += _STATE_ANNOTATIONS.pack(_FIRST_SEQUENCE, sequence, _STATE, state)
+        count += 4
     bare = payload[body:]
     if dead is not None:
         ttl = NO_TTL
@@ -190,13 +227,20 @@ def deliver(
     return b"".join(
         (
             _header(durable, priority, ttl, delivery_count),
-            _TOKEN_HEAD + lock_token if lock_token else b"",
+            for_delivery,
             _MAP32.pack(b"\x00\x53\x72", 0xD1, size + len(annotations) + 4, count),
-            payload[_HEAD_SIZE:body],
+            payload[start:body],
             annotations,
             bare,
         )
     )
+
+
+def _for_delivery(count: int, items: bytes, lock_token: bytes | None) -> bytes:
+    """The delivery annotations: the sender's, and the lock token."""
+    if lock_token:
+        count, items = count + 2, items + _TOKEN + lock_token
+    return encode.described(sections.DELIVERY_ANNOTATIONS, encode.compound(0xC1, count, items))
 
 
 def with_properties(bare: bytes, changed: Mapping[str, object]) -> bytes:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from uuid import UUID
+
 import pytest
 
 from aztask.emulator.amqp import encode, sections
+from aztask.emulator.amqp.types import Described, Timestamp
 from aztask.emulator.broker.filters import (
+    TIMESPAN,
     CorrelationFilter,
     FalseFilter,
     SqlFilter,
@@ -159,3 +164,35 @@ def test_correlation():
 )
 def test_filters_are_kept_as_plain_data(given):
     assert filter_from(filter_record(given)) == given
+
+
+VALUES = {
+    "timestamp": Timestamp(1_700_000_000_123),
+    "span": Described(TIMESPAN, 36_000_000_000),
+    "uuid": UUID(int=7),
+    "binary": b"\x00\xff",
+    "text": "snow \u2603",
+    "numbers": 2**63 - 1,
+    "half": 0.5,
+    "flag": True,
+    "null": None,
+}
+
+
+@pytest.mark.parametrize(
+    "rule_filter",
+    [CorrelationFilter({"Label": "l"}, VALUES), SqlFilter("a = @a", VALUES)],
+    ids=["correlation", "sql"],
+)
+def test_filters_outlive_a_restart(rule_filter):
+    again = filter_from(json.loads(json.dumps(filter_record(rule_filter))))
+    assert again == rule_filter
+    values = again.properties if isinstance(again, CorrelationFilter) else again.parameters
+    assert {name: type(value) for name, value in values.items()} == {
+        name: type(value) for name, value in VALUES.items()
+    }
+
+
+def test_a_filter_cannot_compare_with_a_list():
+    with pytest.raises(ConfigurationError, match="list"):
+        filter_record(CorrelationFilter({}, {"a": [1]}))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.emulator.amqp import encode, sections
+from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.sections import cut
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.consumer import guid_bytes
@@ -40,15 +41,15 @@ def test_the_header_carries_the_count_and_keeps_the_rest():
 def test_annotations_of_the_sender_and_of_the_broker():
     raw = annotations(x_mine=1, x_opt_sequence_number=99, x_opt_locked_until=98) + BODY
     got = delivered(raw, lock_token=KEY, locked_until_ms=77)
-    assert got.annotations == {
-        "x-mine": 1,
-        "x-opt-sequence-number": 5,
-        "x-opt-enqueued-time": 1000,
-        "x-opt-enqueue-sequence-number": 5,
-        "x-opt-message-state": 0,
-        "x-opt-locked-until": 77,
-    }
+    expected = {"x-mine": 1, "x-opt-sequence-number": 5, "x-opt-enqueued-time": 1000}
+    assert got.annotations == {**expected, "x-opt-locked-until": 77}
     assert KEY in got.raw
+    peeked = delivered(raw, state=stored.STATE_DEFERRED)
+    assert peeked.annotations == {
+        **expected,
+        "x-opt-enqueue-sequence-number": 5,
+        "x-opt-message-state": 1,
+    }
 
 
 @given(st.binary(max_size=300))
@@ -111,3 +112,81 @@ def test_another_layout_is_refused():
 def test_tags_are_in_the_order_of_guids():
     identifier = UUID(bytes=KEY)
     assert guid_bytes(KEY) == identifier.bytes_le
+
+
+LATE = encode.described(
+    sections.DELIVERY_ANNOTATIONS,
+    encode.map_of([(encode.symbol("x-opt-lock-token"), encode.uuid(UUID(int=7)))]),
+)
+FOOTER = encode.described(sections.FOOTER, encode.map_of([(encode.symbol("f"), encode.long(1))]))
+PROPERTIES = encode.fields(sections.PROPERTIES, [encode.string("id")])
+
+
+@pytest.mark.parametrize(
+    ("raw", "bare"),
+    [
+        (LATE + PROPERTIES + BODY, PROPERTIES + BODY),
+        (annotations(a=1) + LATE + PROPERTIES + BODY, PROPERTIES + BODY),
+        (PROPERTIES + LATE + BODY, PROPERTIES + BODY),
+        (BODY + BODY + LATE, BODY + BODY),
+        (BODY + LATE + FOOTER, BODY + FOOTER),
+        (BODY + FOOTER + LATE, BODY + FOOTER),
+        (PROPERTIES + LATE, PROPERTIES),
+        (annotations(a=1) + LATE, b""),
+        (annotations(a=1), b""),
+        (LATE, b""),
+        (b"", b""),
+    ],
+    ids=range(11),
+)
+def test_delivery_annotations_anywhere_and_no_body(raw, bare):
+    assert stored.from_sections(cut(raw)).bare == bare
+    got = delivered(raw, lock_token=KEY)
+    assert got.raw[got.bare :] == bare
+    assert UUID(int=7).bytes not in got.raw
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        LATE + BODY + LATE,
+        BODY + LATE * 1000,
+        BODY + encode.fields(sections.DELIVERY_ANNOTATIONS, []),
+        BODY + LATE[:-1],
+        BODY + PROPERTIES,
+        FOOTER + BODY,
+    ],
+    ids=range(6),
+)
+def test_sections_out_of_order_are_refused(raw):
+    with pytest.raises(AmqpError):
+        cut(raw)
+
+
+def token_of(message):
+    return dict(sections.pairs_of(message.delivery_items)).get("x-opt-lock-token", b"")[-16:]
+
+
+def test_delivery_annotations_of_the_sender_are_delivered_with_our_lock_token():
+    pairs = [
+        (encode.symbol("mine"), encode.long(1)),
+        (encode.symbol("x-opt-lock-token"), encode.uuid(UUID(int=7))),
+        (encode.string("yours"), encode.string("snow \u2603")),
+    ]
+    sent = encode.described(sections.DELIVERY_ANNOTATIONS, encode.map_of(pairs)) + BODY
+    kept = stored.from_sections(cut(sent))
+    assert stored.unpack(kept.pack()) == kept
+    for options in ({"lock_token": KEY, "locked_until_ms": 1}, {}, {"dead": ("r", "d")}):
+        got = delivered(sent, **options)
+        names = {"mine", "yours"} | ({"x-opt-lock-token"} if "lock_token" in options else set())
+        assert dict(sections.pairs_of(got.delivery_items)).keys() == names
+        assert token_of(got) == options.get("lock_token", b"")
+        assert got.data_items
+    moved = stored.unpack(stored.with_message_id(kept.forwarded(), "id").pack())
+    assert (moved.delivery, moved.hops) == (kept.delivery, 1)
+
+
+def test_a_message_has_delivery_annotations_always():
+    """Empty ones without a lock, as the service writes them."""
+    assert encode.described(sections.DELIVERY_ANNOTATIONS, encode.map_of([])) in delivered(BODY).raw
+    assert token_of(delivered(BODY, lock_token=KEY)) == KEY

@@ -1,0 +1,3 @@
+"""How tests name their resource group."""
+
+RESOURCE_GROUP_PARAM = "resource_group"
