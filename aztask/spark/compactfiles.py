@@ -130,7 +130,7 @@ def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
     """The rows of one compacted file; a column that it lacks is null.
 
     Where the file is damaged, the rows before the damage, and one that names the damage. A row
-    without the columns that every event has is odd too.
+    without the columns that every event has is odd too. Raises FileNotFoundError.
     """
     with place.local_copy(name) as path:
         try:
@@ -141,6 +141,8 @@ def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
                     if others:
                         wrong = [(NOT_AN_EVENT, "a row that lacks what every event has", None)]
                         yield from odd_table(name, wrong * others).to_batches()
+        except FileNotFoundError:
+            raise
         except _DAMAGE as error:
             yield from odd_table(name, [(DAMAGED, str(error), None)]).to_batches()
 
