@@ -22,6 +22,7 @@ from aztask.masking import mask
 
 EventKind: TypeAlias = Literal[
     "enqueued",
+    "send_unconfirmed",
     "received",
     "started",
     "renewed",

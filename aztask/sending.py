@@ -19,7 +19,8 @@ from aztask.codec import Codec
 from aztask.connections import Connections
 from aztask.context import current_context
 from aztask.display import short_repr
-from aztask.events import Event, EventSink, NullEventSink
+from aztask.errors import SendUnconfirmed
+from aztask.events import Event, EventKind, EventSink, NullEventSink
 from aztask.frozen import build
 from aztask.leaseadvisor import LeaseAdvisor
 from aztask.message import MESSAGE_DEFAULTS, TaskMessage
@@ -83,11 +84,15 @@ class Sending:
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
             messages = [self._message(common, call, own_id or new_id()) for call in batch]
-            self._publish(queue, messages, options.get("delay", 0.0))
+            try:
+                self._publish(queue, messages, options.get("delay", 0.0))
+            except SendUnconfirmed as error:
+                self._tell_unconfirmed(messages, error)
+                raise
             ids += [message.id for message in messages]
             if own_id:
                 self._expect(messages)
-            self._tell_enqueued(messages)
+            self._tell("enqueued", messages)
         return ids
 
     def close(self) -> None:
@@ -153,7 +158,13 @@ class Sending:
             known = self._publisher = (broker, Publisher(broker, self._codec))
         return known[1]
 
-    def _tell_enqueued(self, messages: Sequence[TaskMessage]) -> None:
+    def _tell_unconfirmed(self, messages: Sequence[TaskMessage], error: SendUnconfirmed) -> None:
+        """The broker accepted a part of these; the rest may be stored or not."""
+        doubtful = {envelope.message_id for envelope in error.unconfirmed}
+        self._tell("enqueued", [each for each in messages if each.message_id not in doubtful])
+        self._tell("send_unconfirmed", [each for each in messages if each.message_id in doubtful])
+
+    def _tell(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
         with self._lock:
             if self._sink is None or self._sink[0] != os.getpid():
                 writer = f"sender-{socket.gethostname()}-{os.getpid()}"
@@ -163,7 +174,7 @@ class Sending:
                 return
             now = time.time()
             for message in messages:
-                sink.emit(Event("enqueued", message.id, message.task, message.queue, ts=now))
+                sink.emit(Event(kind, message.id, message.task, message.queue, ts=now))
             sink.flush()
 
 

@@ -62,14 +62,23 @@ class Senders:
     def send(self, pairs: Sequence[Pair]) -> None:
         """Store all. Raises BrokerUnavailable, SendUnconfirmed, QueueNotFound, MessageTooLarge...
 
-        If the connection breaks between two batches, the first ones are stored: then it is
-        SendUnconfirmed with the rest.
+        If the connection breaks between two batches, or a message after the first batch is too
+        large, the first ones are stored: then it is SendUnconfirmed with the rest.
         """
-        with self.sender() as sender:
-            sent = 0
-            for batch, count in _batches(sender, pairs):
-                self._send(sender, batch, pairs, sent)
-                sent += count
+        sent = 0
+        try:
+            with self.sender() as sender:
+                for batch, count in _batches(sender, pairs):
+                    self._send(sender, batch, pairs, sent)
+                    sent += count
+        except MessageTooLarge as error:
+            if not sent:
+                raise
+            raise SendUnconfirmed(
+                f"queue {self._queue!r} did not get {len(pairs) - sent} of {len(pairs)} messages "
+                f"({error}); send those again under the same ids",
+                [envelope for envelope, _ in pairs[sent:]],
+            ) from None
 
     def _send(
         self,

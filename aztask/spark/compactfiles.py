@@ -5,6 +5,8 @@ Rules
    leave it out: no line counts twice, and none is missed.
 2. A file whose footer cannot be read counts as damaged and is not read; its sources are, where they
    are still there.
+3. A file that is damaged further in, or that holds something else than events, is read as far as it
+   goes. A row of its own then says so, and no other file suffers.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aztask.spark.eventcolumns import ARROW
+from aztask.spark.eventcolumns import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
 from aztask.spark.eventfiles import EventFile, Listing
 from aztask.spark.eventplaces import EventPlace
 
@@ -28,8 +31,12 @@ logger = logging.getLogger(__name__)
 ORIGIN_KEY: Final = b"aztask.origin"
 THREADS: Final = 8
 ROWS: Final = 1 << 16
-DAMAGED: Final = "damaged Parquet file"
 SUPERSEDED: Final = "compacted already"
+REQUIRED: Final = (*TEXTS, "ts")
+"""Columns that every event has."""
+
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError)
+"""What Arrow raises for a file that is damaged, or something else than Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +98,100 @@ def _origins(
     place: EventPlace, files: Sequence[EventFile]
 ) -> Iterable[tuple[EventFile, Origin | None]]:
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(zip(files, pool.map(lambda file: _origin(place, file), files), strict=True))
+        return list(
+            zip(files, pool.map(lambda file: _origin(place, file.name), files), strict=True)
+        )
 
 
-def _origin(place: EventPlace, file: EventFile) -> Origin | None:
-    """None: the footer cannot be read."""
+def _origin(place: EventPlace, name: str) -> Origin | None:
+    """As `origin_of`; a file that was removed meanwhile says nothing, and reading it will fail."""
     try:
-        with place.open_seekable(file.name) as stream:
+        return origin_of(place, name)
+    except FileNotFoundError:
+        return Origin()
+
+
+def origin_of(place: EventPlace, name: str) -> Origin | None:
+    """What a compacted file was made from; None: its footer cannot be read.
+
+    Raises FileNotFoundError.
+    """
+    try:
+        with place.open_seekable(name) as stream:
             return Origin.from_metadata(pq.read_metadata(stream))
     except FileNotFoundError:
-        return Origin()  # removed meanwhile: reading it will say so
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s of %s cannot be read, so it is left out: %s", file.name, place, error)
+        raise
+    except (*_DAMAGE, KeyError, TypeError) as error:
+        logger.warning("%s of %s cannot be read, so it is skipped: %s", name, place, error)
         return None
 
 
 def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
-    """The rows of one compacted file; a column that it lacks is null."""
-    with place.local_copy(name) as path, pq.ParquetFile(path) as file:
-        known = [column for column in ARROW.names if column in file.schema_arrow.names]
-        for batch in file.iter_batches(ROWS, columns=known):
-            columns = [
-                batch.column(column.name).cast(column.type)
-                if column.name in known
-                else pa.nulls(batch.num_rows, column.type)
-                for column in ARROW
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
+    """The rows of one compacted file; a column that it lacks is null.
+
+    Where the file is damaged, the rows before the damage, and one that names the damage. A row
+    without the columns that every event has is odd too. Raises FileNotFoundError.
+    """
+    with place.local_copy(name) as path:
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in _batches(file):
+                    events, others = _parted(batch)
+                    yield events
+                    if others:
+                        wrong = [(NOT_AN_EVENT, "a row that lacks what every event has", None)]
+                        yield from odd_table(name, wrong * others).to_batches()
+        except FileNotFoundError:
+            raise
+        except _DAMAGE as error:
+            yield from odd_table(name, [(DAMAGED, str(error), None)]).to_batches()
+
+
+def is_sound(place: EventPlace, name: str) -> bool:
+    """Whether a compacted file is what a compaction writes, up to its last row: it is all read."""
+    with place.local_copy(name) as path:
+        try:
+            with pq.ParquetFile(path) as file:
+                same = all(
+                    file.schema_arrow.field(column).type == ARROW.field(column).type
+                    for column in _known(file)
+                )
+                return same and not any(_parted(batch)[1] for batch in _batches(file))
+        except FileNotFoundError:
+            return True  # removed meanwhile: reading it will say so
+        except _DAMAGE:
+            return False
+
+
+def _known(file: pq.ParquetFile) -> list[str]:
+    return [column for column in ARROW.names if column in file.schema_arrow.names]
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Batches of the columns of `ARROW`. Raises ArrowInvalid where they cannot be made."""
+    known = _known(file)
+    lacking = [name for name in REQUIRED if name not in known]
+    if lacking:
+        raise pa.ArrowInvalid(f"there is no column {lacking[0]!r}: these are no events")
+    for batch in file.iter_batches(ROWS, columns=known):
+        batch.validate(full=True)  # text that is no UTF-8, for one
+        columns = [
+            batch.column(column.name).cast(column.type)
+            if column.name in known
+            else pa.nulls(batch.num_rows, column.type)
+            for column in ARROW
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
+
+
+def _parted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    """The rows that are events or tell of something odd, and how many are neither."""
+    lacking = [batch.column(name) for name in REQUIRED if batch.column(name).null_count]
+    if not lacking:
+        return batch, 0
+    sound = pc.is_valid(batch.column("odd"))
+    whole = pc.is_valid(lacking[0])
+    for column in lacking[1:]:
+        whole = pc.and_(whole, pc.is_valid(column))
+    kept = batch.filter(pc.or_(sound, whole))
+    return kept, batch.num_rows - kept.num_rows

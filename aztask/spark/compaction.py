@@ -10,6 +10,8 @@ Rules
 3. An hour is closed some time after its end: a dead worker's last file appears late. A file that
    appears later still is compacted into a file of its own.
 4. What is odd in the lines (torn, corrupt) is kept, as odd rows.
+5. A source is removed only if the compacted file that is there names it. One that cannot be read to
+   its end is not named: it stays, and its neighbours are compacted.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import calendar
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -30,12 +33,14 @@ from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
 from aztask.failpoint import hit
-from aztask.spark.compactfiles import ORIGIN_KEY, Origin, plan_of
+from aztask.spark.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
 from aztask.spark.dealing import deal
 from aztask.spark.eventcolumns import ARROW
 from aztask.spark.eventfiles import PARQUET, EventFile
 from aztask.spark.eventlines import read_lines
 from aztask.spark.eventplaces import EventPlace
+
+logger = logging.getLogger(__name__)
 
 CLOSED_SECONDS: Final = 3600.0
 """After its end an hour stays open for so long."""
@@ -66,7 +71,8 @@ class CompactionReport:
     """What a compaction did: files and bytes of lines, and what became of them.
 
     duplicates: events that were there more than once; odd: lines that are no sound events, which
-    are kept apart; removed: files that the compacted ones replace.
+    are kept apart; removed: files that the compacted ones replace; unreadable: files that could not
+    be read to their end, and stay.
     """
 
     hours: int = 0
@@ -78,6 +84,7 @@ class CompactionReport:
     bytes_before: int = 0
     bytes_after: int = 0
     removed: int = 0
+    unreadable: int = 0
 
     def add(self, other: CompactionReport) -> None:
         """Count what another part did."""
@@ -126,16 +133,21 @@ def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionR
     If the process dies before the file is published, a hidden scratch file is left at most; after
     it, sources that readers pass over, and that the next compaction removes.
     """
-    report = CompactionReport(
-        compacted_files=1, source_files=len(chunk.names), bytes_before=chunk.bytes
-    )
-    if not _is_there(place, chunk.target):
-        _write(place, chunk, report)
-    if not keep:
-        for name in chunk.names:
-            place.remove(name)
-            report.removed += 1
-            hit("compact-removed")
+    report = CompactionReport(source_files=len(chunk.names), bytes_before=chunk.bytes)
+    if not _is_there(place, chunk.target) and not _write(place, chunk, report):
+        return report
+    origin = origin_of(place, chunk.target)
+    if origin is None:
+        logger.warning(
+            "%s stands in the way of its own sources; they stay. Remove it and compact again",
+            chunk.target,
+        )
+        return report
+    report.compacted_files = 1
+    for name in () if keep else origin.sources:
+        place.remove(name)
+        report.removed += 1
+        hit("compact-removed")
     return report
 
 
@@ -148,19 +160,26 @@ def _is_there(place: EventPlace, name: str) -> bool:
     return True
 
 
-def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> None:
+def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> bool:
+    """Publish the compacted file; False: none of its sources could be read."""
     with place.scratch(chunk.target) as path:
         with pq.ParquetWriter(path, ARROW, compression="zstd") as writer:
-            for table in _groups(_unique(place, chunk, report)):
+            unreadable: set[str] = set()
+            for table in _groups(_unique(place, chunk, report, unreadable)):
                 writer.write_table(table)
-            origin = Origin(chunk.names, report.duplicates)
+            report.unreadable = len(unreadable)
+            sources = tuple(name for name in chunk.names if name not in unreadable)
+            origin = Origin(sources, report.duplicates)
             writer.add_key_value_metadata({ORIGIN_KEY.decode(): origin.to_json()})
         if pq.read_metadata(path).num_rows != report.events + report.odd:
             raise RuntimeError(f"{path} does not hold the rows that were written: try again")
+        if not sources:
+            return False
         report.bytes_after = path.stat().st_size
         hit("compact-written")
         place.publish(path, chunk.target)
     hit("compact-published")
+    return True
 
 
 def _end_of(folder: str) -> float:
@@ -186,20 +205,30 @@ def _chunks(files: Sequence[EventFile], most: int) -> Iterator[Chunk]:
         yield Chunk(folder, tuple(names), size)
 
 
-def _unique(place: EventPlace, chunk: Chunk, report: CompactionReport) -> Iterator[pa.RecordBatch]:
-    """The rows of the chunk's files without the second copies of events."""
+def _unique(
+    place: EventPlace, chunk: Chunk, report: CompactionReport, unreadable: set[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the chunk's files without the second copies of events.
+
+    unreadable: gets the names of the files that cannot be read to their end.
+    """
     seen: set[str] = set()
     for name in chunk.names:
-        with _opened(place, name) as stream:
-            for batch in read_lines(stream, name):
-                if batch.column("odd").null_count == 0:  # odd rows come in batches of their own
-                    report.odd += batch.num_rows
-                    yield batch
-                    continue
-                fresh = _fresh(batch, seen)
-                report.duplicates += batch.num_rows - fresh.num_rows
-                report.events += fresh.num_rows
-                yield fresh
+        try:
+            with _opened(place, name) as stream:
+                for batch in read_lines(stream, name):
+                    if batch.column("odd").null_count == 0:  # odd rows are in batches of their own
+                        report.odd += batch.num_rows
+                        yield batch
+                        continue
+                    fresh = _fresh(batch, seen)
+                    report.duplicates += batch.num_rows - fresh.num_rows
+                    report.events += fresh.num_rows
+                    yield fresh
+        except OSError as error:
+            what = error.strerror or error
+            logger.warning("%s of %s cannot be read and stays: %s", name, place, what)
+            unreadable.add(name)
 
 
 def _fresh(batch: pa.RecordBatch, seen: set[str]) -> pa.RecordBatch:

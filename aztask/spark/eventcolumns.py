@@ -8,9 +8,12 @@ Rules
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pyarrow as pa
+
+from aztask.masking import mask
 
 TEXTS: Final = ("id", "event", "task_id", "task", "queue", "worker")
 """Texts that every event has."""
@@ -58,3 +61,37 @@ NULS: Final = "NUL bytes"
 CLOCK_BACK: Final = "clock went back"
 CORRUPT: Final = (NOT_AN_EVENT, EMPTY, TORN, TOO_LONG, NULS)
 """Lines that are no events, or hold bytes that are none. `CLOCK_BACK` tells of sound lines."""
+DAMAGED: Final = "damaged Parquet file"
+UNREADABLE: Final = "unreadable file"
+"""Of files: one row for each, after the events that could be read."""
+EXCERPT: Final = 200
+"""Characters of an odd line, or of an error, that are kept."""
+
+
+def table_of(columns: dict[str, Any], rows: int) -> pa.Table:
+    """All columns in order, null where not given."""
+    return pa.table(
+        [columns.get(field.name, pa.nulls(rows, field.type)) for field in ARROW], schema=ARROW
+    )
+
+
+def odd_table(file: str, rows: Sequence[tuple[str, str, int | None]]) -> pa.Table:
+    """Odd rows of one file: what is wrong, a text, the line's number (None: of the whole file)."""
+    whats, texts, numbers = zip(*rows, strict=True)
+    columns: dict[str, Any] = {
+        "odd": pa.array(whats, pa.string()),
+        "odd_text": pa.array(map(_excerpt, texts), pa.string()),
+        "odd_file": pa.array([file] * len(whats), pa.string()),
+        "odd_line": pa.array(numbers, pa.int64()),
+    }
+    return table_of(columns, len(whats))
+
+
+def storable(text: str) -> str:
+    """The text, with half surrogate pairs as the text of their escape: Arrow has UTF-8 only."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _excerpt(text: str) -> str:
+    """The beginning, without secrets."""
+    return mask(storable(text[: 2 * EXCERPT]).replace("\0", "\\0"))[:EXCERPT]

@@ -46,7 +46,16 @@ class Listing:
         folder, _, base = name.rpartition("/")
         if base.startswith((".", "_")) or "/." in f"/{folder}":
             self.skipped["hidden name"] += 1
-        elif not _FOLDER.fullmatch(folder) or not base.endswith((LINES, PARQUET)):
+        elif not (_FOLDER.fullmatch(folder) and base.endswith((LINES, PARQUET)) and _is_utf8(name)):
             self.skipped["not an event file"] += 1
         else:
             self.files.append(EventFile(name, size, appeared))
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether the name can be written down: Linux allows any bytes, Spark and Arrow do not."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from aztask.spark.compactfiles import Plan, plan_of
@@ -26,7 +26,7 @@ from aztask.spark.eventcolumns import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMN
 from aztask.spark.eventdirectory import Directory
 from aztask.spark.eventfiles import EventFile
 from aztask.spark.eventplaces import EventPlace, place_of
-from aztask.spark.eventportions import read_files
+from aztask.spark.eventportions import read_files, unsound_files
 from aztask.spark.eventsource import FORMAT, EventSource
 
 FEW: Final = 100_000
@@ -55,19 +55,18 @@ class EventCounts:
 
 class Events:
     """The events of a place. events: each one once. odd: columns odd (what is wrong), odd_text (how
-    the line begins), odd_file, odd_line. DataFrames are lazy; `counts` runs a job, once.
+    the line begins), odd_file, odd_line. DataFrames are lazy, but their first use runs a job that
+    checks the compacted files of a directory; `counts` runs another, once.
     """
 
     def __init__(
-        self, place: EventPlace, plan: Plan, rows: DataFrame, kept: DataFrame, *, unique: bool
+        self, spark: SparkSession, place: EventPlace, plan: Plan, *, unique: bool, check: bool
     ) -> None:
         self.place = place
+        self._spark = spark
         self._plan = plan
-        self._rows = rows
-        self._kept = kept
-        self._all = rows.where(F.col("odd").isNull()).select(*EVENT_COLUMNS)
-        self.odd = rows.where(F.col("odd").isNotNull()).select(*ODD_COLUMNS)
         self._doubtful = unique
+        self._check = check
 
     @property
     def files(self) -> int:
@@ -83,6 +82,11 @@ class Events:
     def events(self) -> DataFrame:
         """Every event once. The first use looks for duplicates: a job over the ids alone."""
         return self._unique[0]
+
+    @property
+    def odd(self) -> DataFrame:
+        """What is wrong in the files, a row for each line or file."""
+        return self._rows.where(F.col("odd").isNotNull()).select(*ODD_COLUMNS)
 
     @property
     def corrupt(self) -> DataFrame:
@@ -108,11 +112,22 @@ class Events:
 
     def close(self) -> None:
         """Forget the lines that were kept in memory and on disk. The frames work on, slower."""
-        self._kept.unpersist()
+        if "_frames" in self.__dict__:
+            self._frames[1].unpersist()
+
+    @property
+    def _rows(self) -> DataFrame:
+        return self._frames[0]
+
+    @cached_property
+    def _frames(self) -> tuple[DataFrame, DataFrame]:
+        """Every row of the planned files, and the part of them that is kept once read."""
+        return _rows(self._spark, self.place, self._plan, check=self._check)
 
     @cached_property
     def _unique(self) -> tuple[DataFrame, int]:
-        return without_duplicates(self._all) if self._doubtful else (self._all, 0)
+        found = self._rows.where(F.col("odd").isNull()).select(*EVENT_COLUMNS)
+        return without_duplicates(found) if self._doubtful else (found, 0)
 
 
 def read_events(
@@ -121,18 +136,19 @@ def read_events(
     *,
     account_variable: str | None = None,
     check_duplicates: bool = True,
+    check_files: bool = True,
 ) -> Events:
     """The events under `path`: a directory, or ``blob://ACCOUNT/CONTAINER[/FOLDER]`` (Entra ID), or
     ``CONTAINER`` where `account_variable` names the environment variable with the account's
     connection string (read by the driver and by each executor; never an option of Spark's).
 
     Lines and compacted hours are read together, nothing twice. check_duplicates: False trusts that
-    no event is in two files, and saves a job over the ids. Raises ConfigurationError.
+    no event is in two files, and saves a job over the ids. check_files: False trusts that the
+    compacted files of a directory are sound, and saves a job that reads them; a damaged one then
+    fails the jobs that meet it. Raises ConfigurationError.
     """
     place = place_of(path, account_variable)
-    plan = plan_of(place)
-    rows, kept = _rows(spark, place, plan)
-    return Events(place, plan, rows, kept, unique=check_duplicates)
+    return Events(spark, place, plan_of(place), unique=check_duplicates, check=check_files)
 
 
 def stream_events(
@@ -146,7 +162,9 @@ def stream_events(
 ) -> DataFrame:
     """A stream of the events whose files appear under `path`, with a column ``at`` (a timestamp).
 
-    Of an event that comes twice within `watermark` the second is dropped. A stream reads lines: let
+    ``at`` is the event's time, but never later than the batch that reads it: the watermark follows
+    ``at``, and one event from a clock that runs ahead would make all others count as late. Of an
+    event that comes twice within `watermark` the second is dropped. A stream reads lines: let
     a compaction come well behind it (see `aztask.spark.compact`, ``closed_seconds``).
     """
     place = place_of(path, account_variable)
@@ -163,7 +181,7 @@ def stream_events(
             reader = reader.option(name, str(value))
     rows = reader.load()
     events = rows.where(F.col("odd").isNull()).select(
-        *EVENT_COLUMNS, F.timestamp_micros((F.col("ts") * 1e6).cast("long")).alias("at")
+        *EVENT_COLUMNS, F.timestamp_micros((_moment() * 1e6).cast("long")).alias("at")
     )
     return events.withWatermark("at", watermark).dropDuplicatesWithinWatermark(["id"])
 
@@ -190,16 +208,26 @@ def without_duplicates(events: DataFrame) -> tuple[DataFrame, int]:
     return sure.unionByName(once), doubtful.count() - once.count()
 
 
-def _rows(spark: SparkSession, place: EventPlace, plan: Plan) -> tuple[DataFrame, DataFrame]:
+def _moment() -> Column:
+    """The event's time between 1970 and the beginning of the batch, in seconds since 1970."""
+    return F.greatest(F.lit(0.0), F.least(F.col("ts"), F.current_timestamp().cast("double")))
+
+
+def _rows(
+    spark: SparkSession, place: EventPlace, plan: Plan, *, check: bool
+) -> tuple[DataFrame, DataFrame]:
     """Every row of the planned files, and the part of them that is kept once read.
 
-    Spark's own reader takes the Parquet files of a directory; the rest is read by us.
+    Spark's own reader takes the Parquet files of a directory, which ends a job at the first
+    damaged one: those are looked for first. The rest is read by us.
     """
     ours: list[EventFile] = list(plan.lines)
     frames: list[DataFrame] = []
     if isinstance(place, Directory):
-        if plan.compacted:
-            frames.append(_parquet(spark, place, plan.compacted))
+        unsound = unsound_files(spark, place, plan.compacted) if check else []
+        ours += unsound
+        if sound := [file for file in plan.compacted if file not in unsound]:
+            frames.append(_parquet(spark, place, sound))
     else:
         ours += plan.compacted
     if ours or not frames:

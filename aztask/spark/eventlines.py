@@ -24,25 +24,26 @@ from pyarrow import json as arrow_json
 
 from aztask.event import EVENT_KINDS, VERSION, Event, from_line
 from aztask.events import LINE_LIMIT
-from aztask.masking import mask
 from aztask.spark.eventcolumns import (
     ARROW,
     CLOCK_BACK,
     COUNTS,
     EMPTY,
     EVENT_COLUMNS,
+    EXCERPT,
     NOT_AN_EVENT,
     NULS,
     NUMBERS,
     TEXTS,
     TOO_LONG,
     TORN,
+    odd_table,
+    storable,
+    table_of,
 )
 
 BLOCK: Final = 4 << 20
 """Bytes that are read and parsed at once; more than `LINE_LIMIT`."""
-EXCERPT: Final = 200
-"""Characters of an odd line that are kept."""
 CLOCK_STEP: Final = 1.0
 """Seconds by which the clock must go back to be told; threads may swap neighbouring events."""
 LONGEST_NUMBER: Final = 1e15
@@ -89,7 +90,7 @@ class _Reader:
         self._number = 1
         self._name = name
         self._last_ts = -math.inf
-        self._odd: list[tuple[str, str, int]] = []
+        self._odd: list[tuple[str, str, int | None]] = []
 
     def block(self, block: bytes) -> Iterator[pa.RecordBatch]:
         """The rows of some whole lines."""
@@ -108,24 +109,17 @@ class _Reader:
 
     def odd(self, what: str, data: bytes, number: int | None = None) -> None:
         """Note an odd line: the next one, unless `number` says which."""
-        text = data[: 2 * EXCERPT].decode("utf-8", "replace").replace("\0", "\\0")
-        self._odd.append((what, mask(text)[:EXCERPT], number or self._number))
+        text = data[: 2 * EXCERPT].decode("utf-8", "replace")
+        self._odd.append((what, text, number or self._number))
         if number is None:
             self._number += 1
 
     def odd_batches(self) -> Iterator[pa.RecordBatch]:
         """The odd rows noted since the last call."""
-        if not self._odd:
-            return
-        whats, texts, numbers = zip(*self._odd, strict=True)
-        self._odd = []
-        columns: dict[str, Any] = {
-            "odd": pa.array(whats, pa.string()),
-            "odd_text": pa.array(texts, pa.string()),
-            "odd_file": pa.array([self._name] * len(whats), pa.string()),
-            "odd_line": pa.array(numbers, pa.int64()),
-        }
-        yield from _table(columns, len(whats)).to_batches()
+        if self._odd:
+            table = odd_table(self._name, self._odd)
+            self._odd = []
+            yield from table.to_batches()
 
     def _one_by_one(self, lines: Sequence[bytes]) -> tuple[pa.Table, Sequence[int]]:
         """The events among the lines, as `aztask.events.EventReader` finds them."""
@@ -198,7 +192,7 @@ def _parsed_whole(block: bytes, lines: Sequence[bytes]) -> pa.Table | None:
         return None
     columns = {name: table.column(name) for name in EVENT_COLUMNS}
     columns |= {name: pc.fill_null(table.column(name), 0) for name in COUNTS}
-    return _table(columns, table.num_rows)
+    return table_of(columns, table.num_rows)
 
 
 def _sound(table: pa.Table) -> bool:
@@ -222,20 +216,8 @@ def _from_events(events: Sequence[Event]) -> pa.Table:
         values: list[Any] = [getattr(event, name) for event in events]
         kind = ARROW.field(name).type
         if kind == pa.string():
-            values = [None if value is None else _storable(value) for value in values]
+            values = [None if value is None else storable(value) for value in values]
         elif kind == pa.float64():
             values = [None if value is None else float(value) for value in values]
         columns[name] = pa.array(values, kind)
-    return _table(columns, len(events))
-
-
-def _storable(text: str) -> str:
-    """The text, with half surrogate pairs as the text of their escape: Arrow has UTF-8 only."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _table(columns: dict[str, Any], rows: int) -> pa.Table:
-    """All columns in order, null where not given."""
-    return pa.table(
-        [columns.get(field.name, pa.nulls(rows, field.type)) for field in ARROW], schema=ARROW
-    )
+    return table_of(columns, len(events))

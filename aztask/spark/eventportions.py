@@ -3,7 +3,9 @@
 Rules
 1. A file that is gone when its turn comes fails the read: what is missing is never passed over in
    silence.
-2. What travels to executors names files and holds no secret.
+2. A file that cannot be read, or not to its end (permissions, a bad disk), is an odd row after the
+   events before that point. The other files are read.
+3. What travels to executors names files and holds no secret.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from aztask.errors import AztaskError
-from aztask.spark.compactfiles import read_compacted
+from aztask.spark.compactfiles import is_sound, read_compacted
 from aztask.spark.dealing import deal
-from aztask.spark.eventcolumns import DDL
+from aztask.spark.eventcolumns import DDL, UNREADABLE, odd_table
 from aztask.spark.eventfiles import EventFile
 from aztask.spark.eventlines import read_lines
 from aztask.spark.eventplaces import EventPlace
@@ -70,8 +72,30 @@ def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterato
                 f"{file.name} was removed from {place} while it was read, probably by a compaction "
                 "or an upload: read again"
             ) from None
+        except OSError as error:
+            what = error.strerror or str(error)
+            yield from odd_table(file.name, [(UNREADABLE, what, None)]).to_batches()
 
 
 def read_files(spark: SparkSession, place: EventPlace, files: Sequence[EventFile]) -> DataFrame:
     """The rows of files that the driver has listed, a Spark task for each portion."""
     return deal(spark, portions(files), partial(read_portion, place), DDL)
+
+
+def unsound_files(
+    spark: SparkSession, place: EventPlace, files: Sequence[EventFile]
+) -> list[EventFile]:
+    """Those of these compacted files that only `read_files` can read: damaged or foreign ones.
+
+    Runs a job that reads all of them: only that shows what is inside.
+    """
+    if not files:
+        return []
+    rows = deal(spark, portions(files), partial(_unsound, place), "name STRING").collect()
+    names = {row["name"] for row in rows}
+    return [file for file in files if file.name in names]
+
+
+def _unsound(place: EventPlace, portion: Portion) -> Iterator[pa.RecordBatch]:
+    names = [file.name for file in portion.files if not is_sound(place, file.name)]
+    yield pa.RecordBatch.from_pydict({"name": names}, pa.schema([("name", pa.string())]))

@@ -183,7 +183,8 @@ def _counts(measured: DataFrame) -> DataFrame:
         *(_count(kind) for kind in sorted(EVENT_KINDS)),
         *(F.sum(name).alias(f"{name}_sum") for name in SPREADS),
         *(F.count(name).alias(f"{name}_count") for name in SPREADS),
-        F.sum("renewals").alias("renewals_sum"),
+        # as a double: the counter of a damaged line may be so large that whole numbers overflow
+        F.sum(F.col("renewals").cast("double")).alias("renewals_sum"),
         *_edges("{}"),
     )
     return _every_level(

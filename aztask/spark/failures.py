@@ -22,7 +22,7 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """What a job raises: an error that pyspark knows, or the bridge's own for all others."""
 
 _OURS: Final = re.compile(r"^(?:[\w.]+: )*aztask\.errors\.(\w+): (.+)$", re.MULTILINE)
-_MISSING: Final = re.compile(r"No module named '(\w+)")
+_MISSING: Final = re.compile(r"(?:No module named|there is no module) '(\w+)")
 _LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 _CAUSE: Final = re.compile(
     r"^Caused by: [\w.$]+: ((?:(?!\tat |\t\.\.\.|Caused by).*\n?)+)", re.MULTILINE
@@ -37,20 +37,29 @@ AGAIN: Final = (
 def as_ours(error: BaseException) -> AztaskError:
     """The error to raise instead of `error`, which a Spark job raised."""
     text = str(error)
-    if ours := ours_in(text):
-        return ours
-    if any(each in text for each in _DIED):
+    ours = ours_in(text)
+    if ours is None and any(each in text for each in _DIED):
         return SubmitFailed(f"a Python worker of Spark died (killed, or out of memory); {AGAIN}")
-    if found := _MISSING.findall(text):
-        return SubmitFailed(
-            f"executors have no module {found[-1]!r}: ship it, --py-files with a wheel or "
-            "addPyFile, or install it on the cluster; nothing was sent by them"
-        )
+    if missing := what_is_missing(str(ours) if ours else text):
+        return SubmitFailed(f"{missing}; those executors sent nothing")
+    if ours:
+        return ours
     if found := _CAUSE.findall(text):
         return SubmitFailed(f"{_short(' '.join(found[-1].split()))}; {AGAIN}")
     if found := _LAST.findall(text):
         return SubmitFailed(f"{found[-1][0]}: {_short(found[-1][1])}; {AGAIN}")
     return SubmitFailed(f"{_short(text.partition(chr(10))[0])}; {AGAIN}")
+
+
+def what_is_missing(text: str) -> str | None:
+    """What to do about a module that executors cannot import; None if a text names no such."""
+    found = _MISSING.findall(text)
+    if not found:
+        return None
+    return (
+        f"executors cannot import {found[-1]!r}: put it into a zip with aztask spark pack and pass "
+        "that as --py-files (Spark does not import from wheels), or install it on the cluster"
+    )
 
 
 def ours_in(text: str) -> AztaskError | None:

@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from aztask.errors import AztaskError, ConfigurationError
 from aztask.masking import mask
-from aztask.spark.failures import ours_in
+from aztask.spark.failures import ours_in, what_is_missing
 from aztask.spark.session import first_line
 
 _CONDITION: Final = re.compile(r"\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: .*)?")
@@ -38,7 +38,10 @@ def told_plainly() -> Iterator[None]:
 
 def plainly(error: BaseException) -> AztaskError:
     """What to raise instead of `error`."""
-    if ours := ours_in(str(error)):
+    ours = ours_in(str(error))
+    if missing := what_is_missing(str(ours or error)):
+        return AztaskError(missing)
+    if ours:
         return ours
     line = first_line(error)
     match = _CONDITION.fullmatch(line)

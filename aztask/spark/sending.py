@@ -4,8 +4,10 @@ Rules
 1. Each row is sent, or counted as failed with its reason; nothing is dropped in silence.
 2. What the service did not confirm, or refused because it is busy or full, is sent again under the
    same ids until patience ends; then the partition fails, and with it the job.
-3. A row that cannot travel (a value too long, a NaN where json is written) fails alone: the others
-   are sent, and the submission as a whole is reported as failed.
+3. A row that cannot travel (a value too long, a NaN where json is written, a date that Python does
+   not have) fails alone: the others are sent, and the submission as a whole is reported as failed.
+4. An event ``enqueued`` is written for each message that the broker accepted, and for no other. A
+   message whose send was in doubt to the end gets ``send_unconfirmed`` instead.
 
 Crash window: a Python worker or an executor that dies here has sent some of the partition's rows.
 Spark runs the partition again, or the caller does: the same rows get the same ids, and workers with
@@ -18,6 +20,7 @@ import gc
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
@@ -26,27 +29,28 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from aztask.app import App
-from aztask.display import safe_str, short_repr
+from aztask.display import one_line, safe_str, short_repr
 from aztask.envelope import Envelope
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
     CodecError,
     ConfigurationError,
-    MessageTooLarge,
     QueueFull,
     SendUnconfirmed,
 )
-from aztask.events import Event
+from aztask.events import Event, EventKind
 from aztask.spark.ids import id_maker
 from aztask.spark.pace import Pace, Patience
 from aztask.spark.submission import Submission
-from aztask.spark.values import plain
+from aztask.spark.values import readable
 from aztask.template import Template
 
 BATCH: Final = 500
 """Messages in one send: as `App.map`."""
 MOST_ERRORS: Final = 5
+REASON_LIMIT: Final = 1000
+"""Characters of a reason that are kept."""
 
 REPORT_SCHEMA: Final = (
     "partition int, rows long, sent long, retried long, failed long, errors string"
@@ -150,6 +154,7 @@ class _Partition:
         self._events = app.open_events(writer) if app.settings.events is not None else None
         self._rows = self._sent = self._retried = self._failed = 0
         self._errors: list[str] = []
+        self._in_doubt: dict[str, Envelope] = {}
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> PartitionReport:
         """All of it."""
@@ -157,6 +162,7 @@ class _Partition:
             for batch in batches:
                 self._send_batch(batch)
         finally:
+            self._tell("send_unconfirmed", tuple(self._in_doubt.values()))
             if self._events is not None:
                 self._events.close()
         return PartitionReport(
@@ -170,10 +176,21 @@ class _Partition:
 
     def _send_batch(self, batch: pa.RecordBatch) -> None:
         names = dict.fromkeys([self._submission.key, *(name for _, name in self._columns)])
-        found = {name: plain(_column(batch, name)) for name in names}
+        found: dict[str, list[Any]] = {}
+        reasons: dict[int, str] = {}
+        for name in names:
+            found[name], unreadable = readable(_column(batch, name))
+            for place, reason in unreadable.items():
+                reasons.setdefault(place, f"column {name!r}: {reason}")
         keys = found[self._submission.key]
         columns = [found[name] for _, name in self._columns]
         rows = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
+        if reasons:
+            self._rows += len(reasons)
+            for place, reason in reasons.items():
+                self._fail(f"key {short_repr(keys[place])}: {reason}")
+            kept = [place for place in range(len(keys)) if place not in reasons]
+            keys, rows = [keys[place] for place in kept], [rows[place] for place in kept]
         size = self._pace.batch(BATCH)
         for first in range(0, len(keys), size):
             part = keys[first : first + size]
@@ -217,59 +234,79 @@ class _Partition:
             try:
                 self._app.broker.send(self._queue, left)
             except SendUnconfirmed as error:
-                self._accept(len(left) - len(error.unconfirmed))
+                self._accept(_without(left, error.unconfirmed))
                 left, failure = error.unconfirmed, error
-            except MessageTooLarge as error:
-                self._one_by_one(left, error)
-                break
+                self._in_doubt.update((each.message_id, each) for each in left)
+            except CodecError as error:
+                self._deliver_apart(left, error)
+                return
             except (BrokerUnavailable, QueueFull) as error:
                 failure = error
             else:
-                self._accept(len(left))
-                break
+                self._accept(left)
+                return
             self._retried += len(left)
             if not self._patience.wait(_asked(failure)):
                 raise self._gave_up(failure) from failure
-        self._tell(envelopes)
 
-    def _one_by_one(self, envelopes: Sequence[Envelope], error: MessageTooLarge) -> None:
-        """One of these is too large; the others shall be sent."""
+    def _deliver_apart(self, envelopes: Sequence[Envelope], error: CodecError) -> None:
+        """The broker stored none of these, because it cannot take one of them (it is too large,
+        mostly). Send them in halves, down to that one, which fails alone.
+        """
         if len(envelopes) == 1:
-            shown = envelopes[0].headers.get("kwargsrepr")
-            self._fail(f"task {envelopes[0].correlation_id} {shown}: {error}")
+            (envelope,) = envelopes
+            self._in_doubt.pop(envelope.message_id, None)
+            self._fail(
+                f"task {envelope.correlation_id} {envelope.headers.get('kwargsrepr')}: {error}"
+            )
             return
-        events, self._events = self._events, None  # the whole batch is told of by whoever called
-        for envelope in envelopes:
-            self._deliver([envelope])
-        self._events = events
+        middle = len(envelopes) // 2
+        self._deliver(envelopes[:middle])
+        self._deliver(envelopes[middle:])
 
     def _gave_up(self, error: BrokerError) -> BrokerError:
         """The error to end with, of the same kind."""
+        doubt = f", {len(self._in_doubt):,} more may be stored or not" if self._in_doubt else ""
         return type(error)(
             f"{safe_str(error)}; no success for {self._submission.patience:g} s, with "
-            f"{self._sent:,} rows of partition {self._partition} sent: submit again under the same "
-            "submission id when the service is well"
+            f"{self._sent:,} rows of partition {self._partition} sent{doubt}: submit again under "
+            "the same submission id when the service is well"
         )
 
-    def _accept(self, count: int) -> None:
-        if count:
-            self._sent += count
+    def _accept(self, envelopes: Sequence[Envelope]) -> None:
+        """The broker has these."""
+        if envelopes:
+            self._sent += len(envelopes)
             self._patience.succeeded()
+            if self._in_doubt:
+                for each in envelopes:
+                    self._in_doubt.pop(each.message_id, None)
+            self._tell("enqueued", envelopes)
 
     def _fail(self, reason: str) -> None:
         self._failed += 1
         if len(self._errors) < MOST_ERRORS:
-            self._errors.append(reason)
+            self._errors.append(one_line(reason, REASON_LIMIT))
 
-    def _tell(self, envelopes: Sequence[Envelope]) -> None:
-        if self._events is None:
+    def _tell(self, kind: EventKind, envelopes: Sequence[Envelope]) -> None:
+        if self._events is None or not envelopes:
             return
         now, task = time.time(), self._submission.task
         for each in envelopes:
-            self._events.emit(
-                Event("enqueued", each.correlation_id or "", task, self._queue, ts=now)
-            )
+            self._events.emit(Event(kind, each.correlation_id or "", task, self._queue, ts=now))
         self._events.flush()
+
+
+def _without(envelopes: Sequence[Envelope], others: Sequence[Envelope]) -> list[Envelope]:
+    """The envelopes that are not among the others; two of one message id are told apart."""
+    left = Counter(each.message_id for each in others)
+    kept = []
+    for each in envelopes:
+        if left[each.message_id] > 0:
+            left[each.message_id] -= 1
+        else:
+            kept.append(each)
+    return kept
 
 
 def _asked(failure: BaseException) -> float | None:

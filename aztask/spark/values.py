@@ -19,8 +19,9 @@ calendar interval, user-defined
 
 Rules
 1. A whole column is converted at once: this is where a submission spends much of its time.
-2. What cannot travel is known from the schema, but for single values that are too long or, with
-   the json serializer, are no numbers.
+2. What cannot travel is known from the schema. The exceptions are single values: one that is too
+   long, one that Python cannot hold (text that is not UTF-8, a date after the year 9999) and, with
+   the json serializer, one that is no number. Such a value costs its own row only.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from aztask.codec import Codec
+from aztask.display import safe_str
 from aztask.errors import ConfigurationError, EncodeError
 
 _UTC = pa.timestamp("us", tz="UTC")
+
+_UNREADABLE = (pa.ArrowException, ValueError, OverflowError, KeyError)
+"""What Arrow raises for a value that Python cannot hold."""
 
 _SAMPLES: dict[type[spark.DataType], Any] = {
     spark.BooleanType: True,
@@ -97,6 +102,25 @@ def _sample(kind: spark.DataType) -> Any:
     return _SAMPLES[type(kind)]
 
 
+def readable(column: pa.Array) -> tuple[list[Any], dict[int, str]]:
+    """The values as `plain` gives them, and {place: why} of those that Python cannot hold, which
+    are None.
+    """
+    try:
+        return plain(column), {}
+    except _UNREADABLE:
+        pass
+    values: list[Any] = []
+    reasons: dict[int, str] = {}
+    for place in range(len(column)):
+        try:
+            values += _one_by_one(column.slice(place, 1))
+        except _UNREADABLE as error:
+            values.append(None)
+            reasons[place] = f"Python cannot hold the value ({safe_str(error)})"
+    return values, reasons
+
+
 def plain(column: pa.Array) -> list[Any]:
     """The values of an Arrow column, as the table above says."""
     kind = column.type
@@ -106,6 +130,12 @@ def plain(column: pa.Array) -> list[Any]:
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     ):
         return _quick(column)
+    return _one_by_one(column)
+
+
+def _one_by_one(column: pa.Array) -> list[Any]:
+    """The same for every type, in Arrow's own way."""
+    kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return list(column.cast(_UTC).to_pylist())
     if pa.types.is_nested(kind):

@@ -15,12 +15,14 @@ from harness import wait_until
 from ledger_app import work
 from proxy import Proxy
 
+from aztask.addresses import ServiceBusAddress
 from aztask.brokers.base import Delivery, Lost, QueueOptions, Receiver, Renewed, Settled, Unknown
 from aztask.brokers.servicebus import ServiceBusBroker
 from aztask.envelope import Envelope
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.settlement import Complete, Resubmit, with_envelope
 from aztask.testing import RunningEmulator
+from aztask.urls import parse_broker
 
 LEASE = 20.0
 REQUESTS = re.compile(rb"com\.microsoft:(renew-lock|update-disposition)")
@@ -135,6 +137,23 @@ def test_a_send_without_answer_carries_what_to_send_again(bench: Bench) -> None:
     with pytest.raises(SendUnconfirmed) as caught:
         bench.broker.send(bench.name, sent)
     assert list(caught.value.unconfirmed) == sent
+
+
+def test_a_message_too_large_after_a_batch_leaves_that_batch_sent(bus: RunningEmulator) -> None:
+    """Larger than a batch takes, where the broker was told that the queue takes more."""
+    address = parse_broker(address_at(bus))
+    assert isinstance(address, ServiceBusAddress)
+    broker = ServiceBusBroker(address, admin=bus.admin_connection_string, max_message_bytes=2**24)
+    name = f"faults-{next(_names)}"
+    broker.declare(name, QueueOptions(lease=LEASE))
+    sizes = [900_000, 3_000_000, 10]
+    sent = [Envelope(b"x" * size, message_id=f"m{n}") for n, size in enumerate(sizes)]
+    with pytest.raises(SendUnconfirmed, match="larger than") as caught:
+        broker.send(name, sent)
+    stored = [peeked.envelope.message_id for peeked in broker.peek(name)]
+    assert stored == ["m0"]
+    assert [each.message_id for each in caught.value.unconfirmed] == ["m1", "m2"]
+    broker.close()
 
 
 def test_a_receive_goes_on_after_its_connection_was_reset(bench: Bench) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -101,6 +102,29 @@ def test_what_goes_wrong_is_one_line_and_an_exit_code(run, tmp_path, arguments, 
     assert (found, out) == (code, ""), error
     assert error.startswith("aztask: error: ")
     assert words in error
+
+
+def test_a_wheel_is_repacked_for_the_executors(run, shop_folder, shop, tmp_path, monkeypatch):
+    """Its module is not on the executors' path, for here they run in another directory."""
+    source = "import os\nfrom aztask import App\napp = App('w', broker=os.environ['W_BROKER'])\n"
+    source = source.replace("os.environ['W_BROKER']", repr(os.environ["SPARK_SHOP_BROKER"]))
+    source += "@app.task(name='w.t', queue='wheel')\ndef t(path: str, width: int): ...\n"
+    with zipfile.ZipFile(tmp_path / "wheel_shop-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("wheel_shop/__init__.py", source)
+    with zipfile.ZipFile(tmp_path / "wheel_shop-1-py3-none-any.whl") as wheel:
+        wheel.extractall(tmp_path)  # the driver has it installed
+    (tmp_path / "a.json").write_text('{"path": "a", "width": 1}\n')
+    about = ("-A", "wheel_shop", "--task", "w.t", "--key", "path", "--submission-id", "w")
+    given = ("--input", "a.json", "--schema", SCHEMA)
+    code, _, error = run("submit", *about, *given)
+    assert code == 1
+    assert "executors cannot import 'wheel_shop': put it into a zip with aztask spark pack" in error
+    code, _, error = run("submit", *about, *given, "--py-files", "wheel_shop-1-py3-none-any.whl")
+    assert code == 0, error
+    assert ids(shop, "wheel") == {task_id("w", "a")}
+    for name, words in (("nosuch.zip", "is not a file"), ("a.json", "neither a .py file")):
+        code, _, error = run("submit", *about, *given, "--py-files", name)
+        assert (code, words in error) == (4, True), error
 
 
 def test_without_an_app_it_says_what_to_do(run, tmp_path):

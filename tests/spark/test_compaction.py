@@ -7,15 +7,19 @@ import subprocess
 import sys
 import time
 
+import pyarrow.parquet as pq
 import pytest
 from events_site import random_event, write_log
 
 from aztask.failpoint import VARIABLE
 from aztask.spark import compact, place_of
-from aztask.spark.compactfiles import plan_of, read_compacted
+from aztask.spark.compactfiles import is_sound, plan_of, read_compacted
 from aztask.spark.compaction import CHUNK_BYTES, _chunks, compact_chunk
+from aztask.spark.eventcolumns import DAMAGED
+from aztask.spark.eventdirectory import Directory
 from aztask.spark.eventlines import read_lines
 from aztask.spark.eventplaces import EventPlace
+from aztask.spark.eventportions import Portion, read_portion
 
 NOW = 2_000_000_000.0
 SIZE = 2000
@@ -94,3 +98,59 @@ def test_a_closed_hour_is_much_smaller(log):
     assert report.bytes_after * 4 < report.bytes_before
     assert (report.events, report.duplicates, report.odd) == (SIZE, 0, 0)
     assert report.hours == report.compacted_files == 3
+
+
+def test_a_damaged_file_is_read_up_to_the_damage(log):
+    """Each byte of one page is turned over, as by a bad disk; the footer is whole."""
+    place = place_of(log)
+    compact(None, place, now=NOW, chunk_bytes=1 << 30)
+    file = max(plan_of(place).compacted, key=lambda each: each.size)
+    path = log / file.name
+    whole = [batch.to_pylist() for batch in read_compacted(place, file.name)]
+    assert is_sound(place, file.name)
+    column = pq.read_metadata(path).row_group(0).column(0)
+    data = bytearray(path.read_bytes())
+    begin = column.data_page_offset + 30
+    data[begin : begin + 200] = bytes(byte ^ 0xFF for byte in data[begin : begin + 200])
+    path.write_bytes(data)
+    assert not is_sound(place, file.name)
+    *before, (odd,) = [batch.to_pylist() for batch in read_compacted(place, file.name)]
+    assert before == whole[: len(before)]
+    assert (odd["odd"], odd["odd_file"], odd["id"]) == (DAMAGED, file.name, None)
+    with pytest.raises(FileNotFoundError):
+        list(read_compacted(place, "date=2026-09-21/hour=00/nosuch.parquet"))
+
+
+def test_a_damaged_compacted_file_does_not_cost_its_sources(log):
+    """It has the name that theirs would have: a copy that was cut short, for example."""
+    place = place_of(log)
+    compact(None, place, now=NOW, keep=True)
+    for path in log.glob("date=*/hour=*/*.parquet"):
+        path.write_bytes(path.read_bytes()[:-100])
+    report = compact(None, place, now=NOW)
+    assert (report.compacted_files, report.removed) == (0, 0)
+    assert ids(place) == sorted(f"e-{number}" for number in range(SIZE))
+
+
+def test_a_file_that_cannot_be_read_stays_and_its_neighbours_are_compacted(log, monkeypatch):
+    place, opened = place_of(log), Directory.open
+    sources = sorted(str(path.relative_to(log)) for path in log.glob("date=*/hour=*/*.jsonl"))
+    bad = sources[1]
+
+    def refuse(self, name):
+        if name == bad:
+            raise PermissionError(13, "Permission denied")
+        return opened(self, name)
+
+    monkeypatch.setattr(Directory, "open", refuse)
+    files = [file for file in place.list().files if file.name in sources[:3]]
+    rows = [row for each in read_portion(place, Portion(tuple(files))) for row in each.to_pylist()]
+    odd = [(row["odd"], row["odd_text"], row["odd_file"]) for row in rows if row["odd"]]
+    assert odd == [("unreadable file", "Permission denied", bad)]
+    report = compact(None, place, now=NOW)
+    assert (report.unreadable, report.removed) == (1, len(sources) - 1)
+    assert [str(path.relative_to(log)) for path in log.glob("date=*/hour=*/*.jsonl")] == [bad]
+    assert compact(None, place, now=NOW).compacted_files == 0  # there is nothing else to compact
+    monkeypatch.setattr(Directory, "open", opened)
+    compact(None, place, now=NOW)
+    assert ids(place) == sorted(f"e-{number}" for number in range(SIZE))

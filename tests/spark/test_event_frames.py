@@ -1,8 +1,11 @@
 """Events as DataFrames: each once, nothing left out in silence, from files as they come."""
 
+import json
 import random
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from events_reference import compare, groups
 from events_site import BEGIN, line, make_hostile, random_event, write_log
@@ -12,9 +15,42 @@ from aztask.events import read_events as read_plainly
 from aztask.spark import compact, place_of, read_events, statistics
 from aztask.spark.eventframe import without_duplicates
 from aztask.spark.eventstatistics import columns, plain
+from aztask.spark.recommending import recommend
+from aztask.spark.reportpage import render
+from aztask.spark.summary import summarize
 
 NOW = 2_000_000_000.0
 SIZE = 3000
+HOSTILE = "\\udc80\0\x1b[31m<b>\u2028"
+"""As it is stored: half a surrogate pair is the text of its escape."""
+
+
+def make_hard(folder):
+    """Put such lines and files into the folder of an hour; how many events are among them."""
+    raw = HOSTILE.replace("\\udc80", "\udc80")
+    good = {"id": "h", "v": 1, "event": "succeeded", "ts": BEGIN, "task_id": "i", "task": "t",
+            "queue": "q", "worker": "w", "held_seconds": 1.0}  # fmt: skip
+    changes = [
+        *({name: raw, "id": f"{raw}-{name}"} for name in ("task", "queue", "worker", "error")),
+        {"event": "failed", "error_type": raw},
+        *({"ts": ts} for ts in (9e14, -9e14, 1.79e12)),
+        *({"task": "many", "renewals": 2**62} for _ in range(4)),
+        *({"delivery_count": 2**63 - 1, "resubmit_count": 2**63 - 1} for _ in range(2)),
+        *({name: 9e14} for name in ("duration_seconds", "lease_seconds", "margin_seconds")),
+    ]
+    lines = [{**good, "id": f"h-{number}", **change} for number, change in enumerate(changes)]
+    ordered = sorted(lines, key=lambda each: each["ts"])
+    (folder / "hard-1.jsonl").write_text("".join(json.dumps(each) + "\n" for each in ordered))
+    with open(bytes(folder) + b"/name-\xff.jsonl", "wb") as stream:  # noqa: PTH123  # no UTF-8
+        stream.write(b"x\n")
+    foreign = {"id": ["f-1", None, "f-2"], "event": ["succeeded", "succeeded", None]}
+    events = {name: [good[name]] * 3 for name in ("ts", "task_id", "task", "queue", "worker")}
+    pq.write_table(pa.table({**foreign, **events, "renewals": [1, 2, 3]}), folder / "other.parquet")
+    pq.write_table(pa.table({"a": [1, 2]}), folder / "quite-other.parquet")
+    texts = pa.table({**foreign, **events, "ts": ["x", "y", "z"]})
+    pq.write_table(texts, folder / "texts.parquet")
+    (folder / "no.parquet").write_bytes(b"PAR1 and then something else")
+    return len(lines) + 1
 
 
 @pytest.fixture
@@ -72,6 +108,28 @@ def check_statistics(events, plain_events):
             compared += compare(row, expected[level][key])
     figures.close()
     return compared
+
+
+def test_one_bad_line_or_file_harms_nothing_else(spark, log):
+    """Values that are allowed and hard to handle, and files that are damaged or not ours."""
+    directory, _ = log
+    compact(spark, place_of(directory), now=BEGIN + 2.5 * 3600)  # the first of three hours
+    folder = sorted(directory.glob("date=*/hour=*"))[0]
+    hard = make_hard(folder)
+    told = []
+    for _ in range(2):  # as lines, and compacted
+        read = read_events(spark, directory)
+        told.append(read.counts)
+        summary = summarize(read)
+        assert [row["renewals_mean"] for row in summary.tasks if row["task"] == "many"] == [2**62]
+        assert "\0" not in render(summary)
+        assert {each.queue for each in recommend(read.events)} >= {HOSTILE, "queue-0"}
+        read.close()
+        compact(spark, place_of(directory), now=NOW)
+    assert told[0].odd == {"damaged Parquet file": 2, "not an event": 2}
+    assert told[0].skipped == {"damaged Parquet file": 1, "not an event file": 1}
+    assert told[0].events == SIZE + hard
+    assert (told[1].events, told[1].odd) == (told[0].events, told[0].odd)
 
 
 def test_compacted_and_not_the_same_numbers(spark, log):

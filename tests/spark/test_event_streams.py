@@ -53,6 +53,24 @@ def test_a_directory_over_restarts(spark, tmp_path):
     assert batches == 1
 
 
+def test_an_event_from_a_clock_that_is_far_off_does_not_make_the_others_late(spark, tmp_path):
+    """Milliseconds for seconds, and a time that no timestamp holds."""
+    folder = tmp_path / "log" / FOLDER
+    folder.mkdir(parents=True)
+    now = time.time()
+    event = random_event(random.Random(4), 1)
+    times = {"w1-1": [now * 1000, 9e14, -9e14, now - 60], "w1-2": [now - 30], "w1-3": [now - 10]}
+    for name, moments in times.items():
+        lines = [line(event._replace(id=f"{name}-{n}", ts=ts)) for n, ts in enumerate(moments)]
+        (folder / f"{name}.jsonl").write_bytes(b"".join(lines))
+        time.sleep(0.01)
+    time.sleep(2 * SETTLE)
+    frame = stream_events(spark, tmp_path / "log", max_files_per_trigger=1, settle_seconds=SETTLE)
+    found, batches = run(spark, frame, tmp_path / "checkpoint", tmp_path / "sink")
+    assert batches == 3
+    assert set(found) >= {"w1-1-0", "w1-1-1", "w1-1-3", "w1-2-0", "w1-3-0"}
+
+
 def test_a_container(spark, tmp_path, blobs):
     with container_client(place_of("stream/log", blobs).address()) as client:
         client.create_container()

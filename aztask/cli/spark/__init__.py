@@ -16,6 +16,7 @@ from aztask.cli.options import app_option
 COMMANDS: dict[str, str] = {
     "submit": "Send one task for each row of files.",
     "stream": "Send one task for each row of files, as the files come into a folder.",
+    "pack": "Pack aztask, its needs and your modules into a zip for --py-files.",
     "compact": "Compact the events of closed hours into Parquet files.",
     "stats": "Show how tasks waited, ran and ended, from their events.",
     "recommend": "Recommend leases, prefetch and a split of queues from the event log.",

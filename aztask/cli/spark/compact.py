@@ -60,4 +60,5 @@ def command(
         f"({report.bytes_after / 1e6:,.1f} MB), {plural(report.events, 'event')}, "
         f"{plural(report.duplicates, 'duplicate')}, {plural(report.odd, 'odd line')}; "
         f"{plural(report.removed, 'file')} removed"
+        + (f"; {plural(report.unreadable, 'unreadable file')} left" if report.unreadable else "")
     )

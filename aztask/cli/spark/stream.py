@@ -52,10 +52,10 @@ def command(
     with open_session(wish, f"aztask stream {task}") as session:
         from aztask.spark import stream
         from aztask.spark.failures import ended_well
+        from aztask.spark.pyfiles import add_py_files
         from aztask.spark.tables import read_stream
 
-        for each in py_files:
-            session.sparkContext.addPyFile(each)
+        add_py_files(session, py_files)
         rows = read_stream(session, path, schema=schema, kind=kind, most_files=max_files)
         query = stream(rows, task, **about, **options)
         try:

@@ -49,10 +49,10 @@ def command(
     """
     with open_session(wish, f"aztask submit {task}") as session:
         from aztask.spark import submit
+        from aztask.spark.pyfiles import add_py_files
         from aztask.spark.tables import read_table
 
-        for each in py_files:
-            session.sparkContext.addPyFile(each)
+        add_py_files(session, py_files)
         table = read_table(session, path, kind=kind, schema=schema)
         try:
             with watched(session):

@@ -71,7 +71,7 @@ _SHARED = (
     click.option(
         "--py-files",
         multiple=True,
-        help="A module, zip or wheel for the executors; may be given several times.",
+        help="A .py file, zip or wheel for the executors; may be given several times. See pack.",
     ),
 )
 

@@ -1,0 +1,44 @@
+"""``aztask spark pack``: what executors lack, as one zip."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from aztask.cli.failures import visible
+from aztask.cli.options import app_option, json_option
+from aztask.cli.output import print_json
+from aztask.cli.target import app_spec
+
+
+@click.command("pack")
+@app_option
+@click.argument("sources", metavar="[MODULE|FILE|FOLDER|WHEEL]...", nargs=-1)
+@click.option("-o", "--output", required=True, help="The zip to write.")
+@json_option
+def command(sources: tuple[str, ...], output: str, as_json: bool) -> None:
+    """Pack aztask, its needs and your modules into a zip for --py-files.
+
+    The app of -A is packed with the module or package that it is in, and each further argument is a
+    module, a .py file, a package's folder or a wheel. Neither Spark nor Java is needed. What has
+    compiled parts does not work from a zip: it is listed, to be installed on the cluster.
+    """
+    from aztask.spark.packing import pack
+
+    spec = app_spec()
+    given = (spec.partition(":")[0].partition(".")[0],) if spec else ()
+    packed = pack(output, (*given, *sources))
+    if as_json:
+        print_json(asdict(packed))
+        return
+    _print(packed)
+
+
+def _print(packed: Any) -> None:
+    click.echo(
+        f"{visible(packed.path)} ({packed.bytes / 1e6:,.1f} MB): {visible(', '.join(packed.parts))}"
+    )
+    if packed.to_install:
+        click.echo(f"install on the machines of the cluster: {', '.join(packed.to_install)}")

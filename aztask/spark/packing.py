@@ -1,0 +1,252 @@
+"""Zips of Python code for Spark's ``--py-files``: aztask, what it needs, and your modules.
+
+Rules
+1. Spark puts ``.zip``, ``.egg`` and ``.jar`` files on the path of its Python workers. A wheel is
+   copied to them, but never imported [measured with Spark 4.3], so it is repacked here.
+2. Python imports nothing compiled from a zip. A distribution with compiled parts is packed only if
+   it runs without them (`OPTIONAL_PARTS`); any other is left to the machines of the cluster.
+3. The same input makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Final, TypeAlias
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
+
+import aztask
+from aztask.errors import ConfigurationError
+from aztask.masking import printable
+from aztask.version import __version__
+
+OWN: Final = "aztask"
+INSTALLED: Final = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
+"""Distributions that are on the machines of a cluster: Spark's own, and what Arrow data needs."""
+OPTIONAL_PARTS: Final = frozenset(
+    {"charset-normalizer", "frozenlist", "msgpack", "multidict", "propcache", "yarl"}
+)
+"""Distributions whose compiled parts only make them faster."""
+COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")
+_USELESS: Final = (*COMPILED, ".pyc", ".pyi")
+_TEST_EXTRA: Final = re.compile(r"""extra\s*==\s*["']test["']""")
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+Files: TypeAlias = dict[str, Path | bytes]
+"""What a zip holds: a path or the bytes, by the name in the zip."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A zip that was written.
+
+    path, bytes: where it is, and its size. parts: what is in it, with versions. to_install: what
+    aztask needs besides, and what must be installed on the machines.
+    """
+
+    path: str
+    bytes: int
+    parts: tuple[str, ...]
+    to_install: tuple[str, ...]
+
+
+def pack(target: str | os.PathLike[str], sources: Sequence[str] = ()) -> Packed:
+    """Write a zip of aztask, its needs, and `sources`, for ``--py-files`` and ``addPyFile``.
+
+    target: the zip, which is replaced at once. sources: each a module that can be imported from
+    here, a ``.py`` file, a package's folder, or a wheel. What they need in turn is not packed.
+    Raises ConfigurationError.
+    """
+    path = Path(target)
+    if path.suffix != ".zip":
+        raise ConfigurationError(
+            f"{printable(str(path))} does not end with .zip, and Spark takes no other file for code"
+        )
+    files: Files = {}
+    parts: list[str] = []
+    for source in sources:
+        files |= _source(source)
+        parts.append(source)
+    own, names, to_install = _needs()
+    files = {**own, **files}
+    write_zip(path, files)
+    return Packed(str(path), path.stat().st_size, (*parts, *names), to_install)
+
+
+def write_zip(target: Path, files: Files) -> None:
+    """Write the zip whole, or not at all. Raises ConfigurationError."""
+    folders = {f"{folder}/" for name in files for folder in PurePosixPath(name).parents}
+    try:
+        handle, scratch = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream, ZipFile(stream, "w") as archive:
+                # Entries for the folders: without them Python 3.12 and older find no namespace
+                # packages in a zip, and the SDKs are all in one, azure.
+                for name in sorted(folders - {"./"}):
+                    archive.writestr(_entry(name, 0o40755), b"")
+                for name in sorted(files):
+                    content = files[name]
+                    data = content if isinstance(content, bytes) else content.read_bytes()
+                    archive.writestr(_entry(name, 0o100644), data, ZIP_DEFLATED)
+            Path(scratch).chmod(0o644)
+            Path(scratch).replace(target)
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigurationError(
+            f"{printable(str(target))} cannot be written: {error.strerror}"
+        ) from None
+
+
+def _entry(name: str, mode: int) -> ZipInfo:
+    """An entry without a date, so that the same files make the same zip."""
+    entry = ZipInfo(name)
+    entry.external_attr = mode << 16
+    return entry
+
+
+def wheel_files(path: Path) -> Files:
+    """What a wheel installs. Raises ConfigurationError where that cannot be imported from a zip."""
+    files: Files = {}
+    try:
+        with ZipFile(path) as wheel:
+            for info in wheel.infolist():
+                name = _installed_name(info.filename)
+                if name is not None and not info.is_dir():
+                    files[name] = wheel.read(info)
+    except (BadZipFile, OSError) as error:
+        raise ConfigurationError(f"{printable(str(path))} is not a wheel: {error}") from None
+    return _without_compiled(files, str(path))
+
+
+def _installed_name(name: str) -> str | None:
+    """Where a wheel's file goes below site-packages; None: elsewhere (PEP 427, .data)."""
+    parts = name.split("/")
+    if not parts[0].endswith(".data"):
+        return name
+    return "/".join(parts[2:]) if parts[1] in ("purelib", "platlib") else None
+
+
+def _source(source: str) -> Files:
+    """The files of one thing to pack."""
+    path = Path(source)
+    if source.endswith(".whl"):
+        return wheel_files(path)
+    if path.is_file():
+        if path.suffix != ".py":
+            raise ConfigurationError(
+                f"{printable(source)} cannot be packed; give a module, a .py file, a package's "
+                "folder or a wheel"
+            )
+        return {path.name: path}
+    if path.is_dir() and (path / "__init__.py").is_file():
+        return _without_compiled(_folder_files(path.absolute()), source)
+    return _module_files(source)
+
+
+def _module_files(name: str) -> Files:
+    """The files of a module or package that can be imported from the working directory."""
+    top = name.partition(".")[0]
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    spec = find_spec(top) if top.isidentifier() else None
+    if spec is None:
+        raise ConfigurationError(
+            f"there is no file and no module {printable(name)} here; give a module that can be "
+            "imported, a .py file, a package's folder or a wheel"
+        )
+    files: Files = {}
+    for folder in spec.submodule_search_locations or ():
+        files |= _folder_files(Path(folder))
+    if spec.submodule_search_locations is None and spec.origin is not None:
+        files = {Path(spec.origin).name: Path(spec.origin)}
+    if not any(Path(str(path)).is_file() for path in files.values()):
+        raise ConfigurationError(f"module {printable(top)} is not made of files: pack its wheel")
+    return _without_compiled(files, name)
+
+
+def _folder_files(folder: Path) -> Files:
+    """The files of a package, named from its own folder on."""
+    return {
+        f"{folder.name}/{path.relative_to(folder).as_posix()}": path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _without_compiled(files: Files, source: str) -> Files:
+    """The files, if there is nothing compiled among them. Raises ConfigurationError."""
+    compiled = sorted(name for name in files if name.endswith(COMPILED))
+    if compiled:
+        raise ConfigurationError(
+            f"{printable(source)} holds {printable(compiled[0])}, which is compiled, and Python "
+            "imports nothing compiled from a zip: install it on the machines of the cluster"
+        )
+    return files
+
+
+def _needs() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
+    """aztask and its needs as they are installed here: files, names, and what is not packed."""
+    files = _folder_files(Path(aztask.__file__).parent)
+    names, to_install = [f"{OWN} {__version__}"], []
+    seen = {OWN, *INSTALLED}
+    waiting = list(_requirements(distribution(OWN), extras=True))
+    while waiting:
+        name = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue  # of an extra, or for another system
+        its = _distribution_files(found)
+        shown = f"{name} {found.version}"
+        if its is None:
+            to_install.append(shown)
+            continue
+        files = {**its, **files}
+        names.append(shown)
+        waiting += _requirements(found, extras=False)
+    return files, tuple(names), tuple(sorted(to_install))
+
+
+def _requirements(found: Distribution, *, extras: bool) -> Iterator[str]:
+    """The names of what a distribution needs. extras: also of its extras, but that for tests."""
+    for text in found.requires or ():
+        optional = "extra" in text.partition(";")[2]
+        if not optional or (extras and not _TEST_EXTRA.search(text)):
+            match = _NAME.match(text)
+            if match is not None:
+                yield re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+def _distribution_files(found: Distribution) -> Files | None:
+    """What of a distribution goes into a zip; None where it must be installed."""
+    name = re.sub(r"[-_.]+", "-", found.name).lower()
+    listed = [PurePosixPath(path) for path in found.files or ()]
+    inside = [path for path in listed if ".." not in path.parts and "__pycache__" not in path.parts]
+    if not any(path.suffix == ".py" for path in inside):
+        return None  # installed in some way that does not list its modules
+    if name not in OPTIONAL_PARTS and any(path.suffix in COMPILED for path in inside):
+        return None
+    return {
+        str(path): Path(str(found.locate_file(str(path))))
+        for path in inside
+        if path.suffix not in _USELESS and _is_wanted(path)
+    }
+
+
+def _is_wanted(path: PurePosixPath) -> bool:
+    """Of the ``.dist-info`` only what tells the version and the licence."""
+    return ".dist-info" not in path.parts[0] or (
+        path.name == "METADATA" or "licen" in str(path).lower()
+    )

@@ -1,0 +1,53 @@
+"""Code for the executors of a session that runs: ``addPyFile``, also for wheels.
+
+Spark copies a wheel to its executors and then does not import from it; see `aztask.spark.packing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkFiles
+from pyspark.sql import SparkSession
+
+from aztask.errors import ConfigurationError
+from aztask.masking import printable
+from aztask.spark.packing import wheel_files, write_zip
+
+IMPORTED: Final = (".py", ".zip", ".egg", ".jar")
+WHEEL: Final = ".whl"
+REPACKED: Final = "aztask-repacked"
+
+
+def add_py_files(spark: SparkSession, paths: Iterable[str]) -> None:
+    """``addPyFile`` for each path; a wheel goes as the zip that Python workers can import from.
+
+    The zip is made in a folder that Spark removes at the session's end. Raises ConfigurationError.
+    """
+    for path in paths:
+        spark.sparkContext.addPyFile(_importable(path))
+
+
+def _importable(path: str) -> str:
+    """The file to give to ``addPyFile``."""
+    shown = printable(path)
+    if "://" in path:
+        if path.endswith(WHEEL):
+            raise ConfigurationError(f"{shown} is a wheel elsewhere: copy it to this machine first")
+        return path
+    if not Path(path).is_file():
+        raise ConfigurationError(f"{shown} is not a file; give a .py file, a zip or a wheel")
+    if path.endswith(IMPORTED):
+        return path
+    if not path.endswith(WHEEL):
+        raise ConfigurationError(
+            f"{shown} is neither a .py file nor a zip nor a wheel: Spark would not import from it"
+        )
+    files = wheel_files(Path(path))
+    folder = Path(SparkFiles.getRootDirectory(), REPACKED)
+    folder.mkdir(exist_ok=True)
+    target = folder / f"{Path(path).stem}.zip"
+    write_zip(target, files)
+    return str(target)

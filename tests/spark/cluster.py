@@ -1,0 +1,140 @@
+"""A standalone Spark cluster on this machine: a master and workers, real processes on 127.0.0.1.
+
+Its executors run a Python that has only what docs/how-to/spark/run-on-a-cluster.md asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pyspark
+
+SPARK = Path(pyspark.__file__).parent
+ON_THE_MACHINES = ("pyarrow", "numpy", "cryptography")
+"""What the page says is to be installed there, and what comes with it: see `bare_python`."""
+WITH_THEM = ("cffi", "pycparser")
+START_SECONDS = 120.0
+# As tox sets it for sessions that are short: half the processor time of a start.
+QUICK = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions "
+    "-XX:-BytecodeVerificationRemote -XX:MetaspaceSize=256m "
+    "-XX:+UnlockExperimentalVMOptions -XX:SymbolTableSize=1048576"
+)
+SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """host: ``127.0.0.1:PORT`` of the master. environment: for drivers. folder: of the logs."""
+
+    host: str
+    environment: dict[str, str]
+    folder: Path
+
+    def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run a command of a page; HOST:7077 in it is this cluster's master."""
+        return subprocess.run(
+            ["bash", "-c", command.replace("HOST:7077", self.host)],
+            cwd=folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    def executors(self) -> int:
+        """On how many workers an executor has run."""
+        return len({path.parents[2] for path in self.folder.glob("worker-*/app-*/*/stderr")})
+
+
+def bare_python(folder: Path) -> Path:
+    """The programs' folder of a Python with the libraries of `ON_THE_MACHINES` and no others."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    for name in (*ON_THE_MACHINES, *WITH_THEM):
+        found = distribution(name)
+        for top in {path.parts[0] for path in found.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(str(found.locate_file(top)))
+    return folder / "bin"
+
+
+@contextmanager
+def standalone(folder: Path, *, workers: int = 2, **environment: str) -> Iterator[Cluster]:
+    """A master and its workers of one core each. environment: further variables, of all parts."""
+    conf = folder / "conf"
+    conf.mkdir(parents=True)
+    lines = [f"{name} {value}\n" for name, value in SETTINGS.items()]
+    (conf / "spark-defaults.conf").write_text("".join(lines))
+    common = {
+        **{name: os.environ[name] for name in ("HOME", "LANG", "JAVA_HOME") if name in os.environ},
+        "SPARK_CONF_DIR": str(conf),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "128m",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_SUBMIT_OPTS": QUICK,
+        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        **environment,
+    }
+    path = os.environ["PATH"]
+    machines = {**common, "PATH": f"{bare_python(folder / 'bare')}:{path}"}
+    own = Path(sys.executable).parent
+    driver = {**common, "PATH": f"{SPARK / 'bin'}:{own}:{path}"}
+    with ExitStack() as stack:
+        told = folder / "master.log"
+        master = ("master.Master", "--port", "0")
+        stack.enter_context(_daemon(told, machines, *master))
+        host = _waited(told, r"Starting Spark master at spark://(127\.0\.0\.1:\d+)", 1)[0]
+        for number in range(workers):
+            worker = ("worker.Worker", f"spark://{host}", "-c", "1", "-m", "512m")
+            place = ("-d", str(folder / f"worker-{number}"))
+            log = folder / f"worker-{number}.log"
+            stack.enter_context(_daemon(log, machines, *worker, *place))
+        _waited(told, r"Registering worker (127\.0\.0\.1:\d+)", workers)
+        yield Cluster(host, driver, folder)
+
+
+@contextmanager
+def _daemon(log: Path, environment: dict[str, str], name: str, *arguments: str) -> Iterator[None]:
+    """A master or a worker, until the end of the block; a worker ends its executors."""
+    command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+    command += ["--host", "127.0.0.1", "--webui-port", "0"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _waited(log: Path, pattern: str, count: int) -> list[str]:
+    """What the pattern finds in a log, once it is there so often."""
+    give_up_at = time.monotonic() + START_SECONDS
+    while len(found := re.findall(pattern, log.read_text(errors="replace"))) < count:
+        assert time.monotonic() < give_up_at, log.read_text(errors="replace")[-3000:]
+        time.sleep(0.05)
+    return found
