@@ -1,0 +1,124 @@
+"""Tries one mutant: a forked process imports the changed module and runs the tests that reach it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import pytest
+
+from . import processes
+from .making import Mutant
+from .reach import Reach, options
+
+SLOWEST = 120.0
+NOTICED = frozenset({1, 2, 3, 4})
+"""Exit codes of pytest: a test failed, the run was interrupted, or the tests cannot be imported."""
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads the changed source under the module's own name and path."""
+
+    def __init__(self, name: str, path: str, code: str) -> None:
+        super().__init__(name, path)
+        self._text = code
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._text, self.path, "exec", dont_inherit=True)
+
+
+class _Finder:
+    """Finds one module, before any other finder."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        source = self._mutant.source
+        if name != source.name:
+            return None
+        loader = _Loader(name, str(source.path), self._mutant.code)
+        return importlib.util.spec_from_file_location(name, source.path, loader=loader)
+
+
+class _Selection:
+    """A plugin of pytest that runs certain tests, in their order, each within a time."""
+
+    def __init__(self, tests: Sequence[str], reach: Reach) -> None:
+        self._order = {test: n for n, test in enumerate(tests)}
+        self._seconds = reach.seconds
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        chosen = [item for item in items if item.nodeid in self._order]
+        items[:] = sorted(chosen, key=lambda item: self._order[item.nodeid])
+        for item in items:
+            limit = 5.0 + 10.0 * self._seconds[item.nodeid]
+            item.add_marker(pytest.mark.timeout(limit, method="signal"))
+
+
+@dataclass
+class Trial:
+    """A mutant that is being tried, or was. noticed_by: the test that failed, if it is known."""
+
+    mutant: Mutant
+    tests: list[str]
+    run: processes.Run | None = None
+
+    @property
+    def noticed(self) -> bool:
+        """Whether a test failed, or the mutant hung or crashed. Not if no test reaches it."""
+        if self.run is None:
+            return False
+        code = self.run.code
+        if code is not None and (code in NOTICED or code < 0):
+            return True
+        if code == 0:
+            return False
+        raise RuntimeError(f"pytest ended with {code} for {self.mutant.key}:\n{self.run.text()}")
+
+    @property
+    def noticed_by(self) -> str:
+        """The test that noticed it, for the log."""
+        if self.run is None:
+            return ""
+        if self.run.slow:
+            return "it hung"
+        failed = [
+            line.split(" ", 1)[1].partition(" - ")[0]
+            for line in self.run.text().splitlines()
+            if line.startswith(("FAILED ", "ERROR "))
+        ]
+        return failed[0] if failed else "it crashed"
+
+
+def start(mutant: Mutant, reach: Reach, folder: Path) -> Trial:
+    """Begin to try it; the trial has no run if no test reaches the change."""
+    tests = reach.tests(mutant.source, mutant.first, mutant.last)
+    trial = Trial(mutant, tests)
+    if tests:
+        seconds = min(30.0 + 3.0 * sum(reach.seconds[test] for test in tests), SLOWEST)
+        trial.run = processes.start(
+            lambda: _run(mutant, tests, reach, folder), folder.with_suffix(".txt"), seconds
+        )
+    return trial
+
+
+def end(trial: Trial) -> None:
+    """Remove what its tests wrote."""
+    if trial.run is not None:
+        shutil.rmtree(trial.run.output.with_suffix(""), ignore_errors=True)
+
+
+def _run(mutant: Mutant, tests: list[str], reach: Reach, folder: Path) -> int:
+    sys.meta_path.insert(0, _Finder(mutant))  # type: ignore[arg-type]
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    selection = _Selection(tests, reach)
+    return int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=[selection]))
