@@ -37,8 +37,7 @@ def main() -> int:
         trials = []
         for trial in _try_all(drawn, reached, folder, options.processes):
             trials.append(trial)
-            if options.verbose:
-                _tell(trial)
+            _tell(trial, options.verbose or options.marks)
             if len(trials) % 100 == 0:
                 _say(f"{len(trials)} tried", began)
     if options.marks:
@@ -102,11 +101,14 @@ def _try_all(
         time.sleep(0.01)
 
 
-def _tell(trial: Trial) -> None:
+def _tell(trial: Trial, verbose: bool) -> None:
     mutant = trial.mutant
-    state = f"noticed by {trial.noticed_by}" if trial.noticed else "SURVIVED"
-    print(f"{mutant.source.short}:{mutant.first} {mutant.before} -> {mutant.after}: {state}")
-    sys.stdout.flush()
+    place = f"{mutant.source.path.name}:{mutant.first}"
+    if not trial.noticed:
+        why = f"{len(trial.tests)} tests pass" if trial.tests else "no test reaches it"
+        print(f"\n# survived: {place}, {why}\n{marks.write(mutant)}\n", flush=True)
+    elif verbose:
+        print(f"{place} {mutant.before} -> {mutant.after}: {trial.noticed_by}", flush=True)
 
 
 def _report(
@@ -115,14 +117,8 @@ def _report(
     reasons: dict[marks.Key, str],
     sources: Sequence[Source],
 ) -> bool:
-    """Print survivors and scores; whether every module has its 90 %."""
+    """Print the scores; whether every module has its 90 %."""
     good = True
-    survivors = [trial for trial in trials if not trial.noticed]
-    for trial in survivors:
-        mutant = trial.mutant
-        why = f"{len(trial.tests)} tests pass" if trial.tests else "no test reaches it"
-        print(f"\n# survived: {mutant.source.path.name}:{mutant.first}, {why}")
-        print(marks.write(mutant))
     print(f"\n{'module':42}{'mutants':>8}{'marked':>8}{'tried':>7}{'noticed':>9}{'score':>8}")
     for source in sources:
         mine = [trial for trial in trials if trial.mutant.source is source]
@@ -135,8 +131,7 @@ def _report(
             f"{source.name:42}{len(made[source.name]):8}{marked:8}{len(mine):7}{noticed:9}"
             f"{score:7.1f}%{low}"
         )
-    total = len(trials)
-    print(f"{total - len(survivors)} of {total} mutants were noticed")
+    print(f"{sum(trial.noticed for trial in trials)} of {len(trials)} mutants were noticed")
     return good
 
 

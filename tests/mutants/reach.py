@@ -20,7 +20,7 @@ from . import processes
 from .modules import TESTS, Source
 
 SECONDS = 900.0
-BUDGET = 25.0
+BUDGET = 12.0
 """Seconds of tests per mutant, nearest first; the rest is not tried."""
 
 

@@ -66,37 +66,17 @@ class _Selection:
 
 @dataclass
 class Trial:
-    """A mutant that is being tried, or was. noticed_by: the test that failed, if it is known."""
+    """A mutant that is being tried, or was.
+
+    run: None where no test reaches the change. noticed: whether a test failed, or the mutant hung
+    or crashed. noticed_by: the test that failed, if it is known.
+    """
 
     mutant: Mutant
     tests: list[str]
     run: processes.Run | None = None
-
-    @property
-    def noticed(self) -> bool:
-        """Whether a test failed, or the mutant hung or crashed. Not if no test reaches it."""
-        if self.run is None:
-            return False
-        code = self.run.code
-        if code is not None and (code in NOTICED or code < 0):
-            return True
-        if code == 0:
-            return False
-        raise RuntimeError(f"pytest ended with {code} for {self.mutant.key}:\n{self.run.text()}")
-
-    @property
-    def noticed_by(self) -> str:
-        """The test that noticed it, for the log."""
-        if self.run is None:
-            return ""
-        if self.run.slow:
-            return "it hung"
-        failed = [
-            line.split(" ", 1)[1].partition(" - ")[0]
-            for line in self.run.text().splitlines()
-            if line.startswith(("FAILED ", "ERROR "))
-        ]
-        return failed[0] if failed else "it crashed"
+    noticed: bool = False
+    noticed_by: str = ""
 
 
 def start(mutant: Mutant, reach: Reach, folder: Path) -> Trial:
@@ -112,9 +92,25 @@ def start(mutant: Mutant, reach: Reach, folder: Path) -> Trial:
 
 
 def end(trial: Trial) -> None:
-    """Remove what its tests wrote."""
-    if trial.run is not None:
-        shutil.rmtree(trial.run.output.with_suffix(""), ignore_errors=True)
+    """Judge it, once its process has ended, and remove what its tests wrote."""
+    run = trial.run
+    if run is None or run.code is None:
+        return
+    text = run.text()
+    shutil.rmtree(run.output.with_suffix(""), ignore_errors=True)
+    run.output.unlink()
+    trial.noticed = run.code in NOTICED or run.code < 0
+    if run.slow:
+        trial.noticed_by = "it hung"
+    elif trial.noticed:
+        failed = [
+            line.split(" ", 1)[1].partition(" - ")[0]
+            for line in text.splitlines()
+            if line.startswith(("FAILED ", "ERROR "))
+        ]
+        trial.noticed_by = failed[0] if failed else "it crashed"
+    elif run.code != 0:
+        raise RuntimeError(f"pytest ended with {run.code} for {trial.mutant.key}:\n{text}")
 
 
 def _run(mutant: Mutant, tests: list[str], reach: Reach, folder: Path) -> int:
