@@ -17,6 +17,7 @@ from still import Still
 
 from aztask.brokers import storage_delivery, storage_renewal
 from aztask.brokers.storage_delivery import Requests, StorageDelivery
+from aztask.brokers.storage_messages import Received
 from aztask.brokers.storage_renewal import Renewals
 from aztask.brokers.storage_settling import Settling
 from aztask.clock import Clock
@@ -55,6 +56,8 @@ class Stored:
     text: str
     token: str = "token-0"
     visible_at: float = 0.0
+    count: int = 0
+    put_at: float = 0.0
 
 
 @dataclass
@@ -69,15 +72,33 @@ class Service:
     faults: deque = field(default_factory=deque)
     asked: list = field(default_factory=list)
     done: list = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
+    puts: int = 0
     takes: float = 0.0
 
     def put(self, text, delay, *, seconds):
         def effect():
-            name = f"m-{len(self.messages) + 1}"
-            self.messages[name] = Stored(text, self._token(), self.time.now + delay)
+            self.puts += 1
+            self.messages[f"p-{self.puts}"] = Stored(
+                text, self._token(), self.time.now + delay, 0, self.time.now
+            )
 
         self._do(("put", text, delay), effect, seconds)
+
+    def receive(self, limit, hidden, *, seconds):
+        def effect():
+            received = []
+            for name, stored in self.messages.items():
+                if stored.visible_at <= self.time.now and len(received) < limit:
+                    stored.token, stored.count = self._token(), stored.count + 1
+                    stored.visible_at = self.time.now + hidden
+                    received.append(
+                        Received(name, stored.token, stored.count, stored.put_at, stored.text)
+                    )
+            return received
+
+        return self._do(("receive", limit, hidden), effect, seconds), self.headers
 
     def update(self, message, receipt, delay, text, *, seconds):
         def effect():
@@ -225,6 +246,15 @@ class Bench:
             lease,
             text=text,
         )
+
+    def failure(self, fault):
+        """What a request with this fault raises."""
+        service = Service(self.time, faults=deque([fault]))
+        try:
+            Requests("q", service, self.clock).put("", 0.0, 1.0)
+        except storage_delivery.Failed as failed:
+            return failed
+        raise AssertionError(f"{fault} is no failure")
 
     def _wait(self, futures, timeout, return_when):
         self.waited.append(timeout)

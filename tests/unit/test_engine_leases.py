@@ -8,6 +8,7 @@ import pytest
 
 from aztask.clock import Clock
 from aztask.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.engine.sweeper import SWEEP_LIMIT
 from aztask.errors import ConfigurationError, QueueNotFound
 
 NOW = 1000.0
@@ -235,10 +236,10 @@ def test_what_is_given_back_or_set_aside_has_no_lease_any_more(engine):
 
 def test_a_delayed_message_is_due_by_the_wall_clock_at_its_very_instant(engine, time):
     batch = held(engine, 2)
-    assert engine.abandon("q", batch, 5.0) == [True, True]
+    assert engine.abandon("q", batch, 0.5) == [True, True]
     (first, _) = engine.peek("q")
-    assert (first.state, first.due, first.lease_until) == ("scheduled", time.wall + 5.0, None)
-    time.now += 4.999
+    assert (first.state, first.due, first.lease_until) == ("scheduled", time.wall + 0.5, None)
+    time.now += 0.499
     assert engine.receive("q", 2) == []
     time.now += 0.001
     again = engine.receive("q", 2)
@@ -496,6 +497,29 @@ def test_those_that_wait_in_line_are_found_by_number_only_where_asked(engine, de
     (aside,) = deferred(engine) if waiting else [None]
     if waiting:
         assert len(engine.receive_deferred("q", [aside], delete=delete, waiting=True)) == 1
+
+
+def test_an_ordinary_message_is_not_received_by_its_number(engine):
+    assert engine.receive_deferred("q", engine.send("q", [NewMessage(b"x")])) == []
+
+
+def test_a_lapsed_deferred_message_is_found_without_any_other_look(engine, time):
+    (number,) = deferred(engine)
+    engine.receive_deferred("q", [number])
+    time.now += LEASE
+    assert len(engine.receive_deferred("q", [number])) == 1
+
+
+@pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_more_expired_messages_than_one_sweep_takes_are_not_received(engine, time, delete, waiting):
+    count = SWEEP_LIMIT + 50
+    engine.send("q", [NewMessage(b"x", expires_at=time.wall + 5.0)] * count)
+    batch = leases(engine.receive("q", count, 60.0))
+    engine.defer("q", batch)
+    time.now += 5.0
+    numbers = [number for number, _ in batch]
+    assert engine.receive_deferred("q", numbers, delete=delete, waiting=waiting) == []
 
 
 @pytest.mark.parametrize("delete", [False, True])

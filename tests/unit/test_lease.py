@@ -353,6 +353,15 @@ def test_how_long_a_renewal_asks_for_near_the_limit(
     )
 
 
+@pytest.mark.parametrize(("limit_at", "seconds"), [(17.0, 10.0), (16.9, None)])
+def test_where_the_service_sets_the_duration_a_renewal_may_end_at_the_limit(
+    limit_at: float, seconds: float | None
+) -> None:
+    lease = a_lease()
+    lease.limit_at = limit_at
+    assert a_book(lease, fixed_lease=True).renewal_seconds(lease, 7.0) == seconds
+
+
 @pytest.mark.parametrize(("left", "asked"), [(0.0499, False), (0.05, True), (0.06, True)])
 def test_a_renewal_of_next_to_nothing_is_not_made(left: float, asked: bool) -> None:
     lease = a_lease(seconds=0.02)

@@ -147,6 +147,7 @@ def test_a_lease_is_renewed_when_its_share_has_passed_and_not_before(bench):
     bench.turn(0.001)
     assert bench.asked == [([1], 10.0)]
     assert bench.renewed == [(lease, pytest.approx(0.7))]
+    assert not bench.told_settleable, "nobody waits for that"
     assert (lease.deadline, lease.state) == (1017.0, LeaseState.HELD)
     bench.turn(6.999)
     assert len(bench.asked) == 1
@@ -516,11 +517,14 @@ def test_a_lease_that_is_due_before_all_others_wakes_the_keeper(bench, patient):
 def test_what_is_due_later_than_others_does_not_wake_the_keeper(bench, patient, monkeypatch):
     bench.keeper.start()
     idle(bench)
-    bench.lease(100.0)
-    idle(bench)
     woken = []
     notify = bench.keeper._condition.notify
     monkeypatch.setattr(bench.keeper._condition, "notify", lambda: (woken.append(1), notify()))
+    bench.keeper.hold(bench.requests, [])
+    assert woken == []
+    bench.lease(100.0)
+    assert woken == [1]
+    woken.clear()
     bench.lease(100.0)
     bench.lease(200.0)
     bench.keeper.hold(bench.requests, [])
@@ -588,6 +592,7 @@ def test_stopping_ends_the_thread_at_once_and_renews_no_more(bench, patient):
     bench.keeper.start()
     idle(bench)
     thread = bench.keeper._thread
+    assert thread.daemon, "a keeper that is never stopped does not keep the process alive"
     bench.keeper.stop()
     assert not thread.is_alive()
     bench.keeper.stop()  # a second time does no harm

@@ -50,8 +50,18 @@ def test_a_renewal_counts_from_the_moment_before_it_was_asked_for(bench):
     bench.crew.deliver(0)
     assert bench.renewals.renew(delivery, LEASE) == Renewed(START + 17.0)
     assert (delivery.deadline, delivery.lease_seconds) == (START + 17.0, LEASE)
+    assert LATE.untouched, "the token that comes late still counts"
     assert delivery.token == bench.service.messages["m-0"].token == "token-1"
     assert delivery.attempts == []
+
+
+def test_an_answer_that_came_between_two_calls_counts_although_the_old_deadline_has_passed(bench):
+    delivery = bench.delivery()
+    bench.time.now = START + 9.0
+    ask(bench, delivery)
+    bench.crew.deliver(0)
+    bench.time.now = START + 10.5
+    assert bench.renewals.renew(delivery, LEASE) == Renewed(START + 19.0)
 
 
 def test_an_answer_that_comes_at_once_is_taken_at_once(bench, monkeypatch):
@@ -199,6 +209,11 @@ def test_while_the_answer_of_the_one_that_worked_is_to_come_nothing_is_asked(ben
     bench.time.now = START + 16.0
     ask(bench, delivery)
     assert len(bench.crew.calls) == 2
+    bench.crew.deliver(0)
+    ask(bench, delivery)  # the next one, with the token that came
+    bench.crew.deliver(2)
+    assert bench.service.asked[-1][2] == "token-1"
+    assert isinstance(bench.renewals.collect(delivery), Renewed)
 
 
 UNSURE = "unsure"
@@ -281,6 +296,26 @@ def test_a_refusal_past_the_deadline_proves_nothing_of_the_other_request(bench):
     bench.time.now = START + 10.0
     bench.crew.deliver(0)
     assert bench.renewals.collect(delivery) == GONE
+
+
+def test_past_the_deadline_a_refusal_is_a_loss_whatever_broke_before(bench):
+    delivery = two(bench)
+    bench.service.faults.append(LOST)
+    bench.crew.deliver(0)
+    bench.renewals.collect(delivery)
+    bench.time.now = START + 10.0
+    bench.crew.deliver(1)
+    assert bench.renewals.collect(delivery) == GONE
+
+
+def test_an_answer_that_belies_the_refusal_of_the_other_leaves_the_lease_unknown(bench):
+    delivery = two(bench)
+    bench.crew.carry_out(1)
+    bench.crew.outcomes[1] = (None, bench.failure(BUSY))
+    bench.crew.deliver(0)
+    assert bench.renewals.collect(delivery) == Renewed(START + 17.75)
+    bench.crew.deliver(1)
+    assert bench.renewals.collect(delivery) == VANISHED
 
 
 def test_a_refusal_just_before_the_deadline_confirms_the_other_request(bench):

@@ -8,10 +8,10 @@ from queueservice import BROKEN, BUSY, DENIED, LOST, MISSED, OK, UNSENT
 
 from aztask.brokers.storage_renewal import ENDED, LATE, VANISHED
 from aztask.brokers.storage_settling import LONGEST_SETTLING, check
-from aztask.brokers.storage_wire import read_text
+from aztask.brokers.storage_wire import SEND_LIMIT, read_text, text_of
 from aztask.delivery import Lost, Settled, Unknown
 from aztask.envelope import Envelope
-from aztask.errors import CapabilityError, ConfigurationError
+from aztask.errors import CapabilityError, ConfigurationError, MessageTooLarge
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -151,6 +151,24 @@ def test_while_the_copy_cannot_be_stored_the_original_stays(make, fault):
         assert bench.service.done == []
         assert settled(bench, delivery, how) == Settled()
         assert bench.service.messages == {}
+
+
+def test_a_copy_that_certainly_was_not_stored_is_sent_again(make):
+    for dead_letter, how in ((False, DeadLetter("why")), (True, resubmit())):
+        bench = make(dead_letter=dead_letter)
+        copies = bench.living if dead_letter else bench.poison
+        copies.faults.extend([UNSENT, BUSY])
+        assert settled(bench, bench.delivery(), how) == Settled()
+        assert len(copies.messages) == 1
+
+
+def test_a_clone_may_be_somewhat_larger_than_what_is_sent(bench):
+    """The headers of a retry have grown by its counts."""
+    envelope = Envelope(b"x" * (SEND_LIMIT // 4 * 3))
+    with pytest.raises(MessageTooLarge):
+        text_of(envelope)
+    how = with_envelope(Resubmit(), envelope, 0.0)
+    assert settled(bench, bench.delivery(), how) == Settled()
 
 
 def test_what_cannot_be_written_leaves_the_original(bench, caplog):
