@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,12 +133,25 @@ def _run(files: list[str], sources: Sequence[Source], result: Path) -> int:
     measured = coverage.Coverage(data_file=None, include=paths, config_file=False)
     recorder = Recorder(measured)
     measured.start()
-    code = pytest.main([*files, *options(result.with_suffix(""))], plugins=[recorder])
+    code = pytest.main([*files, *options(result.with_suffix(""))], plugins=[recorder, Caching()])
     measured.stop()
     data = measured.get_data()
     lines = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
     result.write_text(json.dumps({"seconds": recorder.seconds, "lines": lines}))
     return int(code)
+
+
+class Caching:
+    """A plugin of pytest: what is imported before the tests run is compiled once for all runs.
+
+    Not what they import: some tests write the same module twice within a second.
+    """
+
+    def __init__(self) -> None:
+        sys.dont_write_bytecode = False
+
+    def pytest_collection_finish(self) -> None:
+        sys.dont_write_bytecode = True
 
 
 def options(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from . import processes
 from .making import Mutant
-from .reach import Reach, options
+from .reach import Caching, Reach, options
 
 SLOWEST = 120.0
 NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -116,4 +116,5 @@ def _run(mutant: Mutant, tests: list[str], reach: Reach, folder: Path) -> int:
     sys.meta_path.insert(0, _Finder(mutant))  # type: ignore[arg-type]
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     selection = _Selection(tests, reach)
-    return int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=[selection]))
+    plugins = [selection, Caching()]
+    return int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=plugins))
