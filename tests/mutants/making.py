@@ -62,7 +62,8 @@ class Mutant:
 
     function: where it is, dotted; "" outside of functions. before, after: the changed lines,
     without indentation. start, end: the offsets that `text` replaces. first, last: the lines of
-    the statement. same: counts mutants of one function that look alike, from 1.
+    the statement. at_import: whether it runs when the module is imported. same: counts mutants of
+    one function that look alike, from 1.
     """
 
     source: Source
@@ -74,6 +75,7 @@ class Mutant:
     text: str
     first: int
     last: int
+    at_import: bool
     same: int = 1
 
     @property
@@ -94,14 +96,16 @@ def mutants_of(source: Source) -> list[Mutant]:
     wrapper.visit(visitor)
     seen: Counter[tuple[str, str, str]] = Counter()
     made = []
-    for start, end, text, function, first, last in sorted(visitor.found):
+    for start, end, text, function, first, last, at_import in sorted(visitor.found):
         before, after = _lines(source.text, start, end, text)
         if before == after or not _compiles(_changed(source.text, start, end, text)):
             continue
         seen[function, before, after] += 1
         same = seen[function, before, after]
         made.append(
-            Mutant(source, function, before, after, start, end, text, first, last, same)
+            Mutant(
+                source, function, before, after, start, end, text, first, last, at_import, same
+            )
         )
     return made
 
@@ -137,21 +141,23 @@ def _lines(source: str, start: int, end: int, text: str) -> tuple[str, str]:
 
 
 class _Visitor(cst.CSTVisitor):
-    """Collects (start, end, text, function, first line, last line) of every change."""
+    """Collects (start, end, text, function, first line, last line, at import) of every change."""
 
     METADATA_DEPENDENCIES = (PositionProvider, WhitespaceInclusivePositionProvider)
 
     def __init__(self, source: Source, module: cst.Module) -> None:
         super().__init__()
-        self.found: list[tuple[int, int, str, str, int, int]] = []
+        self.found: list[tuple[int, int, str, str, int, int, bool]] = []
         self._module = module
         self._starts = [0]
         for line in source.text.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._source = source.text
         self._scope: list[str] = []
+        self._bodies = 0
         self._statements: list[tuple[int, int]] = []
         self._conditions: set[cst.CSTNode] = set()
+        self._function_bodies: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if _left_alone(node):
@@ -160,6 +166,10 @@ class _Visitor(cst.CSTVisitor):
             self._conditions.add(node.test)
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             self._scope.append(node.name.value)
+            if isinstance(node, cst.FunctionDef):
+                self._function_bodies.add(node.body)
+        if self._is_body(node):
+            self._bodies += 1
         if (span := self._statement(node)) is not None:
             self._statements.append(span)
         if not self._is_weak(node):
@@ -173,10 +183,16 @@ class _Visitor(cst.CSTVisitor):
         return not isinstance(node, cst.Raise)
 
     def on_leave(self, original_node: cst.CSTNode) -> None:
+        if self._is_body(original_node):
+            self._bodies -= 1
         if isinstance(original_node, cst.FunctionDef | cst.ClassDef) and self._scope:
             self._scope.pop()
         if self._statement(original_node) is not None:
             self._statements.pop()
+
+    def _is_body(self, node: cst.CSTNode) -> bool:
+        """Whether it runs when a function is called, not when it is defined."""
+        return node in self._function_bodies or isinstance(node, cst.Lambda)
 
     def _is_weak(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.BooleanOperation):
@@ -234,7 +250,8 @@ class _Visitor(cst.CSTVisitor):
 
     def _add_span(self, start: int, end: int, text: str) -> None:
         first, last = self._statements[-1] if self._statements else (1, 1)
-        self.found.append((start, end, text, ".".join(self._scope), first, last))
+        place = ".".join(self._scope)
+        self.found.append((start, end, text, place, first, last, not self._bodies))
 
     def _offset(self, position: cst.metadata.CodePosition) -> int:
         return self._starts[position.line - 1] + position.column

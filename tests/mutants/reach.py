@@ -18,6 +18,7 @@ import coverage
 import pytest
 
 from . import processes
+from .making import Mutant
 from .modules import TESTS, Source
 
 SECONDS = 900.0
@@ -32,15 +33,21 @@ class Reach:
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
 
-    def tests(self, source: Source, first: int, last: int) -> list[str]:
-        """What to try a change of these lines with: tests of the module's name, then fast ones."""
+    def tests(self, mutant: Mutant) -> list[str]:
+        """What to try it with: tests of the module's name first, then fast ones, nearest first.
+
+        Of a line that runs at import, all tests that reach the module or whose file bears its name;
+        if there are none, all tests.
+        """
+        source = mutant.source
         by_line = self.lines.get(str(source.path), {})
-        found = {test for line in range(first, last + 1) for test in by_line.get(line, ())}
-        if not found and any("" in by_line.get(line, ()) for line in range(first, last + 1)):
-            found = {test for tests in by_line.values() for test in tests}
-        found.discard("")
-        if "" in {test for line in range(first, last + 1) for test in by_line.get(line, ())}:
-            found |= {test for tests in by_line.values() for test in tests} - {""}
+        if mutant.at_import:
+            found = {test for tests in by_line.values() for test in tests} - {""}
+            found |= {test for test in self.seconds if not _far(test, source)}
+            found = found or set(self.seconds)
+        else:
+            lines = range(mutant.first, mutant.last + 1)
+            found = {test for line in lines for test in by_line.get(line, ())} - {""}
         ordered = sorted(found, key=lambda test: (_far(test, source), self.seconds.get(test, 0.0)))
         chosen, total = [], 0.0
         for test in ordered:

@@ -80,7 +80,7 @@ class Trial:
 
 def start(mutant: Mutant, reach: Reach, folder: Path) -> Trial:
     """Begin to try it; the trial has no run if no test reaches the change."""
-    tests = reach.tests(mutant.source, mutant.first, mutant.last)
+    tests = reach.tests(mutant)
     trial = Trial(mutant, tests)
     if tests:
         seconds = min(30.0 + 3.0 * sum(reach.seconds[test] for test in tests), SLOWEST)

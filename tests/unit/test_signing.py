@@ -39,6 +39,17 @@ def test_keys_rotate_without_refusing_anything():
         after.from_envelope(old_envelope, "pay")
 
 
+@pytest.mark.parametrize("keys", [b"k" * 32, "key"])
+def test_one_key_that_is_not_in_a_list_is_refused_as_such(keys):
+    with pytest.raises(ConfigurationError, match=r"must be a list of keys; write \[key\]"):
+        Signer(keys)
+
+
+def test_a_signature_that_is_no_valid_text_is_refused_like_any_other():
+    with pytest.raises(ContentRefused, match="does not match"):
+        Signer([OLD]).verify([b"a"], "\udcff")
+
+
 @pytest.mark.parametrize("keys", [b"k" * 32, "key", [b"short"], ["k" * 32], [b"k" * 32, None]])
 def test_bad_keys_are_refused_without_being_shown(keys):
     with pytest.raises(ConfigurationError) as caught:
