@@ -60,10 +60,11 @@ TABLE = [
                 ("1970-01-01T02:00:00+02:00", 0.0),
                 ("2026-11-21T06:00:00.000001+00:00", 1795240800.000001),
                 ("1970-01-01T00:00:01Z", 1.0),
+                ("1970-01-01T00:00:01." + "0" * 44, 1.0),  # 64 characters
             ],
             [
                 -0.001, YEAR_9999, math.nan, math.inf, -math.inf, True, 10**400, b"0", "", "soon",
-                "1969-12-31T23:59:59", "9999-01-01T00:00:00+00:00", "1970-01-01" + " " * 55,
+                "1969-12-31T23:59:59", "9999-01-01T00:00:00+00:00", "1970-01-01T00:00:01." + "0" * 45,
             ],
         )  # fmt: skip
         for header, field in (
@@ -180,6 +181,12 @@ def test_what_is_no_task_message(headers, words):
 # -- headers of others -------------------------------------------------------------------------
 
 
+def mapped(depth, value="x"):
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 def nested(depth, value="x"):
     for _ in range(depth):
         value = [value]
@@ -190,7 +197,7 @@ def nested(depth, value="x"):
     "value",
     [
         None, True, 0, -(2**63), 2**63 - 1, 1.5, math.inf, "", "x" * 50, "a\nb", b"x" * 50,
-        [], [1, "x"], (1,), {"a": {"b": [1]}}, nested(7), ["x"] * 255,
+        [], [1, "x"], (1,), {"a": {"b": [1]}}, nested(7), mapped(7), ["x"] * 255,
     ],
 )  # fmt: skip
 def test_headers_of_others_are_carried_on(value):
@@ -203,8 +210,9 @@ def test_headers_of_others_are_carried_on(value):
     [
         -(2**63) - 1, 2**63, "x" * 51, b"x" * 51, "\udcff", object(), {1}, 1j,
         {1: "x"}, {"": "x"}, {"a\nb": 1}, {"a": 2**63}, [object()], nested(8), ["x"] * 256,
+        mapped(8),
     ],
-    ids=range(15),
+    ids=range(16),
 )  # fmt: skip
 def test_headers_of_others_that_nobody_could_write_again_are_refused(value):
     with pytest.raises(DecodeError, match="header (tenant|a) |tenant") as caught:
@@ -243,6 +251,20 @@ def test_what_is_written_anew_is_not_carried_on():
 def test_a_hostile_value_is_shown_shortly(value, shown):
     with pytest.raises(DecodeError, match=shown):
         read(timelimit=value)
+
+
+def test_what_is_no_number_is_shown_by_its_kind_alone():
+    with pytest.raises(DecodeError, match=r"not list$"):
+        read(timelimit=["secret", 2, 3])
+    with pytest.raises(DecodeError, match="aztask-version None is not known"):
+        read(**{"aztask-version": None})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("header", ["eta", "expires", "aztask-lease-seconds"])
+def test_a_number_that_is_not_finite_is_called_that(header, value):
+    with pytest.raises(DecodeError, match=f"{header} must be a finite number"):
+        read(**{header: value})
 
 
 def test_long_text_is_shown_by_its_beginning():
@@ -372,8 +394,9 @@ def test_times_that_cannot(seconds):
 )
 def test_what_no_reader_would_accept_is_not_sent(field, fits, refused):
     check_outgoing(dataclasses.replace(MESSAGE, **{field: fits}), LIMITS)
+    named = {"id": "the task id", "task": "the task name", "extra": "a header's name|header a"}
     for value in refused:
-        with pytest.raises(EncodeError):
+        with pytest.raises(EncodeError, match=f"^({named.get(field, field)}) "):
             check_outgoing(dataclasses.replace(MESSAGE, **{field: value}), LIMITS)
 
 
