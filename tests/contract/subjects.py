@@ -37,8 +37,8 @@ class Subject:
 
     another: a second broker of the same service, as another process would have it. pass_time: let
     that many seconds pass, for leases and for schedules. clock: the broker's; deadlines count on
-    it. lease: seconds, as short as the service takes it. patience: how long to wait for what must come; silence: for what must not come.
-    coarse: seconds that the service's times may be off.
+    it. lease: seconds, as short as the service takes it. patience: how long to wait for what must
+    come; silence: for what must not come. coarse: seconds that the service's times may be off.
     """
 
     name: str

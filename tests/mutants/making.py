@@ -1,9 +1,9 @@
 """Makes the mutants of a module: values that say what to change, where, and how to name it.
 
-Most operators are mutmut's. Added here: conditions that are always true or false, terms of conditions
-and whole statements removed, keyword arguments dropped, ``case`` blocks that never match, min for
-max, and changes of SQL. Left out are those that only crash: positional arguments dropped, local
-names set to None.
+Most operators are mutmut's. Added here: conditions that are always true or false, terms of
+conditions and whole statements removed, keyword arguments dropped, ``case`` blocks that never
+match, min for max, and changes of SQL. Left out are those that only crash: positional arguments
+dropped, local names set to None.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ WEAKER = {cst.And, cst.Or, cst.Is, cst.IsNot, cst.In, cst.NotIn, cst.Equal, cst.
 ``and`` for ``or`` no more than one of its terms alone."""
 SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
-FOR_PEOPLE = (
-    m.Call(func=m.Attribute(value=m.Name("logger")))
-    | m.Call(func=m.Attribute(value=m.Name("warnings")))
+FOR_PEOPLE = m.Call(func=m.Attribute(value=m.Name("logger"))) | m.Call(
+    func=m.Attribute(value=m.Name("warnings"))
 )
 FAIL_POINT = m.Call(func=m.Name("hit"))
 """Where the tests of crashes kill the process: nothing happens there otherwise."""
@@ -103,9 +102,7 @@ def mutants_of(source: Source) -> list[Mutant]:
         seen[function, before, after] += 1
         same = seen[function, before, after]
         made.append(
-            Mutant(
-                source, function, before, after, start, end, text, first, last, at_import, same
-            )
+            Mutant(source, function, before, after, start, end, text, first, last, at_import, same)
         )
     return made
 
@@ -212,9 +209,11 @@ class _Visitor(cst.CSTVisitor):
             return span.start.line, span.end.line
         if isinstance(node, cst.BaseCompoundStatement):
             start = self.get_metadata(PositionProvider, node).start.line
-            body = self.get_metadata(PositionProvider, node.body, None) if hasattr(
-                node, "body"
-            ) else None
+            body = (
+                self.get_metadata(PositionProvider, node.body, None)
+                if hasattr(node, "body")
+                else None
+            )
             return start, max(start, body.start.line - 1) if body else start
         return None
 
@@ -231,9 +230,7 @@ class _Visitor(cst.CSTVisitor):
             yield node, "pass"
         elif isinstance(node, cst.MatchCase) and node.guard is None:
             yield node.pattern, f"{self._module.code_for_node(node.pattern)} if False"
-        elif isinstance(node, cst.Raise):
-            yield node, "pass"
-        elif isinstance(node, cst.Expr) and not isinstance(node.value, cst.Yield | cst.BaseString):
+        elif _is_removable(node):
             yield node, "pass"
 
     def _add(self, node: cst.CSTNode, text: str) -> None:
@@ -282,8 +279,14 @@ def _node_changes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     elif isinstance(node, cst.Call):
         yield from _call_changes(node)
     elif isinstance(node, cst.SimpleString) and not re.search(r"\s", node.value):
-        if not is_sql(node.value):
-            yield from list(mutators.operator_string(node))[:1]
+        yield from list(mutators.operator_string(node))[: 0 if is_sql(node.value) else 1]
+
+
+def _is_removable(node: cst.CSTNode) -> bool:
+    """Whether it is a statement that can go: a ``raise``, or a call for its effect."""
+    if isinstance(node, cst.Expr):
+        return not isinstance(node.value, cst.Yield | cst.BaseString)
+    return isinstance(node, cst.Raise)
 
 
 def _is_kept(node: cst.Assign | cst.AnnAssign) -> bool:
@@ -293,9 +296,9 @@ def _is_kept(node: cst.Assign | cst.AnnAssign) -> bool:
     """
     if node.value is None or isinstance(node.value, cst.Name):
         return False
-    targets = [node.target] if isinstance(node, cst.AnnAssign) else [
-        each.target for each in node.targets
-    ]
+    targets = (
+        [node.target] if isinstance(node, cst.AnnAssign) else [each.target for each in node.targets]
+    )
     return all(isinstance(target, cst.Attribute) for target in targets)
 
 

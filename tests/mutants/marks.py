@@ -41,6 +41,8 @@ def read(path: Path = FILE) -> dict[Key, str]:
         function, _, same = place.partition(" (")
         number = int(same.rstrip(")") or 1)
         key = (module, function, block[1][2:].strip(), block[2][2:].strip(), number)
+        if not block[3][2:].strip():
+            raise SystemExit(f"{path.name}: there is no reason for {key}")
         if key in marks:
             raise SystemExit(f"{path.name}: there are two marks for {key}")
         marks[key] = block[3][2:].strip()

@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-LIBRARIES = """
-    pytest hypothesis hypothesis.stateful coverage msgpack kombu kombu.transport.virtual click.testing
-    azure.servicebus azure.servicebus.management azure.storage.queue azure.data.tables
-    azure.storage.blob azure.identity asyncio sqlite3 multiprocessing.connection xml.etree.ElementTree
-""".split()
+import pytest
+
+LIBRARIES = (
+    *("pytest", "hypothesis", "hypothesis.stateful", "coverage", "msgpack", "click.testing"),
+    *("kombu", "kombu.transport.virtual", "azure.servicebus", "azure.servicebus.management"),
+    *("azure.storage.queue", "azure.data.tables", "azure.storage.blob", "azure.identity"),
+    *("asyncio", "sqlite3", "multiprocessing.connection", "xml.etree.ElementTree"),
+)
 MEMORY = 6 * 2**30
 """Bytes of address space: a mutant that allocates without end fails alone."""
 
@@ -48,8 +51,6 @@ def warm_up() -> None:
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    import pytest
-
     with tempfile.TemporaryDirectory() as folder:
         silent = Path(folder, "out")
         run = start(lambda: pytest.main(["--version"]), silent, 60.0)
@@ -77,7 +78,7 @@ def _be_child(work: Callable[[], int], output: Path) -> NoReturn:
             os.dup2(handle, target)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         code = int(work())
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # whatever it is, the parent must learn of it
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):

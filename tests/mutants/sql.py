@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_WORDS = re.compile(r"\b(SELECT|UPDATE|DELETE|INSERT|WHERE|AND|SET|VALUES|RETURNING|FROM|ORDER BY)\b")
+_WORDS = re.compile(
+    r"\b(SELECT|UPDATE|DELETE|INSERT|WHERE|AND|SET|VALUES|RETURNING|FROM|ORDER BY)\b"
+)
 _TERM = r"[\w.]+"
 
 CHANGES = tuple(
@@ -34,7 +36,7 @@ CHANGES = tuple(
         (r" - 1\b", " + 1"),
         (r" DESC\b", " ASC"),
         (rf" ORDER BY {_TERM}(?: DESC)?", ""),
-        (rf"coalesce\(([^,()]+), ([^,()]+)\)", r"\1"),
+        (r"coalesce\(([^,()]+), ([^,()]+)\)", r"\1"),
         (r"DISTINCT ", ""),
     )
 )

@@ -1,4 +1,4 @@
-"""Tries one mutant: a forked process imports the changed module and runs the tests that reach it."""
+"""Tries one mutant: a forked process imports the changed module and runs what reaches it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
+from azure.core.exceptions import (
+    AzureError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
 from still import Still
 
 from aztask.brokers import storage_delivery, storage_renewal
@@ -125,7 +130,7 @@ class Service:
                     raise ServiceRequestError("too late")
                 self.delete(message, receipt, seconds=seconds)
                 answers.append(None)
-            except Exception as error:
+            except AzureError as error:
                 answers.append(error)
         return answers
 
@@ -194,7 +199,7 @@ class Crew:
         """The service gets request `n` (from 0)."""
         try:
             self.outcomes[n] = (self.calls[n](), None)
-        except Exception as error:
+        except storage_delivery.Failed as error:
             self.outcomes[n] = (None, error)
 
     def deliver(self, n):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ SIZES = [1, 2, 19, 20, 21, 100, 137]
 
 
 class Time:
-    """Two clocks that stand still, far apart: what counts on one must not be judged by the other."""
+    """Two clocks that stand still, far apart: what counts on one is not judged by the other."""
 
     def __init__(self):
         self.now = NOW
@@ -125,7 +126,7 @@ def test_a_lease_of_another_queue_or_of_the_dead_letters_is_none_here(engine, ac
 @pytest.mark.parametrize("size", [1, 2, 20])
 def test_one_number_with_anothers_token_is_no_lease(engine, action, size):
     batch = held(engine, size + 1)
-    swapped = [(number, token) for (number, _), (_, token) in zip(batch, batch[1:], strict=False)]
+    swapped = [(number, token) for (number, _), (_, token) in pairwise(batch)]
     assert ACTIONS[action](engine, swapped) == [False] * size
     assert {message.state for message in engine.peek("q")} == {"leased"}
 
@@ -368,9 +369,7 @@ def test_messages_come_in_order_each_under_a_lease_of_its_own(engine, limit):
     assert all(len(each.token) == 32 for each in got)
     assert {each.lease_until for each in got} == {NOW + LEASE}
     assert {each.delivery_count for each in got} == {1}
-    assert [each.payload for each in engine.receive("q", 9)] == [
-        b"%d" % n for n in range(limit, 5)
-    ]
+    assert [each.payload for each in engine.receive("q", 9)] == [b"%d" % n for n in range(limit, 5)]
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -183,9 +183,7 @@ def test_what_was_lost_too_often_becomes_a_dead_letter(engine, time):
 
 def test_a_session_taken_anew_before_a_sweep_gives_back_and_buries_by_itself(engine, time):
     """Its lease was released elsewhere meanwhile, while one message stayed leased."""
-    engine.update_queue(
-        "s", QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=1)
-    )
+    engine.update_queue("s", QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=1))
     send(engine, "a", "b")
     lease = engine.accept_session("s", "a", 1.0)
     engine.receive("s", 1, session=lease)
@@ -197,9 +195,7 @@ def test_a_session_taken_anew_before_a_sweep_gives_back_and_buries_by_itself(eng
     assert engine.accept_session("s", "a") is not None
     assert [each.session for each in engine.peek("s", dead_letter=True)] == ["a"]
     assert rows(engine, "session, state") == [("b", 1)]
-    engine.update_queue(
-        "s", QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=9)
-    )
+    engine.update_queue("s", QueueSettings(sessions=True, lease_seconds=LEASE, max_deliveries=9))
     with engine.database.statement() as connection:
         connection.execute("UPDATE sessions SET until = 0 WHERE session = 'b'")
     assert engine.accept_session("s", "b") is not None

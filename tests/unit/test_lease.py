@@ -348,9 +348,7 @@ def test_how_long_a_renewal_asks_for_near_the_limit(
     lease = a_lease()
     lease.limit_at = limit_at
     book = a_book(lease)
-    assert book.renewal_seconds(lease, 7.0) == (
-        None if seconds is None else pytest.approx(seconds)
-    )
+    assert book.renewal_seconds(lease, 7.0) == (None if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.parametrize(("limit_at", "seconds"), [(17.0, 10.0), (16.9, None)])

@@ -16,7 +16,7 @@ from waiting import wait_until
 from aztask import leasekeeper
 from aztask.brokers.base import Capabilities
 from aztask.clock import Clock
-from aztask.delivery import Delivery, Lost, Renewed, Settled, Unknown
+from aztask.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
 from aztask.lease import Lease, LeaseState
@@ -270,7 +270,10 @@ def test_with_a_stale_token_a_lease_runs_to_its_deadline_and_nothing_is_asked(ma
     lease = bench.lease()
     bench.requests.answers = [BROKEN]
     bench.turn(7.0)
-    for refused in (bench.keeper.begin, lambda each: bench.keeper.update(each, None, Envelope(b""))):
+    for refused in (
+        bench.keeper.begin,
+        lambda each: bench.keeper.update(each, None, Envelope(b"")),
+    ):
         with pytest.raises(LeaseLost, match="no answer"):
             refused(lease)
     assert bench.keeper.begin_settlement([lease]) == [False]
@@ -331,7 +334,7 @@ def test_a_refused_update_is_a_loss_that_its_caller_knows_already(bench):
 
 
 def test_a_loss_that_is_seen_while_a_late_answer_comes_in_is_told_by_who_saw_it(bench, monkeypatch):
-    """The answer leaves it held; before the keeper tells, another thread's settlement is refused."""
+    """The answer leaves it held; before the keeper tells, somebody's settlement is refused."""
     lease = bench.lease()
     bench.requests.answers = [LATE]
     settle_all = bench.keeper._condition.notify_all

@@ -179,8 +179,13 @@ def test_a_wait_that_brought_no_change_is_not_followed_by_a_look(bench, monkeypa
 
 
 def test_each_change_is_looked_at_and_reported_to_the_wait(bench):
-    sent = iter([lambda: bench.send(b"later", delay=99.0), lambda: bench.send(b"now")])
-    bench.meanwhile = lambda: next(sent)()
+    sent = iter([(b"later", 99.0), (b"now", 0.0)])
+
+    def send_the_next():
+        body, delay = next(sent)
+        bench.send(body, delay=delay)
+
+    bench.meanwhile = send_the_next
     (delivery,) = bench.receiver.receive(1, 7.0)
     assert delivery.envelope.body == b"now"
     assert bench.seen == 3

@@ -265,7 +265,7 @@ def test_an_unknown_strategy_is_refused_with_a_hint():
     assert [check_strategy(name) for name in RETRY_STRATEGIES] == list(RETRY_STRATEGIES)
     with pytest.raises(ConfigurationError, match="Did you mean 'lease-timeout'"):
         check_strategy("lease_timeout")
-    with pytest.raises(ConfigurationError, match="^retry_strategy takes .* not 'None'"):
+    with pytest.raises(ConfigurationError, match=r"^retry_strategy takes .* not 'None'"):
         check_strategy(None)
 
 

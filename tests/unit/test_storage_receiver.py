@@ -206,8 +206,9 @@ def test_a_closed_receiver_asks_for_nothing(bench):
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"), [(UNSENT, BrokerUnavailable), (BUSY, BrokerUnavailable), (DENIED, ConfigurationError)]
-)  # fmt: skip
+    ("fault", "error"),
+    [(UNSENT, BrokerUnavailable), (BUSY, BrokerUnavailable), (DENIED, ConfigurationError)],
+)
 def test_a_failed_look_says_why(bench, fault, error):
     bench.service.faults.append(fault)
     with pytest.raises(error):

@@ -245,7 +245,7 @@ def test_whatever_notices_the_loss_the_task_is_told_once_and_killed_once_a_grace
     bench = Bench(held=10.0)
     bench.requests.answer = answer
     told_at, killed_at = [], []
-    for tick in range(0, 130):
+    for tick in range(130):
         now = tick / 10
         bench.at(now)
         if bench.interrupts and not told_at:
