@@ -24,6 +24,8 @@ from .modules import TESTS, Source
 SECONDS = 900.0
 BUDGET = 12.0
 """Seconds of tests per mutant, nearest first; the rest is not tried."""
+FASTEST = 50
+"""Tests of other modules that are tried before the rest: to collect a test takes time as well."""
 
 
 @dataclass
@@ -33,8 +35,8 @@ class Reach:
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
 
-    def tests(self, mutant: Mutant) -> list[str]:
-        """What to try it with: tests of the module's name first, then fast ones, nearest first.
+    def tests(self, mutant: Mutant) -> list[list[str]]:
+        """What to try it with, in groups: tests of the module's name, then the fastest, then more.
 
         Of a line that runs at import, all tests that reach the module or whose file bears its name;
         if there are none, all tests.
@@ -49,13 +51,15 @@ class Reach:
             lines = range(mutant.first, mutant.last + 1)
             found = {test for line in lines for test in by_line.get(line, ())} - {""}
         ordered = sorted(found, key=lambda test: (_far(test, source), self.seconds.get(test, 0.0)))
-        chosen, total = [], 0.0
+        groups: list[list[str]] = [[], [], []]
+        total = 0.0
         for test in ordered:
             total += self.seconds.get(test, 0.0)
-            if chosen and total > BUDGET:
+            if total > BUDGET and any(groups):
                 break
-            chosen.append(test)
-        return chosen
+            far = _far(test, source)
+            groups[far + (far and len(groups[1]) >= FASTEST)].append(test)
+        return [group for group in groups if group]
 
 
 def _far(test: str, source: Source) -> int:

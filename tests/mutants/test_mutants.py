@@ -164,11 +164,13 @@ def test_a_change_is_tried_with_the_tests_of_its_lines_nearest_first():
         {"/made.py": {1: [""], 3: ["tests/unit/test_other.py::a", "tests/unit/test_made.py::b"]}},
     )
     constant, *_, inner = mutants_of(source)
-    expected = ["tests/unit/test_made.py::b", "tests/unit/test_other.py::a"]
+    expected = [["tests/unit/test_made.py::b"], ["tests/unit/test_other.py::a"]]
     assert reach.tests(inner) == expected
     assert reach.tests(constant) == expected
     assert Reach(reach.seconds, {}).tests(inner) == []
-    assert "tests/unit/test_made.py::b" in Reach(reach.seconds, {}).tests(constant)
+    assert Reach(reach.seconds, {}).tests(constant) == [["tests/unit/test_made.py::b"]]
+    others = Source("aztask.unheard", source.path, source.text)
+    assert len(Reach(reach.seconds, {}).tests(mutants_of(others)[0])[0]) == 3
 
 
 def test_only_the_local_broker_and_store_are_tried_with():

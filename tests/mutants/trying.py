@@ -80,12 +80,12 @@ class Trial:
 
 def start(mutant: Mutant, reach: Reach, folder: Path) -> Trial:
     """Begin to try it; the trial has no run if no test reaches the change."""
-    tests = reach.tests(mutant)
-    trial = Trial(mutant, tests)
-    if tests:
-        seconds = min(30.0 + 3.0 * sum(reach.seconds[test] for test in tests), SLOWEST)
+    groups = reach.tests(mutant)
+    trial = Trial(mutant, sum(groups, []))
+    if groups:
+        seconds = min(30.0 + 3.0 * sum(reach.seconds[test] for test in trial.tests), SLOWEST)
         trial.run = processes.start(
-            lambda: _run(mutant, tests, reach, folder), folder.with_suffix(".txt"), seconds
+            lambda: _run(mutant, groups, reach, folder), folder.with_suffix(".txt"), seconds
         )
     return trial
 
@@ -112,9 +112,12 @@ def end(trial: Trial) -> None:
         trial.noticed_by = failed[0] if failed else "it crashed"
 
 
-def _run(mutant: Mutant, tests: list[str], reach: Reach, folder: Path) -> int:
+def _run(mutant: Mutant, groups: list[list[str]], reach: Reach, folder: Path) -> int:
     sys.meta_path.insert(0, _Finder(mutant))  # type: ignore[arg-type]
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    selection = _Selection(tests, reach)
-    plugins = [selection, Caching()]
-    return int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=plugins))
+    for tests in groups:
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        plugins = [_Selection(tests, reach), Caching()]
+        code = int(pytest.main([*files, "-x", "--tb=no", *options(folder)], plugins=plugins))
+        if code:
+            return code
+    return 0

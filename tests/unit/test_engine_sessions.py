@@ -277,6 +277,19 @@ def test_only_the_holder_renews_releases_receives_and_keeps_state(engine, change
     assert (rows(engine, "*"), held_sessions(engine)) == before
 
 
+def test_a_session_of_the_same_name_elsewhere_keeps_its_messages_and_their_leases(engine, time):
+    leases_of = {}
+    for queue in ("s", "other"):
+        send(engine, "a", queue=queue)
+        leases_of[queue] = engine.accept_session(queue, "a", 60.0)
+        engine.receive(queue, 1, session=leases_of[queue])
+    before = rows(engine, "*", "other")
+    engine.renew_session("s", leases_of["s"], 99.0)
+    engine.release_session("s", leases_of["s"])
+    engine.accept_session("s", "a")
+    assert rows(engine, "*", "other") == before
+
+
 @pytest.mark.parametrize(("left", "held"), [(0.001, True), (0.0, False)])
 def test_at_its_end_a_session_is_neither_released_nor_used(engine, time, left, held):
     send(engine, "a", "a")
@@ -385,6 +398,16 @@ def test_a_message_of_a_session_expires_at_its_very_instant(engine, time, delete
     assert len(engine.receive("s", 1, session=lease, delete=delete)) == comes
 
 
+def test_how_often_a_look_sweeps_is_the_callers_choice(engine, time):
+    patient = Engine(engine.database, clock=time.clock(), sweep_seconds=5.0)
+    lease = patient.accept_session("s", "a")
+    send(engine, "a", due=time.wall + 1.0)
+    time.now += 4.999
+    assert patient.receive("s", 1, session=lease) == []
+    time.now += 0.002
+    assert len(patient.receive("s", 1, session=lease)) == 1
+
+
 def test_what_falls_due_in_a_session_is_found_by_the_next_look(engine, time):
     lease = engine.accept_session("s", "a")
     send(engine, "a", due=time.wall + 5.0)
@@ -420,6 +443,7 @@ def test_state_belongs_to_one_session_of_one_queue(engine):
 
 def test_sessions_are_listed_by_messages_or_by_state(engine):
     send(engine, "b", "a", "a")
+    engine.accept_session("s", "without")
     send(engine, "z", queue="other")
     for name in ("d", "c"):
         engine.set_session_state("s", engine.accept_session("s", name), b"x")
