@@ -81,7 +81,7 @@ class Trial:
 def start(mutant: Mutant, reach: Reach, folder: Path) -> Trial:
     """Begin to try it; the trial has no run if no test reaches the change."""
     groups = reach.tests(mutant)
-    trial = Trial(mutant, sum(groups, []))
+    trial = Trial(mutant, [test for group in groups for test in group])
     if groups:
         seconds = min(30.0 + 3.0 * sum(reach.seconds[test] for test in trial.tests), SLOWEST)
         trial.run = processes.start(
