@@ -89,9 +89,9 @@ def test_every_update_counts_at_the_next_use_however_many_there_were(engine, oth
         assert sent[1] == DUPLICATE
         updater.update_queue("q", QueueSettings(lease_seconds=10.0 * n + 1.0))
         engine.send("q", [NewMessage(b"y", f"id-{n}")])
-        assert engine.queue("q").lease_seconds == 10.0 * n + 1.0
         if by == "itself":
             assert engine.receive("q", 1)[0].lease_until == 1000.0 + 10.0 * n + 1.0
+        assert engine.queue("q").lease_seconds == 10.0 * n + 1.0
 
 
 @pytest.mark.parametrize("missing", ["missing", "\udcff"])
@@ -154,6 +154,19 @@ def test_deleting_a_queue_takes_all_that_is_its_own_and_nothing_else(engine):
     with pytest.raises(QueueNotFound):
         engine.send("gone", [NewMessage(b"x", session="a")])
     assert engine.stats("kept") == (2, 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_queue_that_was_found_to_be_gone_is_not_remembered(engine, other, by):
+    engine.create_queue("q")
+    engine.send("q", [NewMessage(b"x")])
+    held = leases(engine.receive("q", 1))
+    (engine if by == "itself" else other).delete_queue("q")
+    if by == "another":
+        with pytest.raises(QueueNotFound):
+            engine.queue("q")
+    with pytest.raises(QueueNotFound):
+        engine.complete("q", held)
 
 
 def test_a_queue_of_the_same_name_is_a_new_one(engine):

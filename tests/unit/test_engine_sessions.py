@@ -144,6 +144,17 @@ def test_sessions_take_turns_in_each_queue_and_none_is_passed_over(engine):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("names", [("A", "B"), ("0", "1"), ("é", "ü")])
+def test_whatever_their_names_sessions_come_round_again(engine, names):
+    send(engine, *names)
+    seen = []
+    for _ in range(4):
+        lease = engine.accept_session("s")
+        seen.append(lease.session)
+        engine.release_session("s", lease)
+    assert seen == [*names, *names]
+
+
 def test_held_sessions_are_passed_over(engine):
     send(engine, *WORDS)
     engine.accept_session("s", "a")

@@ -10,7 +10,7 @@ from still import Still
 from aztask.brokers import local_receiver
 from aztask.brokers.base import ANY_SESSION, QueueOptions
 from aztask.brokers.local import LocalBroker
-from aztask.brokers.local_receiver import GONE, REST_SECONDS, RETRY_SECONDS, sequence_number
+from aztask.brokers.local_receiver import GONE, REST_SECONDS, LocalReceiver, sequence_number
 from aztask.clock import Clock
 from aztask.delivery import Delivery, Renewed, Settled
 from aztask.engine import Database
@@ -143,6 +143,23 @@ def test_it_looks_again_when_a_lease_ends(bench):
     assert (bench.waits, delivery.delivery_count) == ([2.0], 2)
 
 
+def test_a_receiver_of_dead_letters_waits_for_those(bench):
+    (delivery,) = bench.take(b"x")
+    graveyard = bench.open(dead_letter=True)
+    bench.watch(graveyard)
+    bench.meanwhile = lambda: bench.receiver.settle([(delivery, DeadLetter("why"))])
+    (dead,) = graveyard.receive(1, 7.0)
+    assert (dead.dead_letter_reason, bench.waits) == ("why", [7.0])
+
+
+def test_a_receiver_takes_the_living_and_does_not_delete_them_unless_told(bench):
+    bench.send(b"x")
+    engine = bench.broker.engine
+    receiver = LocalReceiver(engine, bench.broker.bell("q"), "q", LEASE)
+    (delivery,) = receiver.receive(1, 0.0)
+    assert receiver.settle([(delivery, Complete())]) == [Settled()]
+
+
 def test_what_falls_due_too_late_is_not_waited_for_longer_than_there_is_time(bench):
     bench.send(b"x", delay=9.0)
     assert bench.receiver.receive(1, 7.0) == []
@@ -198,8 +215,9 @@ def test_while_the_sessions_are_held_it_looks_again_soon(bench):
     assert len(holder.receive(1, 0.0)) == 1
     waiting = bench.broker.receiver("s", lease=LEASE, session=ANY_SESSION)
     bench.watch(waiting)
-    assert waiting.receive(1, 3.5 * RETRY_SECONDS) == []
-    assert bench.waits == pytest.approx([RETRY_SECONDS] * 3 + [0.5 * RETRY_SECONDS])
+    assert waiting.receive(1, 0.175) == []
+    assert bench.waits == pytest.approx([0.05, 0.05, 0.05, 0.025])
+    assert bench.seen == 1, "nothing has changed since the first look"
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -421,6 +439,17 @@ def test_a_batch_of_20_000_with_one_stale_member(bench, how):
     assert answers.pop(777) == GONE
     assert answers == [Settled()] * 19_999
     assert bench.broker.stats("q").active == (0 if isinstance(how, Complete) else 19_999)
+
+
+def test_a_mixed_batch_of_dead_letters_is_settled_where_they_lie(bench):
+    taken = bench.take(b"0", b"1", b"2")
+    bench.receiver.settle([(each, DeadLetter("why")) for each in taken])
+    graveyard = bench.open(dead_letter=True)
+    dead = graveyard.receive(3, 0.0)
+    pairs = list(zip(dead, (Complete(), Release(), CLONE), strict=True))
+    assert graveyard.settle(pairs) == [Settled()] * 3
+    assert [each.envelope.body for each in bench.peek(dead_letter=True)] == [b"1"]
+    assert [each.envelope.body for each in bench.peek()] == [b"clone"]
 
 
 def test_what_goes_back_wakes_who_waits_and_what_is_completed_does_not(bench):

@@ -9,9 +9,15 @@ from still import Still
 
 from aztask.brokers import storage_delivery
 from aztask.brokers.polling import Polling
-from aztask.brokers.storage_receiver import EARLY, RECEIVE_LIMIT, StorageReceiver
+from aztask.brokers.storage_receiver import RECEIVE_LIMIT, StorageReceiver
 from aztask.brokers.storage_renewal import ENDED, LATE
-from aztask.brokers.storage_wire import dead_text_of, read_text, text_of
+from aztask.brokers.storage_wire import (
+    SEND_LIMIT,
+    TEXT_LIMIT,
+    dead_text_of,
+    read_text,
+    text_of,
+)
 from aztask.clock import Clock
 from aztask.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.envelope import Envelope
@@ -122,7 +128,8 @@ def test_a_delivery_is_what_the_service_said_under_a_lease_from_before_it_was_as
     assert (delivery.queue, delivery.position, delivery.delivery_count) == ("q", name, 5)
     assert (delivery.deadline, delivery.lease_seconds) == (NOW + LEASE, LEASE)
     assert delivery.enqueued_at == NOW
-    assert delivery.token == bench.service.messages[name].token
+    stored = bench.service.messages[name]
+    assert (delivery.token, delivery.text) == (stored.token, stored.text)
     assert (delivery.dead_letter_reason, delivery.dead_letter_description) == (None, None)
 
 
@@ -183,10 +190,18 @@ def test_with_time_to_wait_it_looks_until_something_comes(bench, monkeypatch):
     assert len(bench.service.asked) == 3
 
 
-def test_when_the_time_is_over_nothing_is_asked(bench, monkeypatch):
+@pytest.mark.parametrize("seconds", [0.5, 10.0])
+def test_when_the_time_is_over_nothing_is_asked(bench, monkeypatch, seconds):
     monkeypatch.setattr(bench.polling, "wait", lambda seconds: False)
-    assert bench.receiver.receive(5, 10.0) == []
+    assert bench.receiver.receive(5, seconds) == []
     assert bench.service.asked == []
+
+
+def test_with_half_a_second_to_wait_it_looks_again(bench, monkeypatch):
+    answers = iter([True, True, False])
+    monkeypatch.setattr(bench.polling, "wait", lambda seconds: next(answers))
+    assert bench.receiver.receive(5, 0.5) == []
+    assert len(bench.service.asked) == 2
 
 
 def test_a_full_batch_is_followed_at_once_and_a_smaller_one_later(bench):
@@ -238,7 +253,7 @@ def test_a_dead_letter_comes_with_its_reason_and_from_its_own_queue(monkeypatch)
 
 
 @pytest.mark.parametrize("offset", [0.0, 3600.0, -3600.0])
-@pytest.mark.parametrize(("left", "comes"), [(EARLY, True), (EARLY + 0.001, False), (-9.0, True)])
+@pytest.mark.parametrize(("left", "comes"), [(2.0, True), (2.001, False), (-9.0, True)])
 def test_a_message_that_is_due_later_by_the_services_clock_is_hidden_again(
     bench, offset, left, comes
 ):
@@ -271,7 +286,16 @@ def test_a_delay_that_was_sent_with_the_message_counts_from_when_it_was_put(benc
 def test_a_message_of_which_the_service_does_not_say_when_it_was_put_is_due(bench):
     name = bench.put(delay=100.0)
     bench.service.messages[name].put_at = 0.0
-    assert len(bench.receiver.receive(1, 0.0)) == 1
+    (delivery,) = bench.take()
+    assert delivery.enqueued_at == 0.0
+
+
+def test_a_message_that_grows_somewhat_by_being_hidden_again_still_fits(bench):
+    bench.put(b"x" * (SEND_LIMIT // 4 * 3), due=NOW + 50.0, limit=TEXT_LIMIT)
+    (stored,) = bench.service.messages.values()
+    assert len(stored.text) > SEND_LIMIT
+    assert bench.receiver.receive(1, 0.0) == []
+    assert stored.visible_at == NOW + 50.0
 
 
 def test_a_message_with_a_due_time_waits_from_then_on(bench):
@@ -431,6 +455,13 @@ def test_an_update_waits_for_the_token_of_a_renewal_under_way(bench):
     assert not answer.untouched
 
 
+def test_an_update_may_be_somewhat_larger_than_what_is_sent(bench):
+    bench.put()
+    (delivery,) = bench.take()
+    envelope = Envelope(b"x" * (SEND_LIMIT // 4 * 3))
+    assert isinstance(bench.receiver.update(delivery, envelope), Renewed)
+
+
 def test_what_is_too_large_is_not_sent(bench):
     bench.put()
     (delivery,) = bench.take()
@@ -463,6 +494,15 @@ def test_one_settlement_and_a_mixed_batch(bench):
         (b"3", DeadLetter("second", "b")),
     ]
     assert [each.settled for each in taken] == [True, False, True, True, True]
+
+
+def test_a_resubmission_changes_the_message_where_it_lies(bench):
+    name = bench.put()
+    (delivery,) = bench.take()
+    clone = with_envelope(Resubmit(5.0), Envelope(b"clone"), 5.0)
+    assert bench.receiver.settle([(delivery, clone)]) == [Settled()]
+    assert list(bench.service.messages) == [name]
+    assert bench.service.messages[name].visible_at == NOW + 5.0
 
 
 def test_a_settlement_without_an_answer_can_be_tried_again(bench):
