@@ -259,6 +259,14 @@ def test_in_order_a_delay_that_was_asked_for_is_held(make: Make, strategy: str) 
     assert bench.decide(ASKED) == Resubmit(5.0, NOW + 5)
 
 
+@pytest.mark.parametrize("strategy", ["resubmit", "defer", "hold"])
+def test_in_order_nothing_overtakes_a_retry(make: Make, strategy: str) -> None:
+    bench = make(strategy)
+    in_session(bench, ordered=True)
+    assert bench.redelivery.strategy(bench.job) == "hold"
+    assert bench.decide(AGAIN) == Hold(2.0, NOW + 2)
+
+
 def test_in_order_a_snooze_is_held_where_the_service_counts(make: Make) -> None:
     bench = make("abandon", results=False, kind=WithoutUpdate)
     in_session(bench, ordered=True)
