@@ -20,7 +20,7 @@ from aztask.brokers.crew import Crew
 from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.delivery import Lost, Renewed, Unknown
 from aztask.envelope import Envelope
-from aztask.errors import AztaskError
+from aztask.errors import AztaskError, LeaseLost
 from aztask.lease import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 LONGEST_SLEEP = 1.0
 RENEWERS = 16
 """Receivers that renew at the same time: each session on Service Bus has one of its own."""
+
+UNANSWERED = "a renewal got no answer; the message comes again when the lease ends"
 
 Group: TypeAlias = tuple[Receiver, float, list[Lease]]
 """Leases that one request can renew, for so many seconds."""
@@ -109,7 +111,8 @@ class LeaseKeeper:
     ) -> Renewed | Lost | Unknown:
         """Replace the message's content, which renews the lease as well; on the caller's thread.
 
-        Waits for a renewal that is under way. Raises LeaseLost or AlreadySettled.
+        Waits for a renewal that is under way. Raises LeaseLost or AlreadySettled; LeaseLost too
+        when a renewal got no answer, because then the token may be stale.
         """
         with self._condition:
             self._wait_for_renewal(lease)
@@ -129,7 +132,8 @@ class LeaseKeeper:
     def begin(self, lease: Lease) -> None:
         """Begin the settlement of one lease, after waiting for a renewal that is under way.
 
-        Raises AlreadySettled or LeaseLost.
+        Raises AlreadySettled or LeaseLost; LeaseLost too when a renewal got no answer, because
+        then the token may be stale.
         """
         with self._condition:
             self._wait_for_renewal(lease)
@@ -182,29 +186,34 @@ class LeaseKeeper:
             lambda: lease.state is not LeaseState.RENEWING,
             timeout=max(0.0, lease.deadline - self._clock.monotonic()),
         )
+        if lease.state in (LeaseState.RENEWING, LeaseState.UNKNOWN):
+            raise LeaseLost(UNANSWERED)
 
     def _forget(self, lease: Lease) -> None:
         self._book.drop(lease)
         self._receivers.pop(lease, None)
 
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                if self._stopping:
-                    return
-                now = self._clock.monotonic()
-                next_at = self._book.next_at()
-                if next_at is None or next_at > now:
-                    wait = LONGEST_SLEEP if next_at is None else min(next_at - now, LONGEST_SLEEP)
-                    self._condition.wait(wait)
-                    continue
-                renew, lapsed = self._book.take_due(now)
-                groups = self._grouped(renew, now)
-                for lease in lapsed:
-                    self._receivers.pop(lease, None)
+    def turn(self, *, wait: bool = False) -> None:
+        """Renew what is due and report what lapsed; if nothing is due, `wait` for it a while."""
+        with self._condition:
+            now = self._clock.monotonic()
+            next_at = self._book.next_at()
+            if next_at is None or next_at > now:
+                if wait and not self._stopping:
+                    left = LONGEST_SLEEP if next_at is None else next_at - now
+                    self._condition.wait(min(left, LONGEST_SLEEP))
+                return
+            renew, lapsed = self._book.take_due(now)
+            groups = self._grouped(renew, now)
             for lease in lapsed:
-                self._on_lost(lease)
-            self._renew_all(groups)
+                self._receivers.pop(lease, None)
+        for lease in lapsed:
+            self._on_lost(lease)
+        self._renew_all(groups)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self.turn(wait=True)
 
     def _renew_all(self, groups: list[Group]) -> None:
         """Across a network side by side: a connection that hangs must not hold up the others."""
@@ -239,14 +248,12 @@ class LeaseKeeper:
         with self._condition:
             for lease, answer in zip(leases, answers, strict=True):
                 self._book_answer(lease, answer, asked_at)
-                if lease.state is LeaseState.LOST:
-                    self._receivers.pop(lease, None)
             tell_settlers, self._settlers_wait = self._settlers_wait, False
             self._condition.notify_all()
         for lease, age, answer in zip(leases, ages, answers, strict=True):
             if isinstance(answer, Renewed):
                 self._on_renewed(lease, age)
-            elif lease.state is LeaseState.LOST:
+            elif isinstance(answer, Lost):  # another thread may see it lost: it tells by itself
                 self._on_lost(lease)
         if tell_settlers:
             self._on_settleable()
@@ -256,3 +263,5 @@ class LeaseKeeper:
             self._book.token_gone(lease)
         else:
             self._book.answered(lease, answer, asked_at)
+        if lease.state is LeaseState.LOST:
+            self._receivers.pop(lease, None)

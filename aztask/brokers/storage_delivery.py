@@ -58,7 +58,9 @@ class StorageDelivery(Delivery):
     """text: the message as it lies in the queue. settled: nothing may be done any more.
 
     unsure: a settlement of ours may have taken effect. removed: the message is gone, by our doing.
-    stored_dead: its copy is in the dead letters. attempts: renewals whose answers are to come.
+    stored_dead: its copy is in the dead letters. stored_again: its clone is back in the queue.
+    attempts: renewals whose answers are to come. doubtful: another one, whose answer was lost, may
+    have taken effect.
     """
 
     text: str = ""
@@ -66,6 +68,8 @@ class StorageDelivery(Delivery):
     unsure: bool = False
     removed: bool = False
     stored_dead: bool = False
+    stored_again: bool = False
+    doubtful: bool = False
     attempts: list[Attempt] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -5,8 +5,11 @@ Rules
    the new token went down with the answer.
 2. A renewal whose answer is merely late is asked a second time, with the same token. Only one of
    the two can take effect. If the second is refused while the lease lasts, the first one has taken
-   effect: the lease is longer by it, and its token arrives with its answer.
-3. Nobody waits long here: while there is no answer, the answer is "not yet" (`Unknown.untouched`),
+   effect: the lease is longer by it, and its token arrives with its answer. If the connection of
+   one breaks, a refusal of the other proves nothing more than that: the lease is unknown.
+3. A renewal that asks for less than is left shortens the lease from the moment it is sent: the
+   message may be visible again at the earlier time, whatever becomes of the answer.
+4. Nobody waits long here: while there is no answer, the answer is "not yet" (`Unknown.untouched`),
    and the next call goes on from there.
 """
 
@@ -75,7 +78,7 @@ class Renewals:
                 return LATE
             wait(_answers(delivery), left, FIRST_COMPLETED)
             answer = self.collect(delivery)
-            if isinstance(answer, Lost | Unknown) and answer is not LATE:
+            if isinstance(answer, Lost) or (isinstance(answer, Unknown) and not answer.untouched):
                 return answer
         return None
 
@@ -83,6 +86,7 @@ class Renewals:
         call: Callable[[], str] = partial(
             self._requests.hide_by, delivery, delivery.token, seconds, seconds
         )
+        delivery.deadline = min(delivery.deadline, now + seconds)
         delivery.attempts.append(Attempt(self._crew.submit(call), now, seconds))
 
     def collect(self, delivery: StorageDelivery) -> Outcome | None:
@@ -96,6 +100,7 @@ class Renewals:
             else:
                 delivery.token = token
                 delivery.attempts.clear()
+                delivery.doubtful = False
                 outcome = None
                 if not attempt.confirmed:
                     outcome = _extended(delivery, attempt.asked_at, attempt.seconds)
@@ -111,14 +116,16 @@ class Renewals:
         if failure.code == MESSAGE_NOT_FOUND and delivery.unsure:
             delivery.removed = True
             return _extended(delivery, attempt.asked_at, attempt.seconds)
-        if failure.gone:
-            if not others or self._clock.monotonic() >= delivery.deadline:
+        ended = self._clock.monotonic() >= delivery.deadline
+        if failure.gone and (ended or not delivery.doubtful):
+            if ended or not others:
                 return GONE
             others[0].confirmed = True
             return _extended(delivery, others[0].asked_at, others[0].seconds)
+        delivery.doubtful |= failure.effect is Effect.UNSURE
         if others:
             return None
-        if attempt.confirmed or failure.effect is Effect.UNSURE:
+        if attempt.confirmed or delivery.doubtful:
             return VANISHED
         return Unknown(str(failure.error), untouched=True)
 
@@ -128,6 +135,6 @@ def _answers(delivery: StorageDelivery) -> list[Future[str]]:
 
 
 def _extended(delivery: StorageDelivery, asked_at: float, seconds: float) -> Renewed:
-    delivery.deadline = max(delivery.deadline, asked_at + seconds)
+    delivery.deadline = asked_at + seconds
     delivery.lease_seconds = seconds
     return Renewed(delivery.deadline)

@@ -195,9 +195,11 @@ class Settling:
         text = self._clone_text(settlement.envelope, settlement.delay)
         if self._living is None:
             return self._hide(delivery, until, settlement.delay, text)
-        failure = self._put(self._living, text, settlement.delay, until)
-        if failure is not None:
-            return Unknown(f"the message could not be put back: {failure.error}")
+        if not delivery.stored_again:
+            failure = self._put(self._living, text, settlement.delay, until)
+            if failure is not None:
+                return Unknown(f"the message could not be put back: {failure.error}")
+            delivery.stored_again = True
         return self.delete(delivery, until)
 
     def _clone_text(self, envelope: Envelope, delay: float) -> str:

@@ -36,15 +36,16 @@ class Subject:
     """One broker under test.
 
     another: a second broker of the same service, as another process would have it. pass_time: let
-    that many seconds pass, for leases and for schedules. lease: seconds, as short as the service
-    takes it. patience: how long to wait for what must come; silence: for what must not come.
-    coarse: seconds that the service's times may be off.
+    that many seconds pass, for leases and for schedules. clock: the broker's; deadlines count on
+    it. lease: seconds, as short as the service takes it. patience: how long to wait for what must
+    come; silence: for what must not come. coarse: seconds that the service's times may be off.
     """
 
     name: str
     broker: Broker
     another: Callable[[], Broker]
     pass_time: Callable[[float], None]
+    clock: Clock
     lease: float
     patience: float = 5.0
     silence: float = 0.03
@@ -127,7 +128,14 @@ def local_file(directory: Path) -> Iterator[Subject]:
     path = str(directory / "queues.db")
     databases = [Database(path), Database(path)]
     brokers = [LocalBroker(database, clock=time_machine.clock) for database in databases]
-    yield Subject("local", brokers[0], lambda: brokers[1], time_machine.pass_time, lease=30.0)
+    yield Subject(
+        "local",
+        brokers[0],
+        lambda: brokers[1],
+        time_machine.pass_time,
+        time_machine.clock,
+        lease=30.0,
+    )
     for database in databases:
         database.close()
 
@@ -141,7 +149,9 @@ def local_memory(directory: Path) -> Iterator[Subject]:
     def broker() -> LocalBroker:
         return LocalBroker(database, clock=time_machine.clock)
 
-    yield Subject("local-memory", broker(), broker, time_machine.pass_time, lease=30.0)
+    yield Subject(
+        "local-memory", broker(), broker, time_machine.pass_time, time_machine.clock, lease=30.0
+    )
     database.close()
 
 
@@ -166,6 +176,7 @@ def storage_queue(directory: Path) -> Iterator[Subject]:
             broker(),
             lambda: other,
             pass_time,
+            time_machine.clock,
             lease=30.0,
             silence=0.15,
             coarse=1.0,
@@ -192,6 +203,7 @@ def service_bus(directory: Path) -> Iterator[Subject]:
             broker(),
             lambda: other,
             time_machine.pass_time,
+            time_machine.clock,
             lease=30.0,
             silence=0.15,
         )

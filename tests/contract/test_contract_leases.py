@@ -97,6 +97,57 @@ def test_a_renewal_may_ask_for_another_length(subject):
     assert delivery.deadline >= before + subject.lease * 1.9
 
 
+def test_no_deadline_is_later_than_what_was_asked_for(subject):
+    """It counts from before the request was sent, so no other worker has the message before it."""
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver, now = subject.receiver(queue), subject.clock.monotonic
+    subject.pass_time(0.25)
+    before = now()
+    delivery = subject.one(receiver)
+    assert before + subject.lease <= delivery.deadline <= now() + subject.lease
+    assert delivery.lease_seconds == subject.lease
+    before = now()
+    receiver.renew([delivery])
+    assert before + subject.lease <= delivery.deadline <= now() + subject.lease
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0, 3.0])
+def test_after_a_renewal_the_deadline_is_that_of_the_new_length(subject, share):
+    """A shorter one too: the message is visible again at the earlier time."""
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver, now = subject.receiver(queue), subject.clock.monotonic
+    delivery = subject.one(receiver)
+    asked = subject.lease * share
+    granted = subject.lease if subject.can.fixed_lease else asked
+    before = now()
+    (answer,) = receiver.renew([delivery], asked)
+    assert before + granted <= delivery.deadline <= now() + granted
+    assert answer == Renewed(delivery.deadline)
+    assert delivery.lease_seconds == granted
+    other = subject.receiver(queue)
+    subject.pass_time(delivery.deadline - now() - 1.0)
+    subject.assert_nothing(other)
+    subject.pass_time(1.0 + subject.coarse)
+    assert subject.one(other).envelope.body == b"x"
+    assert isinstance(settle(receiver, Complete(), delivery)[0], Lost)
+
+
+def test_an_update_grants_no_more_than_it_asks_for(subject):
+    if not subject.can.update:
+        return
+    queue = subject.queue()
+    subject.send(queue, b"x")
+    receiver, now = subject.receiver(queue), subject.clock.monotonic
+    delivery = subject.one(receiver)
+    for asked in (subject.lease, 3 * subject.lease):
+        receiver.renew([delivery], asked)
+        before = now()
+        receiver.update(delivery, type(delivery.envelope)(b"y"))
+        assert before + asked <= delivery.deadline <= now() + asked
+
+
 def test_one_lost_among_many_is_told_apart(subject):
     queue = subject.queue()
     receiver = subject.receiver(queue)

@@ -3,7 +3,7 @@
 import pytest
 from subjects import bodies, settle
 
-from aztask.brokers.base import MessageState, Renewed, Settled
+from aztask.brokers.base import Lost, MessageState, Renewed, Settled
 from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, CapabilityError
 from aztask.settlement import (
@@ -14,6 +14,7 @@ from aztask.settlement import (
     Defer,
     Release,
     Resubmit,
+    name_of,
     with_envelope,
 )
 
@@ -262,6 +263,59 @@ def test_a_batch_of_different_settlements(subject):
     assert answers == [Settled()] * 5
     assert sorted(bodies(subject.take(receiver, 3))) == [b"abandon", b"clone", b"release"]
     assert bodies(subject.peek(queue, dead_letter=True)) == [b"dead"]
+
+
+@pytest.mark.parametrize(
+    "how", [Complete(), Abandon(), Release(), DeadLetter("stale"), Resubmit()], ids=name_of
+)
+def test_a_batch_does_nothing_to_what_another_worker_holds_by_now(subject, how):
+    queue = subject.queue()
+    subject.send(queue, b"stale")
+    receiver, other = subject.receiver(queue), subject.receiver(queue)
+    stale = subject.one(receiver)
+    subject.lapse()
+    again = subject.one(other)
+    subject.send(queue, b"one", b"two")
+    one, two = subject.take(receiver, 2)
+    pairs = []
+    for delivery in (one, stale, two):
+        clone = Envelope(delivery.envelope.body + b" again")
+        each = with_envelope(how, clone, 0.0) if isinstance(how, Resubmit) else how
+        pairs.append((delivery, each))
+    answers = receiver.settle(pairs)
+    assert (answers[0], answers[2]) == (Settled(), Settled())
+    # a release goes unanswered where it is not a request of its own (Service Bus)
+    assert isinstance(answers[1], Lost) or isinstance(how, Release)
+    assert isinstance(other.renew([again])[0], Renewed)
+    assert b"stale" not in bodies(subject.peek(queue, dead_letter=True))
+    assert settle(other, Complete(), again) == [Settled()]
+    if isinstance(how, Resubmit) and not subject.can.atomic_resubmit:
+        return  # its clone was sent first, and is there
+    left = 0 if isinstance(how, Complete | DeadLetter) else 2
+    assert b"stale" not in b" ".join(bodies(subject.take(receiver, left)))
+    subject.assert_nothing(receiver)
+
+
+def test_a_batch_of_dead_letters_keeps_each_ones_reason(subject):
+    queue = subject.queue()
+    subject.send(queue, b"0", b"1", b"2", b"3")
+    receiver = subject.receiver(queue)
+    taken = subject.take(receiver, 4)
+    reasons = {
+        delivery.envelope.body: DeadLetter(
+            f"reason {delivery.envelope.body!r}", f"because of {delivery.envelope.body!r}"
+        )
+        for delivery in taken
+    }
+    pairs = [(delivery, reasons[delivery.envelope.body]) for delivery in taken]
+    assert receiver.settle(pairs) == [Settled()] * 4
+    dead = subject.peek(queue, dead_letter=True)
+    assert {
+        each.envelope.body: DeadLetter(
+            each.dead_letter_reason or "", each.dead_letter_description or ""
+        )
+        for each in dead
+    } == reasons
 
 
 def test_the_services_own_limit_ends_in_the_dead_letters(subject):

@@ -185,6 +185,34 @@ def test_the_package_keeps_its_rules():
     assert "\n".join(problems(PACKAGE)) == ""
 
 
+def comparisons(source):
+    """What a module compares, and how: operators as they are written, and calls that compare."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(COMPARING):
+            found.append(ast.unparse(node.func))
+    return found
+
+
+COMPARING = ("compare_digest", "operator.eq", "with", "match")
+
+
+def test_signatures_are_compared_in_constant_time_alone():
+    """An ordinary comparison takes the longer the more of a forged signature is right."""
+    found = comparisons((PACKAGE / "signing.py").read_text())
+    assert sorted(found) == ["hmac.compare_digest", "len(key) < KEY_BYTES"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["a == b", "a != b", "a in b", "a.startswith(b)", "any(x == a for x in b)", "eq = a is b"],
+)
+def test_the_checker_sees_every_comparison(source):
+    assert comparisons(source)
+
+
 def test_the_checker_sees_the_package():
     modules = read(PACKAGE)
     assert {"aztask", "aztask.errors", "aztask.brokers.base"} <= modules.keys()

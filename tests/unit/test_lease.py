@@ -240,3 +240,179 @@ def test_the_book_counts_and_lists_what_it_holds() -> None:
     assert set(book) == set(leases)
     book.drop(leases[0])
     assert list(book) == [leases[1]]
+
+
+def test_states_and_events_are_shown_by_their_names() -> None:
+    for kind in (*LeaseState, *LeaseEvent):
+        assert kind.value == kind.name.lower().replace("_", " ")
+    with pytest.raises(RuntimeError, match="a lease that is held cannot token gone"):
+        a_lease().change(LeaseEvent.TOKEN_GONE)
+
+
+def test_a_lease_is_alive_until_its_deadline_and_not_at_it() -> None:
+    lease = a_lease()
+    assert lease.alive(9.999)
+    assert not lease.alive(10.0)
+    lease.state = LeaseState.LOST
+    assert not lease.alive(0.0)
+
+
+def test_an_empty_book_has_nothing_due() -> None:
+    book = LeaseBook()
+    assert book.next_at() is None
+    assert book.take_due(1e9) == ([], [])
+
+
+def test_a_dropped_lease_is_due_no_more_wherever_it_stands() -> None:
+    first, second, third = a_lease(0.0), a_lease(0.1), a_lease(0.2)
+    book = a_book(first, second, third)
+    book.drop(first)
+    assert book.next_at() == pytest.approx(7.1)
+    book.add(first)
+    book.drop(second)
+    assert book.take_due(7.3) == ([first, third], [])
+    assert second.state is LeaseState.HELD
+
+
+def test_at_half_of_its_lease_one_goes_along_and_a_moment_before_it_does_not() -> None:
+    due, half, less = a_lease(0.0), a_lease(2.0), a_lease(2.001)
+    book = a_book(due, half, less)
+    assert book.take_due(7.0)[0] == [due, half]
+
+
+def test_a_failed_renewal_waits_for_its_turn_although_others_are_due() -> None:
+    failed, other = a_lease(0.0), a_lease(0.1)
+    book = a_book(failed)
+    book.take_due(7.0)
+    book.answered(failed, Unknown(), 7.0)
+    book.add(other)
+    assert book.take_due(7.15) == ([other], [])
+
+
+def test_the_pauses_between_failed_renewals_double_up_to_a_tenth_of_the_lease() -> None:
+    lease = a_lease()
+    book = a_book(lease)
+    at, asked = 7.0, []
+    while at < 10.0:
+        asked.append(at)
+        assert book.take_due(at)[0] == [lease]
+        book.answered(lease, Unknown(), at)
+        at = book.next_at() or 99.0
+    assert asked == pytest.approx([7.0, 7.2, 7.6, 8.4, 9.4])
+    assert at == 10.0, "the last try is not later than the deadline"
+
+
+def test_renewals_are_counted_and_failures_only_in_a_row() -> None:
+    lease = a_lease()
+    book = a_book(lease)
+    assert (lease.renewals, lease.failures) == (0, 0)
+    for at, answers in ((7.0, 1), (14.0, 2), (21.0, 3)):
+        book.take_due(at)
+        book.answered(lease, Unknown(), at)
+        again = book.next_at() or 0.0
+        book.take_due(again)
+        assert lease.failures == 1
+        renew(book, lease, again)
+        assert (lease.renewals, lease.failures) == (answers, 0)
+        lease.granted_at, lease.delivery.deadline = at, at + 10.0
+        book.hurry(lease, at + 7.0)
+
+
+def test_no_renewal_falls_due_by_a_rounding_error() -> None:
+    """The worker reckons `granted_at` back from the deadline."""
+    deadline, seconds = 52.4, 15.3
+    lease = a_lease(deadline - seconds, seconds)
+    lease.delivery.deadline = deadline
+    assert lease.granted_at + 1.0 * seconds < deadline
+    book = LeaseBook(renew_at=1.0)
+    book.add(lease)
+    assert book.next_at() == deadline
+    assert book.take_due(lease.granted_at + seconds) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("limit_at", "seconds"),
+    [
+        (None, 10.0),
+        (17.0, 10.0),  # exactly to the limit
+        (16.9, 9.9),
+        (10.05, 3.05),
+        (10.0, None),  # the lease lasts as long as the limit anyway
+        (8.0, None),
+        (7.0, None),
+    ],
+)
+def test_how_long_a_renewal_asks_for_near_the_limit(
+    limit_at: float | None, seconds: float | None
+) -> None:
+    lease = a_lease()
+    lease.limit_at = limit_at
+    book = a_book(lease)
+    assert book.renewal_seconds(lease, 7.0) == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(("limit_at", "seconds"), [(17.0, 10.0), (16.9, None)])
+def test_where_the_service_sets_the_duration_a_renewal_may_end_at_the_limit(
+    limit_at: float, seconds: float | None
+) -> None:
+    lease = a_lease()
+    lease.limit_at = limit_at
+    assert a_book(lease, fixed_lease=True).renewal_seconds(lease, 7.0) == seconds
+
+
+@pytest.mark.parametrize(("left", "asked"), [(0.0499, False), (0.05, True), (0.06, True)])
+def test_a_renewal_of_next_to_nothing_is_not_made(left: float, asked: bool) -> None:
+    lease = a_lease(seconds=0.02)
+    lease.seconds = 10.0
+    lease.limit_at = left
+    seconds = a_book(lease).renewal_seconds(lease, 0.0)
+    assert seconds == (left if asked else None)
+
+
+def test_the_brokers_verdict_without_a_reason_gets_one() -> None:
+    lease = a_lease()
+    book = a_book(lease)
+    book.take_due(7.0)
+    book.answered(lease, Lost(""), 7.0)
+    assert lease.lost_reason
+    assert len(book) == 0
+
+
+def test_the_first_reason_of_a_loss_stays() -> None:
+    lease = a_lease()
+    book = a_book(lease)
+    book.lapse(lease, "first")
+    book.lapse(lease, "second")
+    assert lease.lost_reason == "first"
+    assert len(book) == 0, "what has lapsed is forgotten"
+
+
+def test_a_failed_settlement_does_not_hurry_the_renewal() -> None:
+    lease = a_lease()
+    book = a_book(lease)
+    lease.change(LeaseEvent.SETTLE)
+    book.retry_settlement(lease, 3.0)
+    assert book.next_at() == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("event", [LeaseEvent.SETTLE, LeaseEvent.RENEW])
+def test_at_the_deadline_a_request_under_way_is_waited_for(event: LeaseEvent) -> None:
+    """Its answer decides: a settlement that took effect in time is no loss."""
+    lease = a_lease()
+    book = a_book(lease)
+    lease.change(event)
+    state = lease.state
+    assert book.take_due(10.0) == ([], [])
+    assert lease.state is state
+
+
+def test_a_lease_whose_token_is_gone_lapses_at_its_deadline_although_it_is_hurried() -> None:
+    lease = a_lease()
+    book = a_book(lease)
+    book.take_due(7.0)
+    book.token_gone(lease)
+    book.hurry(lease, 7.5)
+    assert book.take_due(7.5) == ([], [])
+    assert lease.state is LeaseState.UNKNOWN
+    assert book.next_at() == 10.0
+    assert book.take_due(10.0) == ([], [lease])

@@ -1,12 +1,19 @@
 """The message: ids that never repeat, and what each kind of clone keeps."""
 
 import dataclasses
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.message import MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message import (
+    COUNTER_LIMIT,
+    MESSAGE_DEFAULTS,
+    MESSAGE_FIELDS,
+    MESSAGE_ID_LIMIT,
+    TaskMessage,
+)
 
 MESSAGE = TaskMessage(
     id="t1",
@@ -34,6 +41,37 @@ def changes(before: TaskMessage, after: TaskMessage) -> set[str]:
         for field in dataclasses.fields(before)
         if getattr(before, field.name) != getattr(after, field.name)
     }
+
+
+def test_what_a_message_says_of_itself_where_nothing_was_said():
+    defaults = {
+        "content_type": "application/x-msgpack",
+        "content_encoding": "binary",
+        **dict.fromkeys(("root_id", "parent_id", "group", "eta", "expires", "time_limit")),
+        **dict.fromkeys(("soft_time_limit", "argsrepr", "kwargsrepr", "origin", "reply_to")),
+        **dict.fromkeys(("correlation_id", "session", "unknown_since", "saved", "pointer")),
+        **dict.fromkeys(("traceparent", "lease_seconds")),
+        "ordered": True,
+        **dict.fromkeys(("resubmit_count", "snooze_count", "hop"), 0),
+        **dict.fromkeys(("generation", "delivery_base"), 0),
+        "extra": {},
+    }
+    given = {"id": "t", "task": "a.b", "queue": "q", "body": b""}
+    assert dataclasses.asdict(TaskMessage(**given)) == given | defaults
+    assert defaults == MESSAGE_DEFAULTS
+    assert {*given, *defaults} == set(MESSAGE_FIELDS)
+    assert list(MESSAGE_FIELDS[:5]) == ["id", "task", "queue", "body", "content_type"]
+
+
+def test_the_limits_are_those_of_the_services():
+    """Service Bus allows 128 characters of an id, AMQP's smaller integers hold 31 bits."""
+    assert (MESSAGE_ID_LIMIT, COUNTER_LIMIT) == (128, 2_147_483_647)
+
+
+def test_an_id_that_is_no_valid_text_is_hashed_all_the_same():
+    long = dataclasses.replace(MESSAGE, id="\udcff" * 130)
+    digest = sha256(b"\xed\xb3\xbf" * 130).hexdigest()
+    assert long.message_id == f"sha256-{digest}:1:5"
 
 
 def test_a_message_cannot_be_changed():
@@ -110,7 +148,11 @@ def test_a_snooze_counts_apart_and_takes_what_it_is_given():
 
 
 def test_a_delay_chain_changes_the_hop_alone():
-    assert changes(MESSAGE, MESSAGE.chained(delivery_base=7)) == {"hop"}
+    link = MESSAGE.chained(delivery_base=7)
+    assert changes(MESSAGE, link) == {"hop"}
+    assert link.hop == 6
+    assert MESSAGE.chained().delivery_base == 0
+    assert MESSAGE.chained(delivery_base=8).delivery_base == 8
 
 
 def test_a_replay_starts_over_in_a_new_generation_and_keeps_the_checkpoint():

@@ -14,6 +14,7 @@ from aztask.brokers.local import LocalBroker
 from aztask.clock import Clock
 from aztask.engine import Database
 from aztask.errors import CapabilityError
+from aztask.lease import LeaseState
 from aztask.leasekeeper import LeaseKeeper
 from aztask.results.base import Outcome, Owned, State
 from aztask.retry import RETRY_STRATEGIES
@@ -231,3 +232,277 @@ def test_a_strategy_that_the_broker_cannot_do_is_refused(make: Make) -> None:
     with pytest.raises(CapabilityError, match="retry_strategy='defer' is not possible on somewh"):
         make("defer", kind=WithoutDefer)
     assert make("hold", kind=WithoutDefer).job.settled is False
+
+
+# -- in a session ------------------------------------------------------------------------------
+
+
+class Slot:
+    """What holds the job's session."""
+
+    def held(self) -> None: ...
+
+    def over(self, job: Job) -> None: ...
+
+
+def in_session(bench: Bench, *, ordered: bool) -> None:
+    bench.job.session = Slot()
+    bench.job.message = replace(message_of(bench.job), ordered=ordered)
+
+
+@pytest.mark.parametrize("strategy", ["abandon", "lease-timeout"])
+def test_in_order_a_delay_that_was_asked_for_is_held(make: Make, strategy: str) -> None:
+    bench = make(strategy)
+    in_session(bench, ordered=True)
+    assert bench.decide(ASKED) == Hold(5.0, NOW + 5)
+    in_session(bench, ordered=False)
+    assert bench.decide(ASKED) == Resubmit(5.0, NOW + 5)
+
+
+@pytest.mark.parametrize("strategy", ["resubmit", "defer", "hold"])
+def test_in_order_nothing_overtakes_a_retry(make: Make, strategy: str) -> None:
+    bench = make(strategy)
+    in_session(bench, ordered=True)
+    assert bench.redelivery.strategy(bench.job) == "hold"
+    assert bench.decide(AGAIN) == Hold(2.0, NOW + 2)
+
+
+def test_in_order_a_snooze_is_held_where_the_service_counts(make: Make) -> None:
+    bench = make("abandon", results=False, kind=WithoutUpdate)
+    in_session(bench, ordered=True)
+    assert bench.decide(SNOOZE) == Hold(5.0, NOW + 5)
+    assert bench.decide(replace(SNOOZE, asked=False)) == Hold(5.0, NOW + 5)
+
+
+@pytest.mark.parametrize("strategy", ["abandon", "hold", "resubmit"])
+def test_what_is_put_off_keeps_its_place_and_counts_nothing(make: Make, strategy: str) -> None:
+    bench = make(strategy)
+    assert bench.redelivery.put_off(bench.job, 7.0) == Resubmit(7.0, NOW + 7, counted=False)
+    in_session(bench, ordered=True)
+    assert bench.redelivery.put_off(bench.job, 7.0) == Hold(7.0, NOW + 7)
+    in_session(bench, ordered=False)
+    assert bench.redelivery.put_off(bench.job, 7.0) == Resubmit(7.0, NOW + 7, counted=False)
+
+
+# -- counts at their edges ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("starts", "failures"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_where_the_service_counts_every_start_but_this_one_is_a_failure(
+    make: Make, starts: int, failures: int
+) -> None:
+    bench = make("abandon", results=False, kind=WithoutUpdate)
+    bench.job.message = replace(message_of(bench.job), resubmit_count=4)
+    bench.redelivery.own(bench.job, Owned(starts))
+    assert message_of(bench.job).resubmit_count == 4 + failures
+
+
+@pytest.mark.parametrize(("failures", "snoozes"), [(0, 2), (2, 0), (1, 1)])
+def test_what_the_row_counted_is_added_to_what_the_message_carries(
+    make: Make, failures: int, snoozes: int
+) -> None:
+    bench = make("abandon")
+    bench.job.message = replace(message_of(bench.job), resubmit_count=4, snooze_count=5)
+    bench.redelivery.own(bench.job, Owned(3, b"page", failures=failures, snoozes=snoozes))
+    message = message_of(bench.job)
+    assert (message.resubmit_count, message.snooze_count) == (4 + failures, 5 + snoozes)
+    assert message.saved == b"page"
+
+
+def test_a_message_that_nothing_happened_to_stays_as_it_is(make: Make) -> None:
+    bench = make("abandon")
+    before = message_of(bench.job)
+    bench.redelivery.own(bench.job, Owned(1))
+    assert message_of(bench.job) is before
+
+
+def test_a_task_that_is_not_known_has_the_apps_strategy_and_limit(make: Make) -> None:
+    bench = make("abandon", results=False, kind=WithoutUpdate)
+    object.__setattr__(bench.app.settings, "retry_strategy", "abandon")
+    object.__setattr__(bench.app.settings, "max_deliveries", 2)
+    bench.job.task = None
+    assert bench.redelivery.strategy(bench.job) == "abandon"
+    assert bench.redelivery.start_limit(bench.job) == 2
+
+
+@pytest.mark.parametrize(("expires", "dead"), [(NOW, True), (NOW + 0.001, False), (None, False)])
+@pytest.mark.parametrize("strategy", ["abandon", "lease-timeout"])
+def test_what_comes_again_at_once_is_dead_only_if_it_has_expired(
+    make: Make, strategy: str, expires: float | None, dead: bool
+) -> None:
+    bench = make(strategy)
+    bench.job.message = replace(message_of(bench.job), expires=expires)
+    assert isinstance(bench.decide(AGAIN), DeadLetter) is dead
+
+
+@pytest.mark.parametrize(
+    ("results", "kind"), [(True, LocalBroker), (False, WithoutUpdate)], ids=["a row", "the service"]
+)
+def test_the_message_does_not_count_where_something_else_does(
+    make: Make, results: bool, kind: type[LocalBroker]
+) -> None:
+    bench = make("abandon", results=results, kind=kind)
+    bench.job.outcome = Outcome(State.RETRYING, Abandon())
+    bench.redelivery.write_counts([bench.job])
+    (peeked,) = bench.app.broker.peek("default")
+    assert peeked.envelope.headers["aztask-resubmit-count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "settled"),
+    [
+        (Outcome(State.RETRYING, Resubmit(1.0)), False),  # its clone counts
+        (Outcome(State.RETRYING, Abandon()), True),  # at most once: it is gone
+        (Outcome(State.FAILED, DeadLetter("why")), False),
+    ],
+)
+def test_what_does_not_come_again_itself_is_not_counted_and_those_after_it_are(
+    make: Make, outcome: Outcome, settled: bool
+) -> None:
+    bench = make("abandon", results=False)
+    other = make("abandon", results=False)
+    bench.job.outcome, bench.job.settled = outcome, settled
+    other.job.outcome = Outcome(State.SNOOZED, Abandon())
+    other.job.message = replace(message_of(other.job), snooze_count=3, resubmit_count=2)
+    other.job.saved = b"page 7"
+    other.redelivery.write_counts([bench.job, other.job])
+    (peeked,) = bench.app.broker.peek("default")
+    assert peeked.envelope.headers["aztask-resubmit-count"] == 0
+    (peeked,) = other.app.broker.peek("default")
+    message = other.app.codec.from_envelope(peeked.envelope, "default")
+    assert (message.resubmit_count, message.snooze_count) == (2, 4)
+    assert (message.saved, message.delivery_base) == (b"page 7", 1)
+
+
+def test_a_count_that_cannot_be_written_is_left_out_and_those_after_it_are_not(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, other = make("abandon", results=False), make("abandon", results=False)
+    for each in (bench, other):
+        each.job.outcome = Outcome(State.RETRYING, Abandon())
+    bench.keeper.drop([bench.job.lease])
+    bench.job.lease.state = LeaseState.LOST
+    other.redelivery._keeper = other.keeper
+    other.redelivery.write_counts([bench.job, other.job])
+    assert "is not counted" in caplog.text
+    (peeked,) = other.app.broker.peek("default")
+    assert peeked.envelope.headers["aztask-resubmit-count"] == 1
+
+
+# -- carrying out ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hold", "until"),
+    [
+        (Hold(30.0), NOW + 30.0),
+        (Hold(30.0, NOW + 12.0), NOW + 12.0),  # repeated later: what is left
+        (Hold(30.0, NOW - 5.0), NOW),
+    ],
+)
+def test_a_hold_ends_when_it_is_due(make: Make, hold: Hold, until: float) -> None:
+    bench = make("hold")
+    bench.job.settlement = hold
+    bench.redelivery.keep(bench.job)
+    assert bench.job.held_until == until
+    assert bench.job.lease.limit_at == until + 2 * LEASE
+
+
+def test_what_is_settled_now_waits_for_nothing(make: Make) -> None:
+    bench = make("hold")
+    for settlement, waits in ((Hold(1.0), True), (Lapse(), True), (Abandon(), False)):
+        bench.job.settlement = settlement
+        assert bench.redelivery.waits(bench.job) is waits
+
+
+@pytest.mark.parametrize("how", [Complete(), Abandon(), DeadLetter("why"), Defer(2.0, NOW + 2)])
+def test_most_settlements_go_to_the_broker_as_they_are(make: Make, how: Decision) -> None:
+    bench = make("resubmit")
+    bench.job.settlement = how
+    assert bench.redelivery.pairs([bench.job]) == [(bench.job.delivery, how)]
+
+
+@pytest.mark.parametrize(
+    ("due", "left"), [(None, 2.0), (NOW + 2.0, 2.0), (NOW + 0.5, 0.5), (NOW, 0.0), (NOW - 9.0, 0.0)]
+)
+def test_a_resubmission_goes_with_its_clone_and_what_is_left_of_its_delay(
+    make: Make, due: float | None, left: float
+) -> None:
+    bench = make("resubmit")
+    bench.job.saved = b"page 7"
+    bench.job.settlement = Resubmit(2.0, due)
+    first, second = bench.redelivery.ready(bench.job), bench.redelivery.ready(bench.job)
+    assert isinstance(first, Resubmit)
+    assert first == second, "repeated, it sends the same clone under the same id"
+    assert (first.delay, first.envelope.delay) == (left, left)
+    clone = bench.app.codec.from_envelope(first.envelope, "default")
+    before = message_of(bench.job)
+    assert clone.key == (before.id, 0, 1)
+    assert (clone.resubmit_count, clone.snooze_count) == (1, 0)
+    assert (clone.saved, clone.unknown_since, clone.delivery_base) == (b"page 7", None, 0)
+
+
+def test_a_clone_that_was_made_already_is_sent(make: Make) -> None:
+    bench = make("resubmit")
+    bench.job.clone = message_of(bench.job).chained()
+    bench.job.settlement = Resubmit(2.0, NOW + 2, counted=False)
+    ready = bench.redelivery.ready(bench.job)
+    clone = bench.app.codec.from_envelope(ready.envelope, "default")
+    assert (clone.hop, clone.snooze_count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "since", "expected"),
+    [
+        (None, None, None),
+        (Outcome(State.SNOOZED, Resubmit(), error_type="unknown-task", at=NOW - 5), None, NOW - 5),
+        (Outcome(State.SNOOZED, Resubmit(), error_type="unknown-task", at=NOW - 5), 7.0, 7.0),
+        (Outcome(State.SNOOZED, Resubmit(), error_type="OSError", at=NOW - 5), None, None),
+        (Outcome(State.SNOOZED, Resubmit(), error_type="OSError", at=NOW - 5), 7.0, None),
+        (None, 7.0, None),
+    ],
+)
+def test_a_clone_remembers_since_when_its_task_is_unknown(
+    make: Make, outcome: Outcome | None, since: float | None, expected: float | None
+) -> None:
+    bench = make("resubmit")
+    bench.job.message = replace(message_of(bench.job), unknown_since=since)
+    bench.job.outcome = outcome
+    bench.job.settlement = Resubmit(2.0, NOW + 2, counted=False)
+    ready = bench.redelivery.ready(bench.job)
+    clone = bench.app.codec.from_envelope(ready.envelope, "default")
+    assert clone.unknown_since == expected
+    assert clone.snooze_count == 1
+
+
+class InPlace(LocalBroker):
+    """The local broker, declared to change messages in place: as a Storage queue."""
+
+    @property
+    def capabilities(self) -> Any:
+        return replace(super().capabilities, resubmit_in_place=True)
+
+
+@pytest.mark.parametrize(("kind", "base"), [(InPlace, 4), (LocalBroker, 0)])
+def test_where_the_services_count_goes_on_a_clone_remembers_it(
+    make: Make, kind: type[LocalBroker], base: int
+) -> None:
+    bench = make("resubmit", kind=kind)
+    bench.job.delivery.delivery_count = 4
+    bench.job.settlement = Resubmit(2.0, NOW + 2)
+    assert bench.redelivery.delivery_base(bench.job) == base
+    ready = bench.redelivery.ready(bench.job)
+    assert bench.app.codec.from_envelope(ready.envelope, "default").delivery_base == base
+
+
+@pytest.mark.parametrize(("due", "left"), [(None, 5.0), (NOW + 2.0, 2.0), (NOW - 1.0, 0.0)])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_pointer_comes_when_it_is_due_and_counts_what_it_stands_for(
+    make: Make, due: float | None, left: float, counted: bool
+) -> None:
+    bench = make("defer")
+    bench.job.settlement = Defer(5.0, due, counted=counted)
+    envelope = bench.redelivery.pointer(bench.job)
+    pointer = bench.app.codec.from_envelope(envelope, "default")
+    assert envelope.delay == left
+    assert (pointer.resubmit_count, pointer.snooze_count) == (int(counted), int(not counted))

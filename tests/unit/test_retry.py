@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.app import App
+from aztask.durations import LONGEST_SECONDS
 from aztask.errors import (
     ConfigurationError,
     DecodeError,
@@ -17,7 +18,7 @@ from aztask.errors import (
     TimeLimitExceeded,
 )
 from aztask.message import TaskMessage
-from aztask.retry import RETRY_STRATEGIES, RetryPolicy, check_strategy
+from aztask.retry import RETRY_STRATEGIES, RetryPolicy, check_strategy, describe
 from aztask.settlement import DeadLetter, Resubmit
 
 MESSAGE = TaskMessage(id="t1", task="shop.pay", queue="pay", body=b"")
@@ -132,6 +133,7 @@ def test_a_snooze_is_not_a_failure_and_has_its_own_limit():
 def test_a_delay_that_cannot_be_is_dead_lettered_not_guessed_at(delay):
     decision = PLAIN.decide(Retry(delay=delay), MESSAGE)
     assert decision.reason == "invalid-delay"
+    assert decision.description.startswith("the task asked for a delay that cannot be: delay ")
     assert "\n" not in decision.description
 
 
@@ -185,6 +187,68 @@ def test_numbers_and_classes_are_checked(options):
         RetryPolicy(**options)
 
 
+def test_what_a_policy_does_where_nothing_was_said():
+    expected = RetryPolicy(3, 1.0, 2.0, 600.0, True, (Exception,), (), 100)
+    assert RetryPolicy() == expected
+    assert dataclasses.astuple(RetryPolicy()) == (3, 1.0, 2.0, 600.0, True, (Exception,), (), 100)
+
+
+@pytest.mark.parametrize("name", ["max_retries", "max_snoozes", "delay", "max_delay", "backoff"])
+def test_the_wrong_number_is_named(name):
+    with pytest.raises(ConfigurationError) as caught:
+        RetryPolicy(**{name: -1})
+    assert str(caught.value).startswith(name)
+
+
+def test_the_numbers_at_the_edge_are_taken():
+    policy = RetryPolicy(max_retries=0, backoff=1, delay=0, max_delay=0, max_snoozes=2**31 - 1)
+    assert policy.decide(Snooze(1), after(snoozes=2**31 - 2)) == Resubmit(
+        1.0, counted=False, asked=True
+    )
+    assert RetryPolicy(backoff=LONGEST_SECONDS).backoff == LONGEST_SECONDS
+
+
+@pytest.mark.parametrize(("delay", "longest"), [(0.0, 0.0), (0.001, 600.0)])
+def test_a_factor_that_overflows_gives_the_longest_delay_and_of_none_none(delay, longest):
+    policy = RetryPolicy(max_retries=2**31 - 1, delay=delay, backoff=1e6, jitter=False)
+    assert policy.delay_of(after(2**31 - 2)) == longest
+
+
+def test_a_rejection_without_a_reason_has_one():
+    assert PLAIN.decide(Reject(""), MESSAGE) == DeadLetter("rejected", "")
+    assert PLAIN.decide(Reject("no", "never"), MESSAGE) == DeadLetter("no", "never")
+
+
+@pytest.mark.parametrize(
+    ("error_type", "error", "described"),
+    [
+        ("OSError", "disk", "OSError: disk"),
+        ("OSError", "", "OSError"),
+        ("E", "x" * 997, "E: " + "x" * 997),
+        ("E", "x" * 998, "E: " + "x" * 994 + "..."),
+    ],
+)
+def test_a_failure_is_described_on_one_line_of_1000_characters(error_type, error, described):
+    assert describe(error_type, error) == described
+
+
+@pytest.mark.parametrize("now", [None, 1000.0])
+@pytest.mark.parametrize(
+    ("expires", "again"), [(None, True), (1002.0, True), (1001.999, False), (0.0, False)]
+)
+def test_a_retry_is_due_until_the_expiry_and_not_after_it(now, expires, again):
+    message = after(1, expires=expires)
+    decided = PLAIN.decide(OSError(), message, now)
+    assert isinstance(decided, Resubmit) is (again or now is None)
+    asked = PLAIN.decide(Retry(delay=2), message, now)
+    assert isinstance(asked, Resubmit) is (again or now is None)
+
+
+def test_an_id_that_is_no_valid_text_has_its_jitter_too():
+    message = dataclasses.replace(MESSAGE, id="\udcff")
+    assert 5 <= RetryPolicy(delay=10).decide(OSError(), message).delay <= 10
+
+
 def test_policies_are_values():
     assert RetryPolicy(delay=timedelta(seconds=2)) == RetryPolicy(delay=2.0)
     assert RetryPolicy(retry_on=OSError) == RetryPolicy(retry_on=[OSError])
@@ -201,7 +265,7 @@ def test_an_unknown_strategy_is_refused_with_a_hint():
     assert [check_strategy(name) for name in RETRY_STRATEGIES] == list(RETRY_STRATEGIES)
     with pytest.raises(ConfigurationError, match="Did you mean 'lease-timeout'"):
         check_strategy("lease_timeout")
-    with pytest.raises(ConfigurationError, match="not 'None'"):
+    with pytest.raises(ConfigurationError, match=r"^retry_strategy takes .* not 'None'"):
         check_strategy(None)
 
 

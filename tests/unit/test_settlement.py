@@ -2,6 +2,7 @@
 
 import pytest
 
+from aztask.envelope import Envelope
 from aztask.settlement import (
     REASON_LIMIT,
     Abandon,
@@ -15,6 +16,7 @@ from aztask.settlement import (
     from_record,
     name_of,
     to_record,
+    with_envelope,
 )
 
 ALL = [
@@ -22,6 +24,8 @@ ALL = [
     (Abandon(), "abandon"),
     (Release(), "release"),
     (Defer(), "defer"),
+    (Defer(2.0, 1002.0), "defer"),
+    (Defer(2.0, 1002.0, counted=False), "defer"),
     (DeadLetter("why", "and how"), "dead-letter"),
     (Resubmit(2.0, 1002.0), "resubmit"),
     (Resubmit(2.0, 1002.0, counted=False, asked=True), "resubmit"),
@@ -35,6 +39,27 @@ def test_a_record_comes_back_equal_under_its_name(decision, name):
     record = to_record(decision)
     assert record["settle"] == name == name_of(decision)
     assert from_record(record) == decision
+
+
+def test_a_record_is_plain_data_without_what_need_not_be_said():
+    assert to_record(Complete()) == {"settle": "complete"}
+    assert to_record(DeadLetter("why")) == {
+        "settle": "dead-letter", "reason": "why", "description": "",
+    }  # fmt: skip
+    waits = {"delay": 0.0, "due": None}
+    assert to_record(Resubmit()) == {"settle": "resubmit", **waits, "counted": True}
+    assert to_record(Defer()) == {"settle": "defer", **waits, "counted": True}
+    assert to_record(Hold()) == {"settle": "hold", **waits}
+    assert to_record(Resubmit(asked=True))["asked"] is True
+
+
+def test_for_a_broker_a_resubmission_gets_its_clone_and_what_is_left_of_its_delay():
+    decided = Resubmit(2.0, 1002.0, counted=False, asked=True)
+    clone = Envelope(b"clone")
+    ready = with_envelope(decided, clone, 0.5)
+    assert ready == Resubmit(0.5, 1002.0, counted=False, asked=True, envelope=clone)
+    assert decided.envelope is None
+    assert to_record(ready) == to_record(Resubmit(0.5, 1002.0, counted=False, asked=True))
 
 
 def test_what_is_no_record_is_an_error():

@@ -39,12 +39,63 @@ def test_keys_rotate_without_refusing_anything():
         after.from_envelope(old_envelope, "pay")
 
 
+@pytest.mark.parametrize("keys", [b"k" * 32, "key"])
+def test_one_key_that_is_not_in_a_list_is_refused_as_such(keys):
+    with pytest.raises(ConfigurationError, match=r"must be a list of keys; write \[key\]"):
+        Signer(keys)
+
+
+def test_a_signature_that_is_no_valid_text_is_refused_like_any_other():
+    with pytest.raises(ContentRefused, match="does not match"):
+        Signer([OLD]).verify([b"a"], "\udcff")
+
+
 @pytest.mark.parametrize("keys", [b"k" * 32, "key", [b"short"], ["k" * 32], [b"k" * 32, None]])
 def test_bad_keys_are_refused_without_being_shown(keys):
     with pytest.raises(ConfigurationError) as caught:
         Signer(keys)
     assert "kkk" not in str(caught.value)
     assert "short'" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(15, False), (16, True), (17, True)])
+def test_a_key_has_at_least_16_bytes(size, fits):
+    key = bytes(range(size))
+    if not fits:
+        with pytest.raises(ConfigurationError, match="signing key 2 must be bytes, at least 16"):
+            Signer([OLD, key])
+        return
+    signer = Signer([key])
+    signer.verify([b"a"], signer.sign([b"a"]))
+    envelope = Codec(signing_keys=[key]).to_envelope(MESSAGE)
+    assert Codec(signing_keys=[key]).from_envelope(envelope, "pay") == MESSAGE
+
+
+def test_a_signer_without_keys_says_so():
+    assert not Signer()
+    assert Signer([OLD])
+    with pytest.raises(ContentRefused):
+        Signer().verify([b"a"], Signer([OLD]).sign([b"a"]))
+
+
+@pytest.mark.parametrize("signing", [OLD, NEW, OTHER, b"f" * 32])
+def test_every_key_is_compared_whichever_matches(monkeypatch, signing):
+    """The time that it takes says nothing of which key it was, or of how much of it was right."""
+    compared = []
+    compare = hmac.compare_digest
+
+    def note(one, other):
+        compared.append((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", note)
+    signature = Signer([signing]).sign([b"a"])
+    try:
+        Signer([OLD, NEW, OTHER]).verify([b"a"], signature)
+    except ContentRefused:
+        assert signing == b"f" * 32
+    expected = [Signer([key]).sign([b"a"]).encode() for key in (OLD, NEW, OTHER)]
+    assert compared == [(each, signature.encode()) for each in expected]
 
 
 def test_a_signer_never_shows_its_keys():
