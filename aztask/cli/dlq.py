@@ -183,7 +183,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
     """
     with open_app() as app:
         places = _queues(app, queues)
-        letters = list(_find(places, Selection(frozenset([letter_id]))))
+        letters = list(_find(places, queues, Selection(frozenset([letter_id]))))
         if not letters:
             _warn(places)
             raise NotFound(f"there is no dead letter {letter_id!r}; see: aztask dlq list")

@@ -155,16 +155,8 @@ class Executor:
         hit("claimed", sum(job.owned for job in jobs))
 
     def _start(self, job: Job) -> Start:
-        message = message_of(job)
-        return Start(
-            job.key,
-            message.task,
-            job.queue,
-            job.delivery.position,
-            job.owner,
-            self._name,
-            self._clock.wall(),
-        )
+        task, position = message_of(job).task, job.delivery.position
+        return Start(job.key, task, job.queue, position, job.owner, self._name, self._clock.wall())
 
     def _claimed(self, job: Job, answer: StartAnswer) -> None:
         """Decide what the store's answer means for this delivery."""

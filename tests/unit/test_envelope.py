@@ -19,5 +19,6 @@ def test_an_envelope_of_nothing_but_a_body():
         "delay": 0.0,
         "expires_at": None,
         "properties": {},
+        "problem": "",
     }
     assert NO_PROPERTIES == {}

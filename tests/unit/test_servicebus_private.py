@@ -29,8 +29,8 @@ from azure.servicebus.exceptions import (
 
 from aztask.brokers import servicebus_private as private
 from aztask.brokers.servicebus_amqp import read_message
-from aztask.brokers.servicebus_reading import damage_of, supported
 from aztask.brokers.servicebus_errors import error_of
+from aztask.brokers.servicebus_reading import damage_of, supported
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 
@@ -260,6 +260,8 @@ def test_an_sdk_that_decodes_elsewhere_is_noticed(monkeypatch):
     finally:
         supported.cache_clear()
         private.available.cache_clear()
+
+
 def test_a_missing_queue_is_told_from_a_wrong_key(bus):
     """Both are the same error to the SDK; the status that the service gave tells them apart."""
     assert private.keep_refusals()

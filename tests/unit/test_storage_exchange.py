@@ -262,11 +262,12 @@ def test_a_silent_service_is_not_waited_for_by_each_request_in_turn(serve, trans
     began = time.monotonic()
     answers = statuses(exchange(transport, server.port, list(range(200)), reading=0.3))
     assert time.monotonic() - began < 8.0
+    asked = len(server.seen)
+    assert 4 <= asked <= 16, "a busy machine may try some more before the first time-out"
     assert Counter(answers) == {
-        "ServiceResponseTimeoutError": 4,
-        "ServiceRequestTimeoutError": 196,
+        "ServiceResponseTimeoutError": asked,
+        "ServiceRequestTimeoutError": 200 - asked,
     }
-    assert len(server.seen) == 4
 
 
 def test_nobody_listens(transport):
