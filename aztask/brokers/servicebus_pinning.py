@@ -19,7 +19,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from aztask.brokers.servicebus_clock import ServiceClock
 from aztask.brokers.servicebus_wire import ENQUEUED, epoch_of, is_direct, position_of
 from aztask.clock import Clock
-from aztask.errors import ConfigurationError
+from aztask.errors import AztaskError, BrokerUnavailable
 
 PARTITIONED: Final = 1 << 48
 """Sequence numbers from here on belong to a partition."""
@@ -40,7 +40,7 @@ class Pinning:
     ) -> None:
         """probe: does rule 1. look: peeks at the next message from a sequence number on.
 
-        Both raise AztaskError, or what SDK calls raise; ConfigurationError if a right is missing.
+        Both raise AztaskError, or what SDK calls raise. If `probe` cannot succeed, `look` is used.
         """
         self._service_clock = service_clock
         self._clock = clock
@@ -56,10 +56,11 @@ class Pinning:
         if self._may_send:
             try:
                 self._probe()
-            except ConfigurationError:  # no right to send
-                self._may_send = False
-            else:
                 return
+            except BrokerUnavailable:
+                raise
+            except (AztaskError, LookupError):  # no right to send, or no time on the message
+                self._may_send = False
         gap = 1
         for _ in range(MOST_LOOKS):
             number = self._next(gap)

@@ -311,6 +311,22 @@ def test_with_the_right_to_listen_alone_a_right_lease_is_confirmed(world) -> Non
     assert here.confirmed
 
 
+def test_a_service_that_puts_no_time_on_scheduled_messages_is_looked_at(world) -> None:
+    here = world(60.0, 60.0)
+
+    def useless() -> None:
+        raise LookupError("no time")
+
+    here.watch._pinning._probe = useless
+    here.watch.start()
+    deadline = time.monotonic() + 5
+    while not here.confirmed and time.monotonic() < deadline:
+        time.sleep(0.01)
+        here.passed += 0.01
+        assert here.deliver() == ""
+    assert here.confirmed
+
+
 @pytest.mark.parametrize("backlog", [0, 1, 5, 1000, 123_457])
 @pytest.mark.parametrize("start", [1, 10**9])
 def test_the_end_is_found_in_few_looks(backlog, start) -> None:
