@@ -17,8 +17,8 @@ HERE = Path(__file__).parent
 # A session takes long to start. One process needs none: it runs what starts sessions of its own,
 # and what knows nothing of Spark.
 OWN = (
-    *("test_recording.py", "test_example.py", "test_compaction.py", "test_datasource.py"),
-    "test_event_lines.py",
+    *("test_recording.py", "test_cluster.py", "test_example.py", "test_compaction.py"),
+    *("test_datasource.py", "test_event_lines.py", "test_packing.py", "test_sent_events.py"),
     *("test_ids.py", "test_matching.py", "test_needs.py", "test_pace.py"),
     *("test_recommendation.py", "test_report.py", "test_report_page.py", "test_submission.py"),
     *("test_values.py", "test_workers.py"),

@@ -1,5 +1,5 @@
-"""``--master`` and ``--conf``, which all commands of the pipeline share, and the session they ask
-for.
+"""``--master``, ``--conf`` and ``--py-files``, which all commands of the pipeline share, and the
+session they ask for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ LOG_LEVEL = "OFF"
 
 @dataclass(frozen=True)
 class SessionWish:
-    """What --master and --conf said."""
+    """What --master, --conf and --py-files said."""
 
     master: str | None = None
     conf: dict[str, str] = field(default_factory=dict)
+    py_files: tuple[str, ...] = ()
 
 
 class Setting(click.ParamType[tuple[str, str]]):
@@ -44,7 +45,7 @@ class Setting(click.ParamType[tuple[str, str]]):
 
 
 def session_options(function: Callable[..., None]) -> Callable[..., None]:
-    """``--master`` and ``--conf``; the command gets them as ``wish``."""
+    """``--master``, ``--conf`` and ``--py-files``; the command gets them as ``wish``."""
 
     @click.option(
         "--master", help="Where Spark runs. [default: what Spark's settings say, or here]"
@@ -55,9 +56,16 @@ def session_options(function: Callable[..., None]) -> Callable[..., None]:
         multiple=True,
         help="A setting of Spark, spark.key=value; may be given several times.",
     )
+    @click.option(
+        "--py-files",
+        multiple=True,
+        help="A .py file, zip or wheel for the executors; may be given several times. See pack.",
+    )
     @wraps(function)
-    def gathered(*args: Any, master: str | None, conf: Any, **rest: Any) -> None:
-        function(*args, wish=SessionWish(master, dict(conf)), **rest)
+    def gathered(
+        *args: Any, master: str | None, conf: Any, py_files: tuple[str, ...], **rest: Any
+    ) -> None:
+        function(*args, wish=SessionWish(master, dict(conf), py_files), **rest)
 
     return gathered
 
@@ -67,13 +75,16 @@ def open_session(wish: SessionWish, name: str) -> Iterator[Any]:
     """The SparkSession of one command, stopped at the end unless it ran before.
 
     name: as Spark's own pages show the job. Raises ConfigurationError where pyspark or Java is
-    missing.
+    missing, or a file of --py-files is no code.
     """
     from aztask import spark
 
     ran_before = spark.active_session() is not None
     session = spark.get_session(name=name, master=wish.master, conf=wish.conf, log_level=LOG_LEVEL)
+    from aztask.spark.pyfiles import add_py_files
+
     try:
+        add_py_files(session, wish.py_files)
         yield session
     finally:
         if not ran_before:

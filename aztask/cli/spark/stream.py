@@ -37,7 +37,6 @@ def command(
     kind: str | None,
     task: str,
     schema: str,
-    py_files: tuple[str, ...],
     max_files: int | None,
     options: dict[str, Any],
     wish: SessionWish,
@@ -52,10 +51,8 @@ def command(
     with open_session(wish, f"aztask stream {task}") as session:
         from aztask.spark import stream
         from aztask.spark.failures import ended_well
-        from aztask.spark.pyfiles import add_py_files
         from aztask.spark.tables import read_stream
 
-        add_py_files(session, py_files)
         rows = read_stream(session, path, schema=schema, kind=kind, most_files=max_files)
         query = stream(rows, task, **about, **options)
         try:

@@ -36,7 +36,6 @@ def command(
     submission_id: str,
     check_keys: bool,
     dry_run: bool,
-    py_files: tuple[str, ...],
     options: dict[str, Any],
     wish: SessionWish,
     as_json: bool,
@@ -49,10 +48,8 @@ def command(
     """
     with open_session(wish, f"aztask submit {task}") as session:
         from aztask.spark import submit
-        from aztask.spark.pyfiles import add_py_files
         from aztask.spark.tables import read_table
 
-        add_py_files(session, py_files)
         table = read_table(session, path, kind=kind, schema=schema)
         try:
             with watched(session):

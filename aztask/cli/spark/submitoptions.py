@@ -68,11 +68,6 @@ _SHARED = (
     click.option(
         "--patience", type=Duration(), help="Time without success until it fails. [default: 5m]"
     ),
-    click.option(
-        "--py-files",
-        multiple=True,
-        help="A .py file, zip or wheel for the executors; may be given several times. See pack.",
-    ),
 )
 
 
