@@ -115,6 +115,13 @@ def test_no_more_than_asked_for(bench):
     assert len(bench.receiver.receive(2, 0.0)) == 1
 
 
+def test_what_is_there_is_taken_at_once_and_only_so_much(bench):
+    bench.send(b"1", b"2")
+    (first,) = bench.receiver.receive(1, 7.0)
+    assert (first.envelope.body, bench.waits) == (b"1", [])
+    assert bench.broker.stats("q").leased == 1
+
+
 def test_another_lease_holds_from_the_next_receive_on(bench):
     (first,) = bench.take(b"1")
     bench.receiver.set_lease(60.0)
