@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import datetime as dt
+import hmac
 import json
 import pickle
 import sys
@@ -706,3 +707,186 @@ def test_kombu_reads_and_writes_the_same_after_register():
     content_type, encoding, body = serialization.dumps(value, "msgpack")
     assert (content_type, encoding, body) == (serializer.MSGPACK, "binary", serializer.pack(value))
     assert serialization.loads(body, content_type, encoding, accept={serializer.MSGPACK}) == value
+
+
+# -- at the edges ------------------------------------------------------------------------------
+
+KEY = b"k" * 32
+SIGNING = Codec(signing_keys=[KEY])
+
+
+@pytest.mark.parametrize("encoding", ["binary", "utf-8", "UTF-8", "utf8", "us-ascii", "ascii"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "application/json; charset=utf-8", " Application/JSON "]
+)
+def test_the_usual_ways_to_write_content_type_and_encoding_are_read(content_type, encoding):
+    envelope = dataclasses.replace(
+        CODEC.to_envelope(MESSAGE), content_type=content_type, content_encoding=encoding
+    )
+    message = CODEC.from_envelope(envelope, "q")
+    assert (message.content_type, message.content_encoding) == ("application/json", encoding)
+
+
+def test_a_plain_envelope_says_no_more_than_it_must():
+    assert CODEC.to_envelope(MESSAGE) == Envelope(
+        body=MESSAGE.body,
+        headers={
+            "lang": "py",
+            "task": "shop.resize",
+            "id": "t1",
+            "retries": 0,
+            "aztask-version": 1,
+            "aztask-hop": 0,
+            "aztask-generation": 0,
+            "aztask-resubmit-count": 0,
+        },
+        message_id="t1:0:0",
+        subject="shop.resize",
+        correlation_id="t1",
+        partition_key=None,
+        delay=0.0,
+        properties={},
+    )
+
+
+def test_a_message_of_a_conversation_keeps_its_properties():
+    message = dataclasses.replace(MESSAGE, correlation_id="c", reply_to="answers", session="s")
+    envelope = CODEC.to_envelope(message, delay=2.0)
+    assert (envelope.correlation_id, envelope.session, envelope.delay) == ("c", "s", 2.0)
+    assert envelope.properties == {"reply_to": "answers"}
+    assert CODEC.from_envelope(envelope, "q") == message
+    bare = dataclasses.replace(envelope, correlation_id=None, session=None, properties={})
+    assert CODEC.from_envelope(bare, "q") == MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"correlation_id": ""}, "correlation_id"),
+        ({"session": "x" * 129}, "session"),
+        ({"properties": {"reply_to": "\0"}}, "reply_to"),
+    ],
+)
+def test_a_property_that_cannot_be_is_named(changed, named):
+    envelope = dataclasses.replace(CODEC.to_envelope(MESSAGE), **changed)
+    with pytest.raises(DecodeError, match=f"^{named} "):
+        CODEC.from_envelope(envelope, "q")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"body": "text"}, {"body": None}, {"headers": None}, {"headers": [("task", "a")]}]
+)
+def test_what_is_no_envelope_is_refused_as_such(changed):
+    envelope = dataclasses.replace(CODEC.to_envelope(MESSAGE), **changed)
+    for codec in (CODEC, SIGNING):
+        with pytest.raises(DecodeError, match=r"^an envelope is a body of bytes and a map"):
+            codec.from_envelope(envelope, "q")
+
+
+def test_only_a_body_that_claims_to_be_base64_is_read_as_such():
+    body = base64.b64encode(MESSAGE.body)
+    for encoding, expected in (("base64", MESSAGE.body), ("BASE64", MESSAGE.body), ("x", body)):
+        envelope = dataclasses.replace(
+            CODEC.to_envelope(MESSAGE), body=body, properties={"body_encoding": encoding}
+        )
+        assert CODEC.from_envelope(envelope, "q").body == expected
+
+
+@pytest.mark.parametrize("embed", [None, {}, {"chain": None, "callbacks": []}])
+def test_what_embeds_nothing_is_read(embed):
+    message = message_of(msgpack.packb([[1], {"a": 2}, embed]))
+    assert CODEC.decode_arguments(message) == ((1,), {"a": 2})
+
+
+@pytest.mark.parametrize("content_type", ["application/x-python-serialize", "", "text/plain"])
+def test_a_body_of_another_kind_is_not_read(content_type):
+    with pytest.raises(ContentRefused, match="is not read here"):
+        CODEC.decode_body(b"\x80", content_type)
+
+
+def test_what_passes_the_limits_and_still_cannot_be_read_is_named():
+    with pytest.raises(DecodeError, match=r"^the value cannot be read: 'utf-8' codec"):
+        CODEC.decode_value(b"\xa1\xff")
+    with pytest.raises(DecodeError, match=r"^the body cannot be read: "):
+        CODEC.decode_body(b"\xa1\xff", "application/x-msgpack")
+
+
+@pytest.mark.parametrize("name", [[], {}, None, 7, b"json", "pickle", "yaml"])
+def test_a_serializer_that_is_not_there_is_shown(name):
+    with pytest.raises(ConfigurationError, match="is not available; there are msgpack and json"):
+        Codec(serializer=name)
+
+
+def test_the_serializer_and_the_reason_are_named():
+    with pytest.raises(EncodeError, match=r"^the value cannot be written as msgpack: "):
+        CODEC.encode_value(object())
+    with pytest.raises(EncodeError, match=r"^the arguments cannot be written as json: Object of"):
+        JSON_CODEC.encode_arguments([object()], {})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ValueError("x" * 300), "x" * 197 + "..."), (OverflowError(), "OverflowError")],
+)
+def test_a_reason_is_short_and_never_empty(monkeypatch, error, reason):
+    def fail(value):
+        raise error
+
+    monkeypatch.setattr(serializer, "pack", fail)
+    with pytest.raises(EncodeError) as caught:
+        CODEC.encode_value(1)
+    assert str(caught.value) == f"the value cannot be written as msgpack: {reason}"
+
+
+# -- what is signed ----------------------------------------------------------------------------
+
+
+def signed_by_hand(headers, *parts, **changed):
+    """An envelope of some other producer, with a signature over these parts."""
+    framed = b"aztask:1" + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    signature = "hmac-sha256:" + hmac.digest(KEY, framed, "sha256").hex()
+    return Envelope(
+        **{"body": b"body", "headers": {**headers, "aztask-signature": signature}, **changed}
+    )
+
+
+KIND = (b"application/x-msgpack", b"binary")
+
+
+@pytest.mark.parametrize(
+    ("headers", "counters", "saved"),
+    [
+        ({}, (b"0", b"0"), b""),  # an absent counter counts as 0
+        ({"aztask-generation": 7, "aztask-hop": 12}, (b"7", b"12"), b""),
+        ({"aztask-generation": None, "aztask-hop": None}, (b"", b""), b""),
+        ({"aztask-saved": b"page"}, (b"0", b"0"), b"page"),
+        ({"aztask-saved": bytearray(b"page")}, (b"0", b"0"), b"page"),
+        ({"aztask-saved": memoryview(b"page")}, (b"0", b"0"), b"page"),
+    ],
+)
+def test_others_can_compute_what_is_signed(headers, counters, saved):
+    envelope = signed_by_hand(
+        {"task": "é", "id": "t1", **headers},
+        *(b"body", "é".encode(), b"t1", b"q", *counters, *KIND, saved),
+    )
+    assert SIGNING.from_envelope(envelope, "q").task == "é"
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [(2**64 - 1, b"%d" % (2**64 - 1)), (-(2**64) + 1, b"%d" % (-(2**64) + 1)), ("\udcff", None)],
+)
+def test_a_signature_is_checked_before_what_it_covers_is(value, part):
+    """It fits, so what comes out is the refusal of the header itself."""
+    part = part or value.encode("utf-8", "surrogatepass")
+    headers = {"task": "a", "id": "t1", "aztask-hop": value}
+    envelope = signed_by_hand(headers, b"body", b"a", b"t1", b"q", b"0", part, *KIND, b"")
+    with pytest.raises(DecodeError, match="aztask-hop"):
+        SIGNING.from_envelope(envelope, "q")
+
+
+@pytest.mark.parametrize("value", [1.5, True, 2**64, -(2**64), 3**64, [1], b"1"])
+def test_what_cannot_be_signed_is_refused(value):
+    envelope = with_headers(aztask__hop=value)
+    with pytest.raises(DecodeError, match=f"a signed header holds {type(value).__name__}"):
+        SIGNING.from_envelope(envelope, "q")

@@ -10,7 +10,13 @@ from still import Still
 from aztask.brokers import local_receiver
 from aztask.brokers.base import ANY_SESSION, QueueOptions
 from aztask.brokers.local import LocalBroker
-from aztask.brokers.local_receiver import GONE, REST_SECONDS, LocalReceiver, sequence_number
+from aztask.brokers.local_receiver import (
+    GONE,
+    REST_SECONDS,
+    Bell,
+    LocalReceiver,
+    sequence_number,
+)
 from aztask.clock import Clock
 from aztask.delivery import Delivery, Renewed, Settled
 from aztask.engine import Database
@@ -107,6 +113,13 @@ def test_no_more_than_asked_for(bench):
     bench.send(b"1", b"2", b"3")
     assert len(bench.receiver.receive(2, 0.0)) == 2
     assert len(bench.receiver.receive(2, 0.0)) == 1
+
+
+def test_what_is_there_is_taken_at_once_and_only_so_much(bench):
+    bench.send(b"1", b"2")
+    (first,) = bench.receiver.receive(1, 7.0)
+    assert (first.envelope.body, bench.waits) == (b"1", [])
+    assert bench.broker.stats("q").leased == 1
 
 
 def test_another_lease_holds_from_the_next_receive_on(bench):
@@ -248,6 +261,20 @@ def test_received_and_deleted_it_is_gone_and_cannot_be_settled(bench):
     assert bench.peek() == []
     with pytest.raises(AlreadySettled, match="received and deleted"):
         bench.receiver.settle([(delivery, Complete())])
+
+
+def test_a_bell_wakes_who_waits_only_of_what_has_happened():
+    woken = []
+    bell = Bell(SimpleNamespace(wake=lambda: woken.append(bell.rings)))
+    bell.ring(committed=False)
+    assert woken == []
+    bell.ring()
+    bell.ring(True)
+    assert woken == [1, 2], "woken, they see that it has rung"
+    assert not bell.silent
+    bell.silence()
+    assert bell.silent
+    assert woken == [1, 2, 3]
 
 
 # -- by position -------------------------------------------------------------------------------
