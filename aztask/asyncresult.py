@@ -141,8 +141,8 @@ class AsyncResult(Generic[R]):
 
     def _damaged(self, reason: str) -> ResultDamaged:
         return ResultDamaged(
-            f"the value of task {self.id} is damaged ({reason}); the task did end, to have its "
-            "value send it again with force=True"
+            f"the value of task {self.id} is damaged ({reason}); the task has ended, send it again "
+            "with force=True to get its value"
         )
 
 

@@ -47,9 +47,7 @@ def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -
 def _print_recent(store: ResultStore, state: State | None, limit: int, *, as_json: bool) -> None:
     runs = store.recent(state=state, limit=limit)
     if state is not State.UNREADABLE:
-        damaged = [(run.key.task_id, run.damage) for run in runs if run.damage]
-        warn_of_damage("run", damaged, "see: aztask result ID, or --state unreadable")
-        runs = [run for run in runs if run.state is not State.UNREADABLE]
+        runs = _readable(store, state, limit, runs)
     if as_json:
         for run in runs:
             print_json(_summary(run))
@@ -70,6 +68,25 @@ def _print_recent(store: ResultStore, state: State | None, limit: int, *, as_jso
             for run in runs
         ],
     )
+
+
+def _readable(
+    store: ResultStore, state: State | None, limit: int, found: list[RunRecord]
+) -> list[RunRecord]:
+    """Up to `limit` runs whose rows can be read; damage is named on stderr.
+
+    Damaged rows take no other run's place in the listing: where there are some, more is asked for.
+    """
+    asked = limit
+    while True:
+        runs = [run for run in found if run.state is not State.UNREADABLE]
+        if len(runs) >= limit or len(found) < asked:
+            break
+        asked *= 2
+        found = store.recent(state=state, limit=asked)
+    damaged = [(run.key.task_id, run.damage) for run in found if run.damage]
+    warn_of_damage("run", damaged, "see: aztask result ID, or --state unreadable")
+    return runs[:limit]
 
 
 def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> None:

@@ -229,6 +229,13 @@ class TestDamage:
         assert line.endswith(" and 1 more; see: aztask result ID, or --state unreadable")
         assert len(cli("result").out.splitlines()) == 5
 
+    @pytest.mark.parametrize("limit", [1, 2, 3, 4])
+    def test_they_take_no_other_runs_place_in_a_listing(self, cli, damaged, limit):
+        ended = cli("result", "--json", "--limit", limit)
+        ids = [json.loads(line)["id"] for line in ended.out.splitlines()]
+        assert ids == ["waits", "bad", "bad", "good"][:limit]
+        only_line(ended)
+
     def test_those_that_workers_found_are_listed(self, cli, damaged):
         ended = cli("result", "--state", "unreadable", "--json")
         (line,) = ended.out.splitlines()
