@@ -11,7 +11,6 @@ from aztask.version import __version__
 
 if TYPE_CHECKING:
     from aztask.app import App
-    from aztask.asyncresult import AsyncResult
     from aztask.config import QueueSettings, Settings
     from aztask.context import Context, TaskLease, current_context
     from aztask.errors import (
@@ -49,8 +48,9 @@ if TYPE_CHECKING:
         TimeLimitExceeded,
         UnknownTask,
     )
-    from aztask.heldlease import HeldLease
-    from aztask.message import TaskMessage
+    from aztask.lease.held import HeldLease
+    from aztask.message.message import TaskMessage
+    from aztask.result import AsyncResult
     from aztask.retry import RetryPolicy
     from aztask.task import Task
 
@@ -109,14 +109,14 @@ __all__ = [
 
 _HOMES = {
     "App": "aztask.app",
-    "AsyncResult": "aztask.asyncresult",
+    "AsyncResult": "aztask.result",
     "QueueSettings": "aztask.config",
     "Settings": "aztask.config",
     "Context": "aztask.context",
     "TaskLease": "aztask.context",
     "current_context": "aztask.context",
-    "HeldLease": "aztask.heldlease",
-    "TaskMessage": "aztask.message",
+    "HeldLease": "aztask.lease.held",
+    "TaskMessage": "aztask.message.message",
     "RetryPolicy": "aztask.retry",
     "Task": "aztask.task",
 }

@@ -3,7 +3,7 @@
 Rules
 1. Making an App does no I/O: connections open when they are first needed, once per process. A
    forked child opens its own.
-2. What is sent, `aztask.sending` sends.
+2. What is sent, `aztask.sending.send` sends.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
+from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.appoptions import AppOptions, QueueOptionNames
-from aztask.asyncresult import AsyncResult
 from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions
-from aztask.codec import Codec
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
 from aztask.errors import DuplicateTask, EncodeError
-from aztask.events import EventSink, FileEventSink, NullEventSink
-from aztask.heldlease import HeldLease
-from aztask.leaseadvisor import LeaseAdvisor
-from aztask.queueplan import QueuePlan, plan_of
+from aztask.events.sink import EventSink, FileEventSink, NullEventSink
+from aztask.lease.held import HeldLease
+from aztask.message.codec import Codec
+from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
-from aztask.sending import Sending
+from aztask.sending.queueplan import QueuePlan, plan_of
+from aztask.sending.send import Sending
 from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
 
 P = ParamSpec("P")

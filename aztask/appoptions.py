@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypedDict
 
-from aztask.masking import Secret
 from aztask.retry import RetryStrategy
+from aztask.support.masking import Secret
 
 
 class AppOptions(TypedDict, total=False):

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from aztask.addresses import (
+from aztask.adaptive.advice import read_bounds
+from aztask.address.addresses import (
     BlobAddress,
     BrokerAddress,
     LocalAddress,
@@ -26,11 +27,9 @@ from aztask.addresses import (
     StorageQueueAddress,
     TablesAddress,
 )
-from aztask.durations import parse_duration
+from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
-from aztask.lease import NO_RENEWAL
-from aztask.leaseadvice import read_bounds
-from aztask.masking import Secret, SecretFilter, mask, printable
+from aztask.lease.state import NO_RENEWAL
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
 from aztask.support.checks import (
     count,
@@ -45,7 +44,9 @@ from aztask.support.checks import (
     some_of,
     text,
 )
+from aztask.support.durations import parse_duration
 from aztask.support.environment import read_environment
+from aztask.support.masking import Secret, SecretFilter, mask, printable
 from aztask.support.settings import (
     check_all,
     fields_of,
@@ -54,7 +55,6 @@ from aztask.support.settings import (
     setting,
     table_of,
 )
-from aztask.urls import parse_broker, parse_container, parse_results
 
 __all__ = [
     "Settings",

@@ -7,24 +7,24 @@ import os
 import threading
 from typing import Any, Final
 
-from aztask.addresses import (
+from aztask.address.addresses import (
     LocalAddress,
     ServiceBusAddress,
     StorageQueueAddress,
     TablesAddress,
 )
 from aztask.brokers.base import Broker
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.config import mask, parse_broker, parse_results
 from aztask.engine import Database
 from aztask.errors import ConfigurationError
 from aztask.results.base import ResultStore
-from aztask.results.local import LocalResults
+from aztask.results.local.store import LocalResults
 
 ADAPTERS: Final[dict[type, str]] = {
-    ServiceBusAddress: "aztask.brokers.servicebus",
-    StorageQueueAddress: "aztask.brokers.storagequeue",
-    TablesAddress: "aztask.results.tables",
+    ServiceBusAddress: "aztask.brokers.servicebus.broker",
+    StorageQueueAddress: "aztask.brokers.storagequeue.broker",
+    TablesAddress: "aztask.results.tables.store",
 }
 """Modules that are imported when such an address is used: nobody else pays for their SDK."""
 

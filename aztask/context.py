@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.errors import LeaseLost
-from aztask.message import TaskMessage
+from aztask.message.message import TaskMessage
 from aztask.session import Session
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 CONFIRM_SECONDS = 30.0
 

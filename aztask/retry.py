@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias, get_args
 
-from aztask.display import one_line, safe_str
-from aztask.durations import LONGEST_SECONDS, to_seconds
 from aztask.errors import (
     CodecError,
     ConfigurationError,
@@ -30,8 +28,10 @@ from aztask.errors import (
     TimeLimitExceeded,
     did_you_mean,
 )
-from aztask.message import COUNTER_LIMIT, TaskMessage
+from aztask.message.message import COUNTER_LIMIT, TaskMessage
 from aztask.settlement import REASON_LIMIT, DeadLetter, Resubmit, Settlement
+from aztask.support.display import one_line, safe_str
+from aztask.support.durations import LONGEST_SECONDS, to_seconds
 
 RETRIES_EXHAUSTED = "retries-exhausted"
 SNOOZES_EXHAUSTED = "snoozes-exhausted"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from aztask.display import storable
-from aztask.durations import LONGEST_SECONDS
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
+from aztask.support.display import storable
+from aztask.support.durations import LONGEST_SECONDS
 
 REASON_LIMIT = 1024
 """Characters that a reason or a description may have: Service Bus allows 1024 each [measured]."""

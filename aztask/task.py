@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
-from aztask.asyncresult import AsyncResult
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.result import AsyncResult
 from aztask.retry import RetryPolicy, RetryStrategy, check_strategy
 
 P = ParamSpec("P")

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aztask.brokers.administration import administration_client
-from aztask.clock import Clock
+from aztask.brokers.servicebus.administration import administration_client
 from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.broker.access import Right, Rule
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
+from aztask.support.clock import Clock
 
 try:
     import pytest

@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import machine, percentile, spread
 
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database, Durability, Engine, NewMessage
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.settlement import Complete
 
 ROUNDS = 5

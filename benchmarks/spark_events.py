@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aztask.event import Event, quote, to_line
-from aztask.spark.compactfiles import ORIGIN_KEY, Origin
-from aztask.spark.eventcolumns import ARROW, EVENT_COLUMNS
+from aztask.events.event import Event, quote, to_line
+from aztask.spark.events.columns import ARROW, EVENT_COLUMNS
+from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin
 
 HOURS = 24
 BEGIN = 1_790_000_000 // 86400 * 86400

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from aztask import App
 from aztask.brokers.base import Capabilities, Peeked, QueueOptions, QueueStats, Receiver
-from aztask.envelope import Envelope
 from aztask.errors import CapabilityError
+from aztask.message.envelope import Envelope
 
 
 class NullBroker:

@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession  # noqa: E402
 from spark_events import write_compacted  # noqa: E402
 
 from aztask.spark import get_session, read_events, statistics  # noqa: E402
-from aztask.spark.eventstatistics import ACCURACY, OUTCOMES, RAN, SPREADS, plain  # noqa: E402
+from aztask.spark.events.statistics import ACCURACY, OUTCOMES, RAN, SPREADS, plain  # noqa: E402
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 EVENTS = int(os.environ.get("BENCH_EVENTS", "5000000"))

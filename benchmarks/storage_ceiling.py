@@ -26,9 +26,9 @@ import azurite  # noqa: E402
 from common import machine, spread  # noqa: E402
 from storage_systems import Bench  # noqa: E402
 
-from aztask.brokers.storage_connection import bytes_of  # noqa: E402
-from aztask.brokers.storage_messages import Asked, MessagePipeline  # noqa: E402
-from aztask.brokers.storage_transport import LeanTransport  # noqa: E402
+from aztask.azure.connection import bytes_of  # noqa: E402
+from aztask.azure.transport import LeanTransport  # noqa: E402
+from aztask.brokers.storagequeue.messages import Asked, MessagePipeline  # noqa: E402
 
 CONNECTIONS = 8
 WARMINGS = 8

@@ -14,7 +14,7 @@ import msgpack
 from azure.data.tables import EdmType, EntityProperty, TableClient, UpdateMode
 
 from aztask.results.base import RunKey
-from aztask.results.tables_names import WORKERS, key_text, partition_of, row_of, shard_of
+from aztask.results.tables.names import WORKERS, key_text, partition_of, row_of, shard_of
 
 ABSENT: Final = object()
 """A column or property that is not there."""

@@ -1,7 +1,7 @@
 """Advice on how long leases should be: evidence in, advice out, without I/O and without a clock.
 
 Workers decide with it while they run, and the data pipeline decides with it from the event log;
-both publish what they decided in a `aztask.leasedocument`.
+both publish what they decided in a `aztask.adaptive.document`.
 
 Rules
 1. A lease is advised as `FACTOR` times the p99 of how long deliveries are held, within bounds.
@@ -20,8 +20,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from aztask.durations import to_seconds
 from aztask.errors import ConfigurationError
+from aztask.support.durations import to_seconds
 
 FACTOR: Final = 1.5
 """A lease of this many times the p99 of held time needs no renewal for nearly all deliveries."""

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from aztask.adaptive.advice import SHORTEST, Advice, Bounds
+from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
+from aztask.adaptive.learning import followed
+from aztask.adaptive.stores import open_lease_store
 from aztask.brokers.base import Capabilities
 from aztask.config import Settings
 from aztask.errors import AztaskError
-from aztask.leaseadvice import SHORTEST, Advice, Bounds
-from aztask.leasedocument import LeaseDocument, LeaseStore, Stored
-from aztask.leaselearning import followed
-from aztask.leasestores import open_lease_store
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.leasedocument import (
+from aztask.adaptive.document import (
     ASIDE,
     SIZE_LIMIT,
     LeaseDocument,
@@ -28,6 +27,7 @@ from aztask.leasedocument import (
     is_damaged,
     to_json,
 )
+from aztask.errors import BrokerUnavailable, DecodeError
 
 
 class LeaseFile:

@@ -15,9 +15,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.leaseadvice import Advice, Bounds, Evidence, decide
-from aztask.leasedocument import LeaseDocument, QueueEntry
-from aztask.leaseobservation import Observation, bin_of
+from aztask.adaptive.advice import Advice, Bounds, Evidence, decide
+from aztask.adaptive.document import LeaseDocument, QueueEntry
+from aztask.adaptive.observation import Observation, bin_of
 
 PIPELINE_STANDS: Final = 86400.0
 SAME: Final = 0.99

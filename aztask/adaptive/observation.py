@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.leaseadvice import Evidence
+from aztask.adaptive.advice import Evidence
 
 BINS_PER_DOUBLING: Final = 8
 FIRST_EDGE: Final = 0.01

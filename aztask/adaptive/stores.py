@@ -11,12 +11,12 @@ import importlib
 from pathlib import Path
 from typing import Final
 
-from aztask.addresses import MEMORY, LocalAddress, StorageQueueAddress
+from aztask.adaptive.document import NAME, LeaseStore
+from aztask.adaptive.file import LeaseFile
+from aztask.address.addresses import MEMORY, LocalAddress, StorageQueueAddress
+from aztask.address.urls import parse_broker, parse_container
 from aztask.errors import ConfigurationError
-from aztask.leasedocument import NAME, LeaseStore
-from aztask.masking import printable
-from aztask.results.leasefile import LeaseFile
-from aztask.urls import parse_broker, parse_container
+from aztask.support.masking import printable
 
 AUTO: Final = "auto"
 CONTAINER: Final = "aztask"

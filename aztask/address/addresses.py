@@ -1,7 +1,7 @@
 """Where brokers and result stores are, as values: parsed, compared and shown, never the secrets.
 
-`aztask.urls` makes them from text. An adapter takes its service's address and nothing else, so what
-it needs to connect is all here.
+`aztask.address.urls` makes them from text. An adapter takes its service's address and nothing else,
+so what it needs to connect is all here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aztask.masking import Secret
+from aztask.support.masking import Secret
 
 MEMORY = ":memory:"
 

@@ -1,4 +1,4 @@
-"""Azure connection strings, read into the values of `aztask.addresses`.
+"""Azure connection strings, read into the values of `aztask.address.addresses`.
 
 Rules
 1. No error shows a key, a signature or a part of either: a part of a connection string is named by
@@ -20,9 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
-from aztask.addresses import BlobAddress, ServiceBusAddress, StorageQueueAddress, TablesAddress
+from aztask.address.addresses import (
+    BlobAddress,
+    ServiceBusAddress,
+    StorageQueueAddress,
+    TablesAddress,
+)
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.masking import Secret, printable
+from aztask.support.masking import Secret, printable
 
 STORAGE_SUFFIX = "core.windows.net"
 

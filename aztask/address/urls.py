@@ -1,9 +1,9 @@
-"""Broker and result URLs, read into the values of `aztask.addresses`.
+"""Broker and result URLs, read into the values of `aztask.address.addresses`.
 
 Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
 ``local:///absolute/path.db``, ``local://:memory:``, each with ``?durable=full`` where power loss
 matters; ``servicebus://NAMESPACE`` or a full host name (Entra ID); ``storagequeue://ACCOUNT`` or a
-full host name (Entra ID); an Azure connection string (`aztask.connection_strings`).
+full host name (Entra ID); an Azure connection string (`aztask.address.connection_strings`).
 Results: ``local://...``, ``tables://ACCOUNT``, a storage connection string.
 Containers: ``blob://ACCOUNT/CONTAINER`` (Entra ID), or ``CONTAINER`` beside a storage connection
 string; ``/FOLDER`` may follow.
@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from aztask import connection_strings
-from aztask.addresses import (
+from aztask.address import connection_strings
+from aztask.address.addresses import (
     MEMORY,
     BlobAddress,
     BrokerAddress,
@@ -33,9 +33,9 @@ from aztask.addresses import (
     StorageQueueAddress,
     TablesAddress,
 )
-from aztask.connection_strings import STORAGE_SUFFIX, check_host, check_port, quoted, wrong
+from aztask.address.connection_strings import STORAGE_SUFFIX, check_host, check_port, quoted, wrong
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.masking import printable
+from aztask.support.masking import printable
 
 DEFAULT_FILE = ".aztask/queues.db"
 SERVICE_BUS_SUFFIX = "servicebus.windows.net"

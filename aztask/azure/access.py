@@ -9,7 +9,7 @@ from typing import Final
 from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
-from aztask.masking import SecretFilter
+from aztask.support.masking import SecretFilter
 
 _LOGGERS: Final = (
     "azure",

@@ -31,7 +31,7 @@ from azure.core.exceptions import (
 )
 from azure.core.rest import HttpRequest
 
-from aztask.brokers.storage_connection import Connection, Cut, Response, bytes_of, read_answer
+from aztask.azure.connection import Connection, Cut, Response, bytes_of, read_answer
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept")

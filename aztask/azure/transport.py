@@ -33,8 +33,8 @@ from azure.core.exceptions import (
 from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest, HttpResponse
 
-from aztask.brokers.storage_connection import Connection, Response, bytes_of
-from aztask.brokers.storage_exchange import Exchange
+from aztask.azure.connection import Connection, Response, bytes_of
+from aztask.azure.exchange import Exchange
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept")

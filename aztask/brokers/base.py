@@ -3,7 +3,8 @@
 Rules
 1. Batch in, batch out: every call takes many and answers for each one, in order.
 2. A delivery's ``deadline`` is counted from the instant *before* the granting request was sent, on
-   the clock of `aztask.clock`; past it nobody may act on the delivery, whatever the service thinks.
+   the clock of `aztask.support.clock`; past it nobody may act on the delivery, whatever the service
+   thinks.
 3. Renewal and settlement of one delivery never run at the same time; the adapter serialises them.
    After a settlement no renewal is sent.
 4. Answers are values: `Settled`, `Lost` (the service's verdict: not ours any more) or `Unknown`
@@ -21,9 +22,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
+from aztask.brokers.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.listing import Listing
-from aztask.delivery import Delivery, Lost, Position, Renewed, Settled, Unknown
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import Settlement
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 
 Position: TypeAlias = int | str
 """Where a message lies: the sequence number, or the message id where a service has no numbers."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from aztask.errors import AztaskError
-from aztask.finding import Finding
+from aztask.support.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import click
 from aztask.cli.confirm import confirm
 from aztask.cli.failures import Failed, visible
 from aztask.cli.output import plural
-from aztask.deadletters import DeadLetters, Report
+from aztask.deadletters.view import DeadLetters, Report
 
 Act = Callable[[DeadLetters, Callable[[Report], None]], Report]
 

@@ -9,7 +9,7 @@ import click
 from aztask.app import App
 from aztask.cli.failures import visible
 from aztask.cli.output import iso_time, local_time, print_fields, print_json, to_json
-from aztask.deadletter import DeadLetterView
+from aztask.deadletters.letters import DeadLetterView
 from aztask.errors import CodecError
 
 SHOWN_BYTES = 256

@@ -18,7 +18,6 @@ from urllib.parse import quote
 import click
 
 from aztask.app import App
-from aztask.asyncresult import AsyncResult
 from aztask.cli.demo_work import (
     QUEUE,
     Facts,
@@ -34,6 +33,7 @@ from aztask.cli.options import json_option
 from aztask.cli.output import plural, print_fields, print_json, print_table
 from aztask.cli.progress import Progress
 from aztask.cli.target import results_of
+from aztask.result import AsyncResult
 from aztask.results.base import RunRecord, State
 
 CHECK_SECONDS = 0.05

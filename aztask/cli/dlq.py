@@ -21,8 +21,8 @@ from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import Names, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app
-from aztask.deadletter import Group as LetterGroup
-from aztask.deadletters import DeadLetters, DeadLetterView, Selection
+from aztask.deadletters.letters import Group as LetterGroup
+from aztask.deadletters.view import DeadLetters, DeadLetterView, Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

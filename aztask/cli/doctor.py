@@ -23,7 +23,7 @@ from aztask.cli.output import plural, print_json
 from aztask.cli.target import open_app
 from aztask.doctor.examination import examine
 from aztask.errors import AztaskError
-from aztask.finding import Finding, Level
+from aztask.support.finding import Finding, Level
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 

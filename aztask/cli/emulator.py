@@ -16,12 +16,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from aztask.durations import parse_duration
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.trace import tracer
 from aztask.emulator.view import look
 from aztask.errors import ConfigurationError
+from aztask.support.durations import parse_duration
 
 REFRESH_SECONDS = 1.0
 SPARE = 100  # the view takes at most one part in so many of the emulator's time

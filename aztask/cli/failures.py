@@ -24,7 +24,7 @@ from aztask.errors import (
     SendUnconfirmed,
     UnknownTask,
 )
-from aztask.masking import mask
+from aztask.support.masking import mask
 
 OK: Final = 0
 FAILURE: Final = 1

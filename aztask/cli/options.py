@@ -10,9 +10,9 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from aztask.durations import LONGEST_SECONDS, parse_duration
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
+from aztask.support.durations import LONGEST_SECONDS, parse_duration
+from aztask.support.masking import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

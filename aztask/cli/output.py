@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from aztask.cli.failures import visible
-from aztask.display import short_repr
+from aztask.support.display import short_repr
 
 STATE_COLOURS = {
     "succeeded": "green",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from aztask.adaptive.document import LeaseDocument
 from aztask.app import App
 from aztask.brokers.base import QueueStats
 from aztask.cli.confirm import confirm, dry_run_option, yes_option
@@ -17,7 +18,6 @@ from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.target import open_app
-from aztask.leasedocument import LeaseDocument
 from aztask.results.base import Provisioned
 
 

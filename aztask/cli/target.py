@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from aztask.address.urls import DEFAULT_FILE
 from aztask.app import App
 from aztask.cli.failures import ImportFailed
 from aztask.cli.options import chosen_app
@@ -17,7 +18,6 @@ from aztask.config import read_environment
 from aztask.errors import ConfigurationError
 from aztask.loading import load_app
 from aztask.results.base import ResultStore
-from aztask.urls import DEFAULT_FILE
 
 NAMELESS = "aztask"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from aztask.addresses import MEMORY
+from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
 from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, queues_option

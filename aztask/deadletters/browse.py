@@ -11,9 +11,9 @@ from typing import Final
 
 from aztask.app import App
 from aztask.brokers.base import Delivery, MessageState, Peeked
-from aztask.clock import Clock
-from aztask.deadletter import DeadLetterView
+from aztask.deadletters.letters import DeadLetterView
 from aztask.results.deadindex import UNDER_WAY, NotedDead, index_for, key_of
+from aztask.support.clock import Clock
 
 PAGE: Final = 100
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aztask.brokers.base import Position
-from aztask.envelope import Envelope
+from aztask.deadletters.positions import Positions
+from aztask.deadletters.signature import error_signature
 from aztask.errors import ConfigurationError
-from aztask.errorsignature import error_signature
-from aztask.message import TaskMessage
-from aztask.positions import Positions
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class DeadLetterView:
 
     @property
     def signature(self) -> str:
-        """What its error has in common with others; see `aztask.errorsignature`."""
+        """What its error has in common with others; see `aztask.deadletters.signature`."""
         return error_signature(self.description or self.problem)
 
     @property

@@ -17,17 +17,17 @@ from typing import Self
 
 from aztask.app import App
 from aztask.brokers.base import Transactional
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.deadletter import DeadLetterView
-from aztask.delivery import Delivery, Lost, Position, Settled, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Delivery, Lost, Position, Settled, Unknown
+from aztask.deadletters.letters import DeadLetterView
 from aztask.errors import AztaskError
-from aztask.failpoint import hit
-from aztask.lease import Lease, LeaseState
-from aztask.leasekeeper import LeaseKeeper
-from aztask.message import TaskMessage
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease, LeaseState
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 from aztask.results.base import RunKey, RunRecord, State
 from aztask.settlement import Complete, Release, Settlement
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.failpoint import hit
 
 LOCAL_LEASE = 5.0
 REMOTE_LEASE = 60.0

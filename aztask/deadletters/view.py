@@ -23,14 +23,14 @@ from itertools import islice
 
 from aztask.app import App
 from aztask.brokers.base import Delivery, Peeked, Position
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.deadletter import DeadLetterView, Group, Selection
-from aztask.deadlooking import DeadLooking
+from aztask.deadletters.browse import DeadLooking
+from aztask.deadletters.letters import DeadLetterView, Group, Selection
+from aztask.deadletters.positions import Positions
+from aztask.deadletters.sweep import Replacement, Report, Sweep, Taken, joint
 from aztask.errors import CodecError, ConfigurationError
-from aztask.headers import SIGNATURE
-from aztask.message import TaskMessage
-from aztask.positions import Positions
-from aztask.sweep import Replacement, Report, Sweep, Taken, joint
+from aztask.message.headers import SIGNATURE
+from aztask.message.message import TaskMessage
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 __all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
 

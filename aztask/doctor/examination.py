@@ -21,9 +21,9 @@ from aztask.brokers.base import Broker
 from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
 from aztask.doctor.queuechecks import judge
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
-from aztask.finding import Finding, Level, failed, fine, problem, warning
-from aztask.queueplan import QueuePlan
 from aztask.results.base import Provisioned, State
+from aztask.sending.queueplan import QueuePlan
+from aztask.support.finding import Finding, Level, failed, fine, problem, warning
 
 SKEW_SECONDS: Final = 30.0
 REFUSED_SECONDS: Final = 300.0

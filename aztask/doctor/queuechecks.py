@@ -14,8 +14,8 @@ from typing import Final
 from aztask.brokers.base import Capabilities
 from aztask.brokers.inspection import QueueFacts
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.finding import Finding, fine, problem, warning
-from aztask.queueplan import LEAST_LIMIT, QueuePlan
+from aztask.sending.queueplan import LEAST_LIMIT, QueuePlan
+from aztask.support.finding import Finding, fine, problem, warning
 
 TOLERANCE: Final = 0.5
 WELL_ABOVE: Final = 2

@@ -6,10 +6,10 @@ import asyncio
 import threading
 from types import TracebackType
 
-from aztask.clock import Clock
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.errors import AztaskError, BrokerUnavailable
+from aztask.support.clock import Clock
 
 START_SECONDS = 30.0
 

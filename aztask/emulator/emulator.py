@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aztask.clock import Clock, boot_seconds
 from aztask.emulator.admin.http import AdminServer
 from aztask.emulator.amqp.connection import Limits
 from aztask.emulator.broker.access import Access
@@ -27,6 +26,7 @@ from aztask.emulator.options import Options, connection_string
 from aztask.emulator.server import Server
 from aztask.emulator.tls import server_context
 from aztask.engine import IN_MEMORY, Database, Engine
+from aztask.support.clock import Clock, boot_seconds
 
 Trace = Callable[[str, str, int, Any], None]
 

@@ -1,9 +1,10 @@
 """What goes into a queue and what comes out: plain values without behaviour.
 
 Rules: the payload is opaque to the engine. ``due``, ``expires_at`` and ``enqueued_at`` are UTC
-epoch seconds; ``lease_until`` counts on the engine's lease clock (`aztask.clock.Clock.monotonic`),
-which all processes of the machine share. They are tuples because making one costs a third of what
-a frozen dataclass costs, and the engine makes one per message.
+epoch seconds; ``lease_until`` counts on the engine's lease clock
+(`aztask.support.clock.Clock.monotonic`), which all processes of the machine share. They are tuples
+because making one costs a third of what a frozen dataclass costs, and the engine makes one per
+message.
 """
 
 from __future__ import annotations

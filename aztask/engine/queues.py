@@ -13,12 +13,12 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import astuple, dataclass
 
-from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.engine.database import Database
 from aztask.engine.filesystem import boot_id
 from aztask.engine.messages import DELIVERIES_EXCEEDED, READY, QueueSettings
 from aztask.engine.schema import COMPONENT, STEPS
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _SETTINGS = (
     "lease_seconds, max_deliveries, duplicate_window, time_to_live, dead_letter_expired, sessions"

@@ -14,13 +14,13 @@ import secrets
 import sqlite3
 from typing import Final
 
-from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.engine.database import Database
 from aztask.engine.leases import _GRANT, _REMOVE, Leases, leased
 from aztask.engine.messages import LEASED, READY, Leased, SessionLease
 from aztask.engine.queues import BURY_EXHAUSTED, GIVE_BACK, Queue
 from aztask.engine.sweeper import SWEEP_SECONDS
 from aztask.errors import ConfigurationError, LeaseLost
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _NEXT: Final = f"""
 WITH RECURSIVE candidates (session) AS (

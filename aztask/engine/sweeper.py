@@ -14,10 +14,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.engine.database import Database
 from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, TIME_TO_LIVE_EXPIRED
 from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue, Queues
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 SWEEP_SECONDS: Final = 0.02
 SWEEP_LIMIT: Final = 1000

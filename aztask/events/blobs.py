@@ -22,10 +22,10 @@ from azure.core.credentials import AzureSasCredential, TokenCredential
 from azure.core.exceptions import AzureError, ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient, ContentSettings
 
-from aztask.addresses import BlobAddress
-from aztask.brokers.azure_access import default_credential, filter_secrets
+from aztask.address.addresses import BlobAddress
+from aztask.azure.access import default_credential, filter_secrets
 from aztask.errors import BrokerUnavailable
-from aztask.masking import mask
+from aztask.support.masking import mask
 from aztask.version import __version__
 
 CONNECT_SECONDS: Final = 5.0

@@ -18,7 +18,7 @@ import math
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from aztask.masking import mask
+from aztask.support.masking import mask
 
 EventKind: TypeAlias = Literal[
     "enqueued",

@@ -33,8 +33,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol, Self
 
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
+from aztask.events.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 __all__ = [
     "Event",

@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import Self
 
 from aztask.brokers.base import AnySession, Broker, Receiver
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.delivery import Delivery, Lost, Unknown
+from aztask.brokers.delivery import Delivery, Lost, Unknown
 from aztask.errors import AztaskError, BrokerUnavailable, LeaseLost
-from aztask.lease import Lease, LeaseState
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease, LeaseState
 from aztask.retry import UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from aztask.brokers.base import Broker, Receiver
-from aztask.brokers.crew import Crew
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.delivery import Lost, Renewed, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Lost, Renewed, Unknown
 from aztask.errors import AztaskError, LeaseLost
-from aztask.lease import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
+from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
+from aztask.message.envelope import Envelope
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.crew import Crew
 
 logger = logging.getLogger(__name__)
 

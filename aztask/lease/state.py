@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
-from aztask.delivery import Delivery, Lost, Renewed, Unknown
+from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, LeaseLost
 
 RENEW_AT = 0.7

@@ -2,7 +2,7 @@
 
 Rules
 1. Order of reading: signature, size, headers; the body stays bytes. Only `Codec.decode_arguments`
-   looks inside, after `aztask.limits` has walked the bytes.
+   looks inside, after `aztask.message.bounds` has walked the bytes.
 2. Two formats exist, msgpack and json, both through Kombu's registry. Pickle and yaml are never
    read or written, whatever is configured: to decode them is to run what they say.
 3. Whatever bytes and headers come in, only a CodecError goes out, with one line that says what is
@@ -20,10 +20,6 @@ from typing import Any, NoReturn
 from kombu import serialization
 from kombu.exceptions import KombuError
 
-from aztask import serializer as formats
-from aztask.compression import decompress
-from aztask.display import one_line
-from aztask.envelope import NO_PROPERTIES, Envelope
 from aztask.errors import (
     CodecError,
     ConfigurationError,
@@ -32,8 +28,11 @@ from aztask.errors import (
     EncodeError,
     did_you_mean,
 )
-from aztask.frozen import build
-from aztask.headers import (
+from aztask.message import serializer as formats
+from aztask.message.bounds import Limits, check_json, check_msgpack, check_size
+from aztask.message.compression import decompress
+from aztask.message.envelope import NO_PROPERTIES, Envelope
+from aztask.message.headers import (
     COMPRESSION,
     SIGNATURE,
     check_outgoing,
@@ -41,9 +40,10 @@ from aztask.headers import (
     read_text,
     write_headers,
 )
-from aztask.limits import Limits, check_json, check_msgpack, check_size
-from aztask.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
-from aztask.signing import Signer
+from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.signing import Signer
+from aztask.support.display import one_line
+from aztask.support.frozen import build
 
 CONTENT_TYPES = {"msgpack": formats.MSGPACK, "json": formats.JSON}
 _ENCODINGS = frozenset({"binary", "utf-8", "utf8", "us-ascii", "ascii"})
@@ -70,7 +70,7 @@ class Codec:
     ) -> None:
         """serializer: what is written, "msgpack" or "json". accept: what is read.
 
-        signing_keys: see `aztask.signing`; with one or more, unsigned messages are refused.
+        signing_keys: see `aztask.message.signing`; with one or more, unsigned messages are refused.
         Raises ConfigurationError.
         """
         self.serializer = serializer
@@ -289,7 +289,7 @@ class Codec:
 
 
 def register_msgpack() -> None:
-    """Make `aztask.serializer` Kombu's ``msgpack``; doing so again changes nothing."""
+    """Make `aztask.message.serializer` Kombu's ``msgpack``; doing so again changes nothing."""
     serialization.register("msgpack", formats.pack, formats.unpack, formats.MSGPACK, "binary")
 
 

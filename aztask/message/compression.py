@@ -13,7 +13,7 @@ from lzma import FORMAT_AUTO, LZMADecompressor, LZMAError
 from typing import Any
 
 from aztask.errors import ContentRefused, DecodeError
-from aztask.limits import Limits, check_size
+from aztask.message.bounds import Limits, check_size
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": zlib.decompressobj,  # what Kombu calls gzip is a zlib stream

@@ -19,8 +19,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from aztask.errors import DecodeError, EncodeError
-from aztask.limits import Limits
-from aztask.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.bounds import Limits
+from aztask.message.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
 
 PROTOCOL: Final = 1
 """Version of the ``aztask-`` headers."""

@@ -7,7 +7,8 @@ Rules
    a clone raises the hop, a replay out of the dead letters raises the generation. Every
    ``message_id`` derives from the three, so duplicate detection never swallows a clone and always
    recognises a clone that was sent twice.
-3. What a message carries is plain data; `aztask.headers` checks it where it comes from outside.
+3. What a message carries is plain data; `aztask.message.headers` checks it where it comes from
+   outside.
 """
 
 from __future__ import annotations
@@ -175,4 +176,4 @@ MESSAGE_DEFAULTS: Mapping[str, Any] = {
     for each in fields(TaskMessage)
     if each.default is not MISSING or each.name == "extra"
 }
-"""The fields that may be left out, for `aztask.frozen.build`. Nobody changes ``extra`` in place."""
+"""The fields that may be left out, for `aztask.support.frozen.build`. No code changes ``extra``."""

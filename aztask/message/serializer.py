@@ -68,7 +68,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value that `pack` wrote. The bytes should have passed `aztask.limits.check_msgpack`.
+    """The value that `pack` wrote. Check the bytes first: `aztask.message.bounds.check_msgpack`.
 
     Raises ValueError, TypeError or OverflowError.
     """

@@ -1,8 +1,8 @@
 """Many invocations of one task: what they share is encoded once.
 
 Rules
-1. An envelope made here equals, byte for byte, the one that `aztask.codec.Codec.to_envelope` makes
-   of the same message; a test holds them together.
+1. An envelope made here equals, byte for byte, the one that
+   `aztask.message.codec.Codec.to_envelope` makes of the same message; a test holds them together.
 2. Each invocation has keyword arguments alone, by which a row of a table maps onto a function.
 """
 
@@ -13,12 +13,12 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aztask import serializer as formats
-from aztask.codec import Codec
-from aztask.display import short_repr
-from aztask.envelope import Envelope
-from aztask.frozen import build
-from aztask.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.message import serializer as formats
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.support.display import short_repr
+from aztask.support.frozen import build
 
 _NO_ARGUMENTS: tuple[Any, ...] = ()
 _NO_EMBED: dict[str, Any] = {}

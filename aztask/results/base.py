@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from aztask.delivery import Position
+from aztask.brokers.delivery import Position
 from aztask.settlement import Decision, Resubmit
 
 

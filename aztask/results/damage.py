@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.delivery import Position
-from aztask.display import one_line
-from aztask.headers import TIME_LIMIT
+from aztask.brokers.delivery import Position
+from aztask.message.headers import TIME_LIMIT
 from aztask.results.base import State
 from aztask.settlement import Decision, from_record
+from aztask.support.display import one_line
 
 COUNT_LIMIT: Final = 10**9
 """No run starts or fails so often, and a number beyond it may not fit when it is counted up."""

@@ -20,8 +20,8 @@ from hashlib import sha256
 from typing import Any, Final, Protocol, runtime_checkable
 
 from aztask.brokers.base import Broker
-from aztask.brokers.local_payload import envelope_of
-from aztask.envelope import Envelope
+from aztask.brokers.local.payload import envelope_of
+from aztask.message.envelope import Envelope
 from aztask.results.base import ResultStore
 from aztask.results.damage import Columns, Damaged
 

@@ -22,9 +22,7 @@ from azure.core.exceptions import (
 )
 from azure.storage.blob import ContentSettings
 
-from aztask.addresses import BlobAddress
-from aztask.errors import BrokerUnavailable
-from aztask.leasedocument import (
+from aztask.adaptive.document import (
     ASIDE,
     NAME,
     SIZE_LIMIT,
@@ -34,7 +32,9 @@ from aztask.leasedocument import (
     is_damaged,
     to_json,
 )
-from aztask.results.eventblobs import container_client, told
+from aztask.address.addresses import BlobAddress
+from aztask.errors import BrokerUnavailable
+from aztask.events.blobs import container_client, told
 
 READ_SECONDS: Final = 10.0
 NO_SUCH_RANGE: Final = 416

@@ -14,9 +14,9 @@ from typing import Any
 from kombu import Connection, Producer
 
 from aztask.brokers.base import Broker
-from aztask.codec import Codec
-from aztask.envelope import Envelope
-from aztask.message import TaskMessage
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 from aztask.transport import Transport
 
 

@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
-from aztask.codec import Codec
 from aztask.connections import Connections
 from aztask.context import current_context
-from aztask.display import short_repr
 from aztask.errors import SendUnconfirmed
-from aztask.events import Event, EventKind, EventSink, NullEventSink
-from aztask.frozen import build
-from aztask.leaseadvisor import LeaseAdvisor
-from aztask.message import MESSAGE_DEFAULTS, TaskMessage
-from aztask.publisher import Publisher
+from aztask.events.sink import Event, EventKind, EventSink, NullEventSink
+from aztask.message.codec import Codec
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.results.base import RunKey, RunRecord, State
-from aztask.sessionrules import check_session
+from aztask.sending.publisher import Publisher
+from aztask.sending.sessionrules import check_session
+from aztask.support.display import short_repr
+from aztask.support.frozen import build
 from aztask.task import Call, SendOptions, Task
 
 BATCH: Final = 500

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from aztask.spark.needs import check_installed
 
 if TYPE_CHECKING:
-    from aztask.spark.compaction import CompactionReport, compact
-    from aztask.spark.datasource import register
-    from aztask.spark.deadletters import dead_letters
-    from aztask.spark.eventframe import EventCounts, Events, read_events, stream_events
-    from aztask.spark.eventplaces import place_of
-    from aztask.spark.eventstatistics import Statistics, statistics
-    from aztask.spark.ids import task_id
-    from aztask.spark.report import SubmitReport
+    from aztask.spark.deadletters.letters import dead_letters
+    from aztask.spark.events.compaction import CompactionReport, compact
+    from aztask.spark.events.frame import EventCounts, Events, read_events, stream_events
+    from aztask.spark.events.places import place_of
+    from aztask.spark.events.statistics import Statistics, statistics
     from aztask.spark.session import active_session, get_session
-    from aztask.spark.streaming import stream
-    from aztask.spark.submitting import submit
-    from aztask.spark.target import Target
+    from aztask.spark.submission.datasource import register
+    from aztask.spark.submission.ids import task_id
+    from aztask.spark.submission.report import SubmitReport
+    from aztask.spark.submission.stream import stream
+    from aztask.spark.submission.submit import submit
+    from aztask.spark.submission.target import Target
 
 __all__ = [
     "CompactionReport",
@@ -48,24 +48,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CompactionReport": "aztask.spark.compaction",
-    "EventCounts": "aztask.spark.eventframe",
-    "Events": "aztask.spark.eventframe",
-    "Statistics": "aztask.spark.eventstatistics",
-    "SubmitReport": "aztask.spark.report",
-    "Target": "aztask.spark.target",
+    "CompactionReport": "aztask.spark.events.compaction",
+    "EventCounts": "aztask.spark.events.frame",
+    "Events": "aztask.spark.events.frame",
+    "Statistics": "aztask.spark.events.statistics",
+    "SubmitReport": "aztask.spark.submission.report",
+    "Target": "aztask.spark.submission.target",
     "active_session": "aztask.spark.session",
-    "compact": "aztask.spark.compaction",
-    "dead_letters": "aztask.spark.deadletters",
+    "compact": "aztask.spark.events.compaction",
+    "dead_letters": "aztask.spark.deadletters.letters",
     "get_session": "aztask.spark.session",
-    "place_of": "aztask.spark.eventplaces",
-    "read_events": "aztask.spark.eventframe",
-    "register": "aztask.spark.datasource",
-    "statistics": "aztask.spark.eventstatistics",
-    "stream": "aztask.spark.streaming",
-    "stream_events": "aztask.spark.eventframe",
-    "submit": "aztask.spark.submitting",
-    "task_id": "aztask.spark.ids",
+    "place_of": "aztask.spark.events.places",
+    "read_events": "aztask.spark.events.frame",
+    "register": "aztask.spark.submission.datasource",
+    "statistics": "aztask.spark.events.statistics",
+    "stream": "aztask.spark.submission.stream",
+    "stream_events": "aztask.spark.events.frame",
+    "submit": "aztask.spark.submission.submit",
+    "task_id": "aztask.spark.submission.ids",
 }
 
 

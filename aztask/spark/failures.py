@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from aztask import errors
-from aztask.display import one_line
 from aztask.errors import AztaskError, SubmitFailed
-from aztask.masking import mask
+from aztask.support.display import one_line
+from aztask.support.masking import mask
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """What a job raises: an error that pyspark knows, or the bridge's own for all others."""

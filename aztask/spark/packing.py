@@ -24,7 +24,7 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 import aztask
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
+from aztask.support.masking import printable
 from aztask.version import __version__
 
 OWN: Final = "aztask"

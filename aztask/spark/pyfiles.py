@@ -13,8 +13,8 @@ from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
 from aztask.spark.packing import wheel_files, write_zip
+from aztask.support.masking import printable
 
 IMPORTED: Final = (".py", ".zip", ".egg", ".jar")
 WHEEL: Final = ".whl"

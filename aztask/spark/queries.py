@@ -18,9 +18,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 
 from aztask.errors import AztaskError, ConfigurationError
-from aztask.masking import mask
 from aztask.spark.failures import ours_in, what_is_missing
 from aztask.spark.session import first_line
+from aztask.support.masking import mask
 
 _CONDITION: Final = re.compile(r"\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: .*)?")
 

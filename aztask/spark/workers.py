@@ -31,7 +31,7 @@ from typing import Final
 ARCHIVE: Final = re.compile(r"/(?:pyspark\.zip|py4j-[^/]*-src\.zip|spark-core_[^/]*\.jar)$")
 """What Spark puts into its workers' path: PySpark, its bridge, and its own classes."""
 DAEMON: Final = "pyspark.daemon"
-SHARED: Final = ("pyspark.worker", "pyarrow", "pandas", "aztask.spark.sending")
+SHARED: Final = ("pyspark.worker", "pyarrow", "pandas", "aztask.spark.submission.send")
 QUIET: Final = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 ALONE: Final = "--alone"
 """Says to the same program that it is to import nothing."""

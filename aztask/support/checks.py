@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from aztask.display import one_line
-from aztask.durations import to_seconds
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.masking import Secret, printable
+from aztask.support.display import one_line
+from aztask.support.durations import to_seconds
+from aztask.support.masking import Secret, printable
 
 Check: TypeAlias = Callable[[str, Any], Any]
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
+from aztask.support.masking import printable
 
 LONGEST_SECONDS: Final = 10 * 366 * 86400.0
 """Ten years: longer delays are a mistake in the unit, and later dates overflow some services."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
+from aztask.support.masking import printable
 
 
 def read_environment(name: str, environ: Mapping[str, str] = os.environ) -> str | None:

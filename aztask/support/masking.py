@@ -17,7 +17,7 @@ import unicodedata
 from typing import NoReturn, Self
 from urllib.parse import quote, quote_plus
 
-from aztask.display import safe_str, short_repr
+from aztask.support.display import safe_str, short_repr
 
 MASK = "****"
 

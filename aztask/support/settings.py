@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.masking import printable
 from aztask.support.checks import Check
+from aztask.support.masking import printable
 
 _KEY: Final = "setting"
 _UNIT: Final = "_seconds"

@@ -9,7 +9,8 @@
 Transport options: ``broker``, a URL, a connection string, a function that returns a Broker, or a
 Broker; ``lease``, seconds, default 60;
 ``declare``, False for credentials that may not create queues; ``accept``, content types that are
-handed to consumers besides msgpack, json, text and bytes; ``limits``, `aztask.limits.Limits`.
+handed to consumers besides msgpack, json, text and bytes; ``limits``,
+`aztask.message.bounds.Limits`.
 
 Rules
 1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Everything handed out

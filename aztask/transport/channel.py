@@ -19,12 +19,12 @@ from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, virtual
 
 from aztask.brokers.base import Broker
-from aztask.display import one_line
-from aztask.envelope import Envelope
 from aztask.errors import CodecError, QueueNotFound
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.message.envelope import Envelope
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
+from aztask.support.display import one_line
 from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
 from aztask.transport.unacked import Holding, Source, Unacked

@@ -10,15 +10,15 @@ from typing import Any
 from kombu.transport import virtual
 
 from aztask.brokers.base import Broker
-from aztask.codec import CONTENT_TYPES, Codec
-from aztask.display import one_line
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
     ContentRefused,
     SendUnconfirmed,
 )
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.message.codec import CONTENT_TYPES, Codec
+from aztask.support.display import one_line
 from aztask.transport.channel import Channel
 from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.unacked import log_lost

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from aztask.brokers.base import Broker
-from aztask.codec import CONTENT_TYPES
 from aztask.connections import Connections
-from aztask.durations import to_seconds
 from aztask.errors import ConfigurationError
-from aztask.limits import Limits
+from aztask.message.bounds import Limits
+from aztask.message.codec import CONTENT_TYPES
+from aztask.support.durations import to_seconds
 
 LEASE_SECONDS: Final = 60.0
 
@@ -42,7 +42,9 @@ class TransportOptions:
         """
         limits = options.get("limits", Limits())
         if not isinstance(limits, Limits):
-            raise ConfigurationError("the transport option limits must be an aztask.limits.Limits")
+            raise ConfigurationError(
+                "the transport option limits must be an aztask.message.bounds.Limits"
+            )
         declare = options.get("declare", True)
         if not isinstance(declare, bool):
             raise ConfigurationError(

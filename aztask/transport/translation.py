@@ -15,13 +15,13 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
 
-from aztask.compression import decompress
-from aztask.durations import to_seconds
-from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError, DecodeError, EncodeError
-from aztask.headers import COMPRESSION, read_time, to_iso
-from aztask.limits import Limits, check_size
-from aztask.message import MESSAGE_ID_LIMIT
+from aztask.message.bounds import Limits, check_size
+from aztask.message.compression import decompress
+from aztask.message.envelope import Envelope
+from aztask.message.headers import COMPRESSION, read_time, to_iso
+from aztask.message.message import MESSAGE_ID_LIMIT
+from aztask.support.durations import to_seconds
 
 LONGEST_DELAY: Final = 6 * 86400.0
 """Longer delays are chained: a Storage queue hides a message for at most seven days."""

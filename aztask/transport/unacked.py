@@ -20,12 +20,12 @@ from functools import partial
 from typing import Any
 
 from aztask.brokers.base import Broker, Receiver
-from aztask.clock import boot_seconds
-from aztask.delivery import Delivery, Lost, Settled
+from aztask.brokers.delivery import Delivery, Lost, Settled
 from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
-from aztask.lease import Lease, LeaseState
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease, LeaseState
 from aztask.settlement import Settlement, name_of
+from aztask.support.clock import boot_seconds
 
 logger = logging.getLogger(__name__)
 

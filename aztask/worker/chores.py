@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aztask.app import App
-from aztask.clock import Clock
 from aztask.errors import AztaskError
 from aztask.results.base import ResultStore, WorkerRecord
+from aztask.support.clock import Clock
 from aztask.worker.deadwatch import DeadWatch
 from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aztask.failpoint import hit
 from aztask.results.deadindex import DeadIndex, NotedDead
 from aztask.settlement import DeadLetter
+from aztask.support.failpoint import hit
 from aztask.worker.job import Job
 
 

@@ -14,11 +14,11 @@ from typing import Final
 
 from aztask.app import App
 from aztask.brokers.base import Peeked, Position
-from aztask.clock import Clock
 from aztask.errors import AztaskError, CodecError
-from aztask.message import TaskMessage
+from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
+from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from aztask.brokers.base import Receiver
-from aztask.clock import Clock
-from aztask.delivery import Delivery
-from aztask.lease import Lease
+from aztask.brokers.delivery import Delivery
+from aztask.lease.state import Lease
+from aztask.support.clock import Clock
 from aztask.worker.job import Job, SessionSlot
 
 RETRY_PAUSE = 0.5

@@ -7,10 +7,10 @@ import selectors
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aztask.clock import Clock
-from aztask.failpoint import hit
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, from_record
+from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.executor import Executor
 from aztask.worker.job import Job, Stage

@@ -27,11 +27,8 @@ from functools import partial
 
 from aztask.app import App
 from aztask.brokers.base import Transactional
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.display import storable
 from aztask.errors import BrokerError, CodecError
-from aztask.failpoint import hit
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
 from aztask.results.base import (
     Cancelled,
     Elsewhere,
@@ -47,6 +44,9 @@ from aztask.results.base import (
 )
 from aztask.results.deadindex import index_for
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.display import storable
+from aztask.support.failpoint import hit
 from aztask.worker.isolation import isolated
 from aztask.worker.job import Job, Stage, message_of
 from aztask.worker.pointers import UNDECODABLE, Pointers

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from aztask.brokers.base import Broker, Receiver
-from aztask.delivery import Delivery
+from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError, BrokerError
 
 logger = logging.getLogger(__name__)

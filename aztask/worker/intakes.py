@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 from aztask.app import App
-from aztask.delivery import Delivery
+from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError
 from aztask.worker.intake import Intake
 from aztask.worker.job import Job

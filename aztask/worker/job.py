@@ -8,9 +8,9 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from aztask.brokers.base import Receiver
-from aztask.delivery import Delivery
-from aztask.lease import Lease
-from aztask.message import MESSAGE_FIELDS, TaskMessage
+from aztask.brokers.delivery import Delivery
+from aztask.lease.state import Lease
+from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Decision, Lapse
 from aztask.task import Task

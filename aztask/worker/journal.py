@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from aztask.clock import Clock
-from aztask.event import Event, EventKind
-from aztask.events import EventSink
-from aztask.message import TaskMessage
+from aztask.events.event import Event, EventKind
+from aztask.events.sink import EventSink
+from aztask.message.message import TaskMessage
 from aztask.results.base import State
 from aztask.settlement import DeadLetter
+from aztask.support.clock import Clock
 from aztask.worker.job import Job
 
 _KINDS: dict[State, EventKind] = {

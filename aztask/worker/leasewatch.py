@@ -22,14 +22,14 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from aztask.adaptive.advisor import bounds_of
+from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
+from aztask.adaptive.learning import Seen, learn
 from aztask.app import App
-from aztask.clock import Clock
 from aztask.errors import AztaskError, DecodeError
-from aztask.lease import LeaseState
-from aztask.leaseadvisor import bounds_of
-from aztask.leasedocument import LeaseDocument, LeaseStore, Stored
-from aztask.leasekeeper import LeaseKeeper
-from aztask.leaselearning import Seen, learn
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import LeaseState
+from aztask.support.clock import Clock
 from aztask.worker.job import Job
 from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from aztask.clock import Clock
 from aztask.results.base import RunningTask, WorkerRecord
+from aztask.support.clock import Clock
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.job import Job, message_of
 from aztask.worker.pool.children import Pool

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 
-from aztask.clock import Clock
 from aztask.config import Settings
-from aztask.failpoint import hit
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
 from aztask.worker.job import Job
 from aztask.worker.journal import Journal
 from aztask.worker.options import WorkerOptions

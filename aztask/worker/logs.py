@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from aztask.context import current_context
-from aztask.masking import SecretFilter
+from aztask.support.masking import SecretFilter
 
 FORMATS: Final = ("plain", "json")
 NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp")

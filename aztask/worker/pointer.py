@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aztask.delivery import Delivery
-from aztask.lease import Lease
+from aztask.brokers.delivery import Delivery
+from aztask.lease.state import Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from aztask.app import App
-from aztask.delivery import Delivery, Lost, Settled, Unknown
+from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import BrokerError, CodecError, LeaseError
-from aztask.failpoint import hit
-from aztask.lease import Lease
-from aztask.leasekeeper import LeaseKeeper
-from aztask.message import TaskMessage
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease
+from aztask.message.message import TaskMessage
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -49,6 +48,7 @@ from aztask.settlement import (
     Release,
     Settlement,
 )
+from aztask.support.failpoint import hit
 from aztask.worker.job import Job, message_of
 from aztask.worker.pointer import Pointer
 from aztask.worker.redelivery import Redelivery

@@ -26,15 +26,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aztask.app import App
-from aztask.clock import Clock
-from aztask.delivery import Delivery
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError, CodecError, LeaseError
-from aztask.leasekeeper import LeaseKeeper
-from aztask.message import TaskMessage
+from aztask.lease.keeper import LeaseKeeper
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 from aztask.results.base import Owned
 from aztask.retry import EXPIRED
-from aztask.sessionrules import strategy_in_session
+from aztask.sending.sessionrules import strategy_in_session
 from aztask.settlement import (
     Abandon,
     DeadLetter,
@@ -46,6 +45,7 @@ from aztask.settlement import (
     Settlement,
     with_envelope,
 )
+from aztask.support.clock import Clock
 from aztask.worker.job import Job, Stage, message_of
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from aztask.display import safe_str
 from aztask.errors import CodecError, MessageTooLarge
 from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
+from aztask.support.display import safe_str
 from aztask.worker.isolation import UNDONE
 from aztask.worker.job import Job, Stage, message_of
 from aztask.worker.redelivery import Redelivery

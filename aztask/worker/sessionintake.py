@@ -21,9 +21,9 @@ from queue import SimpleQueue
 from typing import Final
 
 from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.delivery import Delivery
+from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.intake import pause_after
 from aztask.worker.job import Job
 

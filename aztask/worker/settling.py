@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aztask.clock import Clock
-from aztask.delivery import Lost, Settled, Unknown
+from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled
-from aztask.lease import LeaseState
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import LeaseState
 from aztask.results.deadindex import DeadIndex
 from aztask.settlement import DeadLetter, Defer
+from aztask.support.clock import Clock
 from aztask.worker.deadnotes import note_dead
 from aztask.worker.isolation import isolated
 from aztask.worker.job import Job, Stage

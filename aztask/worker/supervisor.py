@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from aztask.app import App
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.delivery import Delivery
-from aztask.failpoint import hit
-from aztask.lease import Lease
-from aztask.leasekeeper import LeaseKeeper
+from aztask.brokers.delivery import Delivery
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease
 from aztask.results.base import WorkerRecord
 from aztask.settlement import Abandon
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.failpoint import hit
 from aztask.worker.alarm import Alarm
 from aztask.worker.chores import Chores
 from aztask.worker.deliveries import Deliveries

@@ -4,7 +4,7 @@ Rules
 1. A store that is away never slows a task: the supervisor's loop does not wait for anything here.
 2. A file is removed only after its upload is confirmed, or, where files are kept, marked by an
    empty file ``.NAME.uploaded`` beside it. A crash in between uploads it again: see
-   `aztask.results.eventblobs`, rule 1.
+   `aztask.events.blobs`, rule 1.
 3. Workers of one directory take turns under a lock file, so that each file is uploaded once.
 4. What waits is bounded: beyond the bound the oldest files are dropped, counted, and told as an
    error in the log.
@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from aztask.app import App
-from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.config import Settings
 from aztask.errors import BrokerError, ConfigurationError
-from aztask.event import Event
-from aztask.events import EventSink, recover
+from aztask.events.event import Event
+from aztask.events.sink import EventSink, recover
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 
-ADAPTER: Final = "aztask.results.eventblobs"
+ADAPTER: Final = "aztask.events.blobs"
 LOCK_NAME: Final = ".upload.lock"
 MARK: Final = ".uploaded"
 LOOK_SECONDS: Final = 5.0

@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusClient
 from celery import Celery
 from kombu.transport import azureservicebus
 
-from aztask.brokers.administration import administration_client
+from aztask.brokers.servicebus.administration import administration_client
 
 CONNECTION, ADMIN = os.environ["BENCH_BROKER"], os.environ["AZTASK_SERVICEBUS_ADMIN"]
 

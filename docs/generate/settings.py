@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aztask.config import QueueSettings, Settings
-from aztask.masking import Secret
+from aztask.support.masking import Secret
 from aztask.support.settings import Setting, option_of, table_of
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypedDict
 
-from aztask.masking import Secret
+from aztask.support.masking import Secret
 from aztask.retry import RetryStrategy
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import azurite
 from damaging import Outsider, SqlOutsider, TableOutsider
 
-from aztask.addresses import TablesAddress
+from aztask.address.addresses import TablesAddress
+from aztask.address.urls import parse_results
 from aztask.engine import Database
 from aztask.results.base import ResultStore
-from aztask.results.local import LocalResults
-from aztask.results.tables import TablesResults
-from aztask.urls import parse_results
+from aztask.results.local.store import LocalResults
+from aztask.results.tables.store import TablesResults
 
 _names = itertools.count(1)
 

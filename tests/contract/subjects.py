@@ -16,17 +16,17 @@ from typing import Any
 
 import azurite
 
-from aztask.addresses import ServiceBusAddress, StorageQueueAddress
+from aztask.address.addresses import ServiceBusAddress, StorageQueueAddress
+from aztask.address.urls import parse_broker
 from aztask.brokers.base import Broker, Delivery, Peeked, QueueOptions, Receiver
-from aztask.brokers.local import LocalBroker
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.brokers.storagequeue import StorageQueueBroker
-from aztask.clock import Clock
+from aztask.brokers.local.broker import LocalBroker
+from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.brokers.storagequeue.broker import StorageQueueBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
+from aztask.support.clock import Clock
 from aztask.testing import emulator
-from aztask.urls import parse_broker
 
 _names = itertools.count(1)
 

@@ -20,7 +20,7 @@ from damaging import (
 )
 from stores import Store
 
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.results.base import (
     Cancelled,
     Elsewhere,

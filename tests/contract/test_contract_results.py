@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from stores import Store
 
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.results.base import (
     Cancelled,
     Elsewhere,

@@ -6,7 +6,6 @@ import time
 import pytest
 from subjects import bodies, settle
 
-from aztask.envelope import Envelope
 from aztask.errors import (
     AztaskError,
     CapabilityError,
@@ -14,6 +13,7 @@ from aztask.errors import (
     MessageTooLarge,
     QueueNotFound,
 )
+from aztask.message.envelope import Envelope
 from aztask.settlement import Complete
 
 RICH = Envelope(

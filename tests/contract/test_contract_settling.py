@@ -4,8 +4,8 @@ import pytest
 from subjects import bodies, settle
 
 from aztask.brokers.base import Lost, MessageState, Renewed, Settled
-from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, CapabilityError
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     REASON_LIMIT,
     Abandon,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from harness import Site, site_in
 
-from aztask.addresses import ServiceBusAddress
+from aztask.address.addresses import ServiceBusAddress
+from aztask.address.urls import parse_broker
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.testing import RunningEmulator
-from aztask.urls import parse_broker
 
 
 def broker_at(bus: RunningEmulator, *, port: int | None = None) -> ServiceBusBroker:

@@ -13,12 +13,12 @@ from harness import Site, site_in
 from proxy import Proxy
 
 from aztask import App
-from aztask.addresses import StorageQueueAddress
+from aztask.address.addresses import StorageQueueAddress
+from aztask.address.urls import parse_broker
 from aztask.brokers.base import Delivery, Receiver
-from aztask.brokers.storagequeue import StorageQueueBroker
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.envelope import Envelope
-from aztask.urls import parse_broker
+from aztask.brokers.storagequeue.broker import StorageQueueBroker
+from aztask.message.envelope import Envelope
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _names = count(1)
 PATIENCE = 10.0

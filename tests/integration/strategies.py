@@ -12,7 +12,7 @@ from harness import Site, wait_until
 from ledger_app import flaky, retry_later, snoozing
 
 from aztask.brokers.base import Peeked
-from aztask.delivery import Settled
+from aztask.brokers.delivery import Settled
 from aztask.errors import TaskFailed
 from aztask.results.base import State
 from aztask.settlement import Complete

@@ -17,11 +17,11 @@ from ledger_app import noop, work
 from proxy import Proxy
 
 from aztask import App
-from aztask.event import Event
-from aztask.events import read_events
-from aztask.leaseadvice import Evidence, decide
-from aztask.leasedocument import QueueEntry, publish_advice
-from aztask.leasestores import open_lease_store
+from aztask.adaptive.advice import Evidence, decide
+from aztask.adaptive.document import QueueEntry, publish_advice
+from aztask.adaptive.stores import open_lease_store
+from aztask.events.event import Event
+from aztask.events.sink import read_events
 
 LEASE = 2.0
 HELD = 3.2

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 
 APP = """
     import os, time

@@ -16,7 +16,7 @@ from killing import kill_while_they_last
 from ledger_app import hostile, work
 
 from aztask.brokers.base import QueueOptions
-from aztask.deadletters import DeadLetters, Selection
+from aztask.deadletters.view import DeadLetters, Selection
 from aztask.results.base import Provisioned, RunKey, State
 from aztask.testing import emulator
 

@@ -354,9 +354,9 @@ def test_a_folder_that_takes_no_files_is_one_line(folder):
 CRASHING = """
 import os, sys
 from aztask import App
-from aztask.deadletters import DeadLetters, Selection
+from aztask.deadletters.view import DeadLetters, Selection
 from aztask.settlement import Complete
-from aztask.sweep import Sweep
+from aztask.deadletters.sweep import Sweep
 
 settle = Sweep._settle
 

@@ -25,7 +25,7 @@ from harness import Site, Worker, site_in, wait_until
 from ledger_app import work
 
 from aztask.brokers.base import QueueOptions
-from aztask.deadletters import DeadLetters, Selection
+from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import ResultDamaged
 from aztask.results.base import (
     Finish,
@@ -36,7 +36,7 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.tables import TABLE
+from aztask.results.tables.store import TABLE
 from aztask.settlement import Complete
 from aztask.testing import RunningEmulator
 

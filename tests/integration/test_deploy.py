@@ -20,7 +20,7 @@ import yaml
 from harness import ROOT
 
 from aztask.cli.main import cli
-from aztask.durations import parse_duration
+from aztask.support.durations import parse_duration
 
 FOLDER = ROOT / "tests" / "deploy"
 MANIFESTS = sorted((ROOT / "examples" / "deploy").glob("*.yaml"))

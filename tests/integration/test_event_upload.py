@@ -18,11 +18,11 @@ from harness import Site, wait_until
 from ledger_app import noop, work
 from proxy import Proxy
 
-from aztask.addresses import BlobAddress
-from aztask.event import Event, from_line
-from aztask.events import FileEventSink, read_events
-from aztask.results.eventblobs import EventBlobs, container_client
-from aztask.urls import parse_container
+from aztask.address.addresses import BlobAddress
+from aztask.address.urls import parse_container
+from aztask.events.blobs import EventBlobs, container_client
+from aztask.events.event import Event, from_line
+from aztask.events.sink import FileEventSink, read_events
 from aztask.worker.uploader import LOCK_NAME, Uploader, waiting_files
 
 SERVICE = "blob"

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from aztask import AlreadySettled, App, LeaseLost
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 from azurite import Azurite
 from proxy import Proxy
 
+from aztask.adaptive.advice import Evidence, decide
+from aztask.adaptive.document import NAME, SIZE_LIMIT, LeaseDocument, QueueEntry
+from aztask.adaptive.observation import Observation
+from aztask.address.urls import parse_container
 from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.leaseadvice import Evidence, decide
-from aztask.leasedocument import NAME, SIZE_LIMIT, LeaseDocument, QueueEntry
-from aztask.leaseobservation import Observation
-from aztask.results.eventblobs import container_client
+from aztask.events.blobs import container_client
 from aztask.results.leaseblob import LeaseBlob
-from aztask.urls import parse_container
 
 ADVICE = decide(Evidence(1000, 10.0, 60.0), 30.0, at=5.0)
 SERVICE = "blob"

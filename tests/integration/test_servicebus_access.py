@@ -16,16 +16,16 @@ from harness import ROOT
 from websocketfront import Front, front_of
 
 from aztask import App
-from aztask.addresses import ServiceBusAddress
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.delivery import Renewed, Settled
+from aztask.address.addresses import ServiceBusAddress
+from aztask.address.urls import parse_broker
+from aztask.brokers.delivery import Renewed, Settled
+from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.emulator.broker.access import sign
 from aztask.emulator.tls import server_context
-from aztask.envelope import Envelope
 from aztask.errors import AztaskError, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.settlement import Complete
 from aztask.testing import RunningEmulator, emulator
-from aztask.urls import parse_broker
 
 LEASE = 20.0
 KEY = "key-of-this-test"

@@ -14,7 +14,7 @@ from harness import Site, wait_until
 from ledger_app import flaky, rejecting, snoozing
 
 from aztask.brokers.base import QueueOptions
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.results.base import State
 from aztask.testing import RunningEmulator
 

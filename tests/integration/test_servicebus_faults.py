@@ -15,14 +15,14 @@ from harness import wait_until
 from ledger_app import work
 from proxy import Proxy
 
-from aztask.addresses import ServiceBusAddress
+from aztask.address.addresses import ServiceBusAddress
+from aztask.address.urls import parse_broker
 from aztask.brokers.base import Delivery, Lost, QueueOptions, Receiver, Renewed, Settled, Unknown
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
+from aztask.message.envelope import Envelope
 from aztask.settlement import Complete, Resubmit, with_envelope
 from aztask.testing import RunningEmulator
-from aztask.urls import parse_broker
 
 LEASE = 20.0
 REQUESTS = re.compile(rb"com\.microsoft:(renew-lock|update-disposition)")

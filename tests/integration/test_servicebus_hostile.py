@@ -36,11 +36,11 @@ from aztask.brokers.base import (
     Receiver,
     Settled,
 )
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
-from aztask.deadletters import DeadLetters, Selection
-from aztask.envelope import Envelope
-from aztask.events import read_events
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.deadletters.view import DeadLetters, Selection
+from aztask.events.sink import read_events
+from aztask.message.envelope import Envelope
 from aztask.results.base import State
 from aztask.settlement import Complete, DeadLetter, Defer
 from aztask.testing import RunningEmulator

@@ -12,7 +12,7 @@ from harness import site_in, wait_until
 from ledger_app import flaky
 
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.results.base import State
 
 TASKS = 400

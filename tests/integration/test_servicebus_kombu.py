@@ -16,9 +16,9 @@ from bus import broker_at
 
 import aztask.transport
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.message.envelope import Envelope
 from aztask.testing import RunningEmulator
 
 LEASE = 3.0

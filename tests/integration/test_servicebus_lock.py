@@ -13,15 +13,15 @@ from ledger_app import retry_later
 from proxy import Proxy
 
 from aztask import App
-from aztask.addresses import ServiceBusAddress
+from aztask.address.addresses import ServiceBusAddress
+from aztask.address.urls import parse_broker
 from aztask.brokers.base import AnySession, Delivery, QueueOptions, Receiver, Settled
-from aztask.brokers.servicebus import ServiceBusBroker
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.settlement import Complete
 from aztask.testing import Right, Rule, RunningEmulator, emulator
-from aztask.urls import parse_broker
 
 MAIN = "main-key-of-this-test"
 RULES = {

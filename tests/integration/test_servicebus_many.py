@@ -18,7 +18,7 @@ from harness import Site, wait_until
 from ledger_app import flaky, work
 
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus_senders import MOST_SENDERS
+from aztask.brokers.servicebus.senders import MOST_SENDERS
 from aztask.emulator.broker import management
 from aztask.testing import RunningEmulator
 
@@ -28,7 +28,7 @@ HOLD_SECONDS = 18.0
 MOST_REQUESTS = 100
 RECEIVER_CONNECTIONS = 3
 LOOKING_CONNECTIONS = 2
-"""Receiving, settling and renewing; see `aztask.brokers.servicebus`, rule 2."""
+"""Receiving, settling and renewing; see `aztask.brokers.servicebus.broker`, rule 2."""
 
 
 def renewals(site: Site) -> list[float]:

@@ -26,9 +26,9 @@ from aztask.brokers.base import (
     Settled,
     Unknown,
 )
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
-from aztask.envelope import Envelope
-from aztask.events import read_events
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.events.sink import read_events
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,

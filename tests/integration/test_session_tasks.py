@@ -19,9 +19,9 @@ from session_app import counted, lapsing, quick, rejected, shaky, step
 
 from aztask import App
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus_admin import ADMIN_VARIABLE
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.errors import TaskFailed
+from aztask.message.envelope import Envelope
 from aztask.results.base import State
 from aztask.testing import RunningEmulator
 

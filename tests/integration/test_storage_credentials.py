@@ -24,21 +24,21 @@ from azure.storage.queue import (
 )
 from storage import broker_at
 
-from aztask.addresses import StorageQueueAddress, TablesAddress
-from aztask.brokers.crew import Crew
-from aztask.brokers.storage_delivery import Requests
-from aztask.brokers.storage_messages import MessagePipeline, QueueMessages
-from aztask.brokers.storage_sending import Sending
-from aztask.brokers.storagequeue import StorageQueueBroker
-from aztask.clock import SYSTEM_CLOCK
-from aztask.delivery import Settled
-from aztask.envelope import Envelope
+from aztask.address.addresses import StorageQueueAddress, TablesAddress
+from aztask.brokers.delivery import Settled
+from aztask.brokers.storagequeue.broker import StorageQueueBroker
+from aztask.brokers.storagequeue.delivery import Requests
+from aztask.brokers.storagequeue.messages import MessagePipeline, QueueMessages
+from aztask.brokers.storagequeue.sending import Sending
 from aztask.errors import ConfigurationError
-from aztask.masking import SecretFilter
+from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
 from aztask.results.deadindex import NotedDead
-from aztask.results.tables import TablesResults
+from aztask.results.tables.store import TablesResults
 from aztask.settlement import Complete
+from aztask.support.clock import SYSTEM_CLOCK
+from aztask.support.crew import Crew
+from aztask.support.masking import SecretFilter
 
 
 @pytest.fixture(scope="module")

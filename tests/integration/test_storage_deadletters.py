@@ -19,11 +19,11 @@ from ledger_app import rejecting, work
 from storage import storage_site
 
 from aztask import App
-from aztask.clock import Clock
-from aztask.deadletters import DeadLetters, Selection
-from aztask.envelope import Envelope
+from aztask.deadletters.view import DeadLetters, Selection
+from aztask.message.envelope import Envelope
 from aztask.results.deadindex import NotedDead, index_for
 from aztask.settlement import Complete
+from aztask.support.clock import Clock
 
 ALL = Selection(everything=True)
 ARGUMENTS = ("-Q", "default", "-c", "8", "--pool", "threads", "--lease", "30s")

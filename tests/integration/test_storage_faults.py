@@ -12,11 +12,11 @@ from azurite import Azurite, running
 from proxy import Proxy
 from storage import Storage, broker_at
 
-from aztask.clock import Clock
-from aztask.delivery import Lost, Renewed, Settled, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, ConfigurationError, SendUnconfirmed
+from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit, Settlement, with_envelope
+from aztask.support.clock import Clock
 
 CLONE = Envelope(b"clone", message_id="m:0:1")
 

@@ -13,11 +13,11 @@ from harness import HERE, ROOT, site_in, wait_until
 from ledger_app import work
 from storage import broker_at
 
-from aztask.brokers.storagequeue import StorageQueueBroker
-from aztask.delivery import Lost, Settled, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Lost, Settled, Unknown
+from aztask.brokers.storagequeue.broker import StorageQueueBroker
 from aztask.errors import MessageTooLarge
-from aztask.events import read_events
+from aztask.events.sink import read_events
+from aztask.message.envelope import Envelope
 from aztask.settlement import Complete, DeadLetter
 
 REASON = "r" * 1024

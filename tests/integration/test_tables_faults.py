@@ -18,9 +18,8 @@ from azurite import Azurite
 from damaging import ABSENT, TableOutsider
 from proxy import Proxy
 
-from aztask.addresses import TablesAddress
-from aztask.asyncresult import AsyncResult
-from aztask.envelope import Envelope
+from aztask.address.addresses import TablesAddress
+from aztask.address.urls import parse_results
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -28,7 +27,8 @@ from aztask.errors import (
     ResultDamaged,
     TaskFailed,
 )
-from aztask.results import tables_client, tables_index
+from aztask.message.envelope import Envelope
+from aztask.result import AsyncResult
 from aztask.results.base import (
     Elsewhere,
     Finish,
@@ -43,10 +43,11 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import NotedDead
-from aztask.results.tables import TablesResults
-from aztask.results.tables_rows import DAMAGE
+from aztask.results.tables import client as tables_client
+from aztask.results.tables import index as tables_index
+from aztask.results.tables.rows import DAMAGE
+from aztask.results.tables.store import TablesResults
 from aztask.settlement import Abandon, Complete, DeadLetter
-from aztask.urls import parse_results
 
 KEY = RunKey("a")
 LONG = b"x" * 200_000

@@ -23,7 +23,7 @@ from proxy import Proxy, proxied
 from test_kills import runs_allowed
 
 from aztask import App
-from aztask.deadletters import DeadLetters
+from aztask.deadletters.view import DeadLetters
 from aztask.errors import TaskCancelled
 from aztask.results.base import Provisioned, State
 

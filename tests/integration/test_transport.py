@@ -14,13 +14,13 @@ import kombu
 import pytest
 
 from aztask import transport
-from aztask.brokers.local import LocalBroker
-from aztask.codec import Codec
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
 from aztask.errors import EncodeError, QueueNotFound
-from aztask.message import TaskMessage
-from aztask.publisher import Publisher
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.sending.publisher import Publisher
 
 transport.register()
 

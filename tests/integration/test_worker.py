@@ -30,10 +30,10 @@ from ledger_app import (
 )
 
 from aztask import App
-from aztask.deadletters import DeadLetters, Selection
-from aztask.envelope import Envelope
+from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
-from aztask.message import TaskMessage
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 from aztask.results.base import State
 from aztask.task import Task
 

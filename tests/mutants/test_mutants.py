@@ -207,7 +207,7 @@ def test_a_run_tells_noticed_from_survived_and_changes_no_file():
 
 
 def test_a_seed_draws_the_same_again_and_another_one_others():
-    command = ["--module", "aztask.lease", "--draw", "5", "--list"]
+    command = ["--module", "aztask.lease.state", "--draw", "5", "--list"]
     first, again, other = (run(*command, "--seed", seed) for seed in ("1", "1", "2"))
     assert first == again
     assert first != other
@@ -216,6 +216,8 @@ def test_a_seed_draws_the_same_again_and_another_one_others():
 
 def test_tests_that_fail_by_themselves_end_the_run(tmp_path):
     broken = ROOT / "tests" / "unit" / "test_crew.py"
-    code, out = run("--module", "aztask.lease", "--tests", str(broken.relative_to(ROOT)) + "::no")
+    code, out = run(
+        "--module", "aztask.lease.state", "--tests", str(broken.relative_to(ROOT)) + "::no"
+    )
     assert code == 1
     assert "the tests fail without any change" in out

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from events_site import random_event, write_log
 
-from aztask.failpoint import VARIABLE
 from aztask.spark import compact, place_of
-from aztask.spark.compactfiles import is_sound, plan_of, read_compacted
-from aztask.spark.compaction import CHUNK_BYTES, _chunks, compact_chunk
-from aztask.spark.eventcolumns import DAMAGED
-from aztask.spark.eventdirectory import Directory
-from aztask.spark.eventlines import read_lines
-from aztask.spark.eventplaces import EventPlace
-from aztask.spark.eventportions import Portion, read_portion
+from aztask.spark.events.columns import DAMAGED
+from aztask.spark.events.compactfiles import is_sound, plan_of, read_compacted
+from aztask.spark.events.compaction import CHUNK_BYTES, _chunks, compact_chunk
+from aztask.spark.events.directory import Directory
+from aztask.spark.events.lines import read_lines
+from aztask.spark.events.places import EventPlace
+from aztask.spark.events.portions import Portion, read_portion
+from aztask.support.failpoint import VARIABLE
 
 NOW = 2_000_000_000.0
 SIZE = 2000

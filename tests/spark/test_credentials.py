@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 
 from aztask import App
 from aztask.cli import main
-from aztask.deadletters import DeadLetters
+from aztask.deadletters.view import DeadLetters
 from aztask.errors import ConfigurationError
 from aztask.spark import Target, dead_letters, submit
-from aztask.spark.deadletters import replay, selections
+from aztask.spark.deadletters.letters import replay, selections
 from aztask.testing import emulator
 
 

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from aztask.errors import ConfigurationError
-from aztask.spark.datasource import AztaskDataSource
+from aztask.spark.submission.datasource import AztaskDataSource
 
 COLUMNS = StructType([StructField("path", StringType()), StructField("width", IntegerType())])
 GIVEN = {"app": "spark_shop", "task": "shop.resize", "key": "path", "submission_id": "one"}

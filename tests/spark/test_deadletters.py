@@ -14,12 +14,12 @@ from letters import TASK, bury, errors
 from aztask import App, CapabilityError, ConfigurationError, QueueNotFound
 from aztask.brokers.base import MessageState
 from aztask.cli import main
-from aztask.deadletters import DeadLetters
-from aztask.envelope import Envelope
+from aztask.deadletters.view import DeadLetters
+from aztask.message.envelope import Envelope
 from aztask.results.deadindex import NotedDead, index_for
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
-from aztask.spark.deadletters import (
+from aztask.spark.deadletters.letters import (
     dead_letters,
     groups,
     last_position,
@@ -48,9 +48,9 @@ def deliver(name):
 REPLAY = """
 import sys
 from aztask import App
-from aztask.deadletters import Selection
-from aztask.positions import Positions
-from aztask.spark.deadletters import replay
+from aztask.deadletters.view import Selection
+from aztask.deadletters.positions import Positions
+from aztask.spark.deadletters.letters import replay
 
 selected = Selection(positions=Positions(map(int, sys.argv[1:])))
 replay(App("post"), {"default": selected}, rate=10)

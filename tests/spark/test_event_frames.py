@@ -11,13 +11,13 @@ from events_reference import compare, groups
 from events_site import BEGIN, line, make_hostile, random_event, write_log
 
 from aztask.errors import ConfigurationError
-from aztask.events import read_events as read_plainly
+from aztask.events.sink import read_events as read_plainly
 from aztask.spark import compact, place_of, read_events, statistics
-from aztask.spark.eventframe import without_duplicates
-from aztask.spark.eventstatistics import columns, plain
-from aztask.spark.recommending import recommend
-from aztask.spark.reportpage import render
-from aztask.spark.summary import summarize
+from aztask.spark.events.frame import without_duplicates
+from aztask.spark.events.statistics import columns, plain
+from aztask.spark.recommendation.recommend import recommend
+from aztask.spark.report.page import render
+from aztask.spark.report.summary import summarize
 
 NOW = 2_000_000_000.0
 SIZE = 3000
@@ -163,7 +163,7 @@ def test_many_tasks_and_the_data_source_read_the_same_rows(spark, log, monkeypat
     compact(None, place_of(directory), now=BEGIN + 2.5 * 3600)
     whole = read_events(spark, directory, check_duplicates=False)
     expected = rows(whole.events), rows(whole.odd)
-    monkeypatch.setattr("aztask.spark.eventportions.PARTITION_BYTES", 40_000)
+    monkeypatch.setattr("aztask.spark.events.portions.PARTITION_BYTES", 40_000)
     dealt = read_events(spark, directory, check_duplicates=False)
     assert dealt.events.rdd.getNumPartitions() > whole.events.rdd.getNumPartitions() > 1
     assert (rows(dealt.events), rows(dealt.odd)) == expected
@@ -204,7 +204,7 @@ def test_a_damaged_parquet_file_is_told_and_its_sources_are_read(spark, log, cap
 @pytest.mark.parametrize("few", [100_000, 3])
 def test_duplicates_by_id_alone(spark, monkeypatch, few):
     """A few repeated ids are looked at alone; many take the plain way."""
-    monkeypatch.setattr("aztask.spark.eventframe.FEW", few)
+    monkeypatch.setattr("aztask.spark.events.frame.FEW", few)
     rows = spark.range(0, 10, 1, 2).unionByName(spark.range(0, 5, 1, 2))
     frame = rows.selectExpr("concat('e-', id) AS id", "id AS ts")
     once, dropped = without_duplicates(frame)

@@ -1,4 +1,4 @@
-"""Lines become rows as `aztask.events` reads them, whatever they hold, in bounded memory."""
+"""Lines become rows as `aztask.events.sink` reads them, whatever they hold, in bounded memory."""
 
 import io
 import json
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.event import EVENT_KINDS, Event, from_line, quote, to_line
-from aztask.events import LINE_LIMIT, EventReader
-from aztask.spark import eventlines
-from aztask.spark.eventcolumns import (
+from aztask.events.event import EVENT_KINDS, Event, from_line, quote, to_line
+from aztask.events.sink import LINE_LIMIT, EventReader
+from aztask.spark.events import lines as eventlines
+from aztask.spark.events.columns import (
     ARROW,
     CLOCK_BACK,
     CORRUPT,
@@ -23,7 +23,7 @@ from aztask.spark.eventcolumns import (
     TOO_LONG,
     TORN,
 )
-from aztask.spark.eventlines import BLOCK, read_lines
+from aztask.spark.events.lines import BLOCK, read_lines
 
 GOOD = {
     "id": "n-1",

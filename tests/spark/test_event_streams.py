@@ -7,7 +7,7 @@ import pytest
 from events_site import line, random_event
 
 from aztask.errors import ConfigurationError
-from aztask.results.eventblobs import container_client
+from aztask.events.blobs import container_client
 from aztask.spark import place_of, stream_events
 
 FOLDER = "date=2026-09-21/hour=10"

@@ -5,8 +5,8 @@ from pyspark.sql import types as spark
 
 from aztask import App
 from aztask.errors import ConfigurationError, UnknownTask
-from aztask.spark.matching import matched
-from aztask.spark.submission import Submission
+from aztask.spark.submission.matching import matched
+from aztask.spark.submission.submission import Submission
 
 
 @pytest.fixture(scope="module")

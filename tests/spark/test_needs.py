@@ -48,5 +48,5 @@ def test_spark_is_not_imported_with_the_package():
 
 def test_python_workers_that_plan_import_little():
     """Spark starts several for each read; these two would take two thirds of their time."""
-    source = "import aztask.spark.eventsource, aztask.spark.eventstream"
+    source = "import aztask.spark.events.source, aztask.spark.events.stream"
     assert imported(source, "pyarrow", "pandas", "azure.storage.blob") == ["pyarrow"]

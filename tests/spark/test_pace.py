@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.spark.pace import FIRST_PAUSE, LONGEST_PAUSE, Pace, Patience
+from aztask.spark.submission.pace import FIRST_PAUSE, LONGEST_PAUSE, Pace, Patience
 
 
 class Time:

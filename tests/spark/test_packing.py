@@ -12,8 +12,12 @@ from aztask.errors import ConfigurationError
 from aztask.spark.packing import pack, wheel_files
 
 IMPORTS = (
-    *("aztask.spark.sending", "aztask.spark.datasource", "aztask.spark.eventportions"),
-    *("aztask.brokers.storagequeue", "aztask.brokers.servicebus", "azure.identity"),
+    *(
+        "aztask.spark.submission.send",
+        "aztask.spark.submission.datasource",
+        "aztask.spark.events.portions",
+    ),
+    *("aztask.brokers.storagequeue.broker", "aztask.brokers.servicebus.broker", "azure.identity"),
     *("azure.storage.blob", "azure.data.tables", "msgpack", "certifi", "mine", "parts.deep"),
 )
 
@@ -76,7 +80,7 @@ def test_a_wheel_is_packed_as_it_would_be_installed(here):
     with zipfile.ZipFile("all.zip") as archive:
         assert archive.read("shop/data.txt") == b"name = 'shop/data.txt'\n"
         assert archive.read("more.py") == b"name = 'shop-1.data/purelib/more.py'\n"
-        assert "aztask/spark/sending.py" in archive.namelist()
+        assert "aztask/spark/submission/send.py" in archive.namelist()
         assert not [name for name in archive.namelist() if "scripts" in name]
 
 

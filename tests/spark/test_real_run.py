@@ -9,9 +9,9 @@ from events_site import line
 from realrun import QUICK
 
 from aztask.cli.main import run
-from aztask.events import read_events as read_plainly
+from aztask.events.sink import read_events as read_plainly
 from aztask.spark import compact, place_of, read_events
-from aztask.spark.eventstatistics import ACCURACY
+from aztask.spark.events.statistics import ACCURACY
 
 NOW = 4_000_000_000.0
 

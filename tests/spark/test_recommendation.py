@@ -2,10 +2,10 @@
 
 import pytest
 
-from aztask.leaseadvice import Advice, Bounds, Evidence
-from aztask.leaseobservation import bin_of
-from aztask.spark.queueevidence import QueueSeen, TaskSeen, gathered
-from aztask.spark.recommendation import prefetch_of, recommended, split_of
+from aztask.adaptive.advice import Advice, Bounds, Evidence
+from aztask.adaptive.observation import bin_of
+from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen, gathered
+from aztask.spark.recommendation.recommendation import prefetch_of, recommended, split_of
 
 BOUNDS = Bounds(30.0, 7 * 86400.0)
 

@@ -13,17 +13,17 @@ import pytest
 from events_site import random_event, write_log
 
 from aztask import App
+from aztask.adaptive.advice import Bounds
+from aztask.adaptive.document import QueueEntry, publish_advice
+from aztask.adaptive.file import LeaseFile
+from aztask.adaptive.observation import Observation, bin_of
 from aztask.cli import main
 from aztask.errors import AztaskError
-from aztask.events import read_events as read_plainly
-from aztask.leaseadvice import Bounds
-from aztask.leasedocument import QueueEntry, publish_advice
-from aztask.leaseobservation import Observation, bin_of
-from aztask.results.leasefile import LeaseFile
-from aztask.spark.eventframe import read_events
-from aztask.spark.eventstatistics import OUTCOMES, RAN
-from aztask.spark.queueevidence import QueueSeen, TaskSeen, observe
-from aztask.spark.recommending import TRIES, publish_seen
+from aztask.events.sink import read_events as read_plainly
+from aztask.spark.events.frame import read_events
+from aztask.spark.events.statistics import OUTCOMES, RAN
+from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen, observe
+from aztask.spark.recommendation.recommend import TRIES, publish_seen
 
 BOUNDS = Bounds(30.0, 600.0)
 

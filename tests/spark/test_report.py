@@ -4,8 +4,8 @@ import pytest
 
 from aztask.errors import BrokerUnavailable, QueueNotFound, SubmitFailed
 from aztask.spark.failures import as_ours
-from aztask.spark.report import SubmitReport
-from aztask.spark.sending import PartitionReport
+from aztask.spark.submission.report import SubmitReport
+from aztask.spark.submission.send import PartitionReport
 
 ABOUT = {"submission_id": "one", "task": "shop.resize", "queue": "default", "seconds": 1.23456}
 

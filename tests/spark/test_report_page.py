@@ -10,12 +10,12 @@ from browser import dom_of
 from events_reference import Group
 from events_site import random_event
 
-from aztask.event import Event
-from aztask.spark import reporttext as text
-from aztask.spark.eventstatistics import SPREADS
-from aztask.spark.reportcharts import LogScale, nice
-from aztask.spark.reportpage import render
-from aztask.spark.summary import MOST_STEPS, STEPS, Summary, step_of
+from aztask.events.event import Event
+from aztask.spark.events.statistics import SPREADS
+from aztask.spark.report import text
+from aztask.spark.report.charts import LogScale, nice
+from aztask.spark.report.page import render
+from aztask.spark.report.summary import MOST_STEPS, STEPS, Summary, step_of
 
 HOSTILE = (
     '</title><script>document.title="got"</script><img src=x onerror=alert(1)>"\'&\x1b[31m\u202e'

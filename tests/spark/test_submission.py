@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.spark.submission import Submission, pairs_of
+from aztask.spark.submission.submission import Submission, pairs_of
 
 GIVEN = {"task": "shop.resize", "key": "path", "submission_id": "one", "app": "shop:app"}
 SECRET = "U0VDUkVULXNlY3JldC1TRUNSRVQ="

@@ -6,8 +6,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from aztask.codec import Codec
-from aztask.spark.values import plain
+from aztask.message.codec import Codec
+from aztask.spark.submission.values import plain
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 CASES = [

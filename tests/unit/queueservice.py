@@ -20,13 +20,14 @@ from azure.core.exceptions import (
 )
 from still import Still
 
-from aztask.brokers import storage_delivery, storage_renewal
-from aztask.brokers.storage_delivery import Requests, StorageDelivery
-from aztask.brokers.storage_messages import Received
-from aztask.brokers.storage_renewal import Renewals
-from aztask.brokers.storage_settling import Settling
-from aztask.clock import Clock
-from aztask.envelope import Envelope
+from aztask.brokers.storagequeue import delivery as storage_delivery
+from aztask.brokers.storagequeue import renewal as storage_renewal
+from aztask.brokers.storagequeue.delivery import Requests, StorageDelivery
+from aztask.brokers.storagequeue.messages import Received
+from aztask.brokers.storagequeue.renewal import Renewals
+from aztask.brokers.storagequeue.settling import Settling
+from aztask.message.envelope import Envelope
+from aztask.support.clock import Clock
 
 OK = "ok"
 LOST = "the answer is lost"

@@ -216,7 +216,7 @@ def test_the_checker_sees_every_comparison(source):
 def test_the_checker_sees_the_package():
     modules = read(PACKAGE)
     assert {"aztask", "aztask.errors", "aztask.brokers.base"} <= modules.keys()
-    assert "aztask.errors" in dict(modules["aztask.urls"].imports)
+    assert "aztask.errors" in dict(modules["aztask.address.urls"].imports)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_checker_sees_the_package():
         ({"cli/main.py": "import aztask.spark", "spark/__init__.py": ""}, "only cli/spark"),
         ({"cli/spark/a.py": "import pyarrow"}, "only spark may"),
         ({"worker/a.py": "import pandas"}, "only spark may"),
-        ({"emulator/a.py": "import aztask.codec", "codec.py": ""}, "stands on the engine"),
+        ({"emulator/a.py": "import aztask.message.codec", "codec.py": ""}, "stands on the engine"),
         ({"app.py": "x = 1\n" * 400}, "has 402 lines"),
         ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aztask.clock import Clock
+from aztask.support.clock import Clock
 from aztask.worker.chores import PURGE_AGAIN_SECONDS, PURGE_SECONDS, PURGED_MANY, Chores
 from aztask.worker.lane import Mailbox
 

@@ -18,9 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import serialization
 
-from aztask import serializer
-from aztask.codec import Codec, register_msgpack
-from aztask.envelope import Envelope
 from aztask.errors import (
     CodecError,
     ConfigurationError,
@@ -28,8 +25,11 @@ from aztask.errors import (
     DecodeError,
     EncodeError,
 )
-from aztask.limits import Limits
-from aztask.message import TaskMessage
+from aztask.message import serializer
+from aztask.message.bounds import Limits
+from aztask.message.codec import Codec, register_msgpack
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 
 CODEC = Codec()
 JSON_CODEC = Codec(serializer="json")

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from aztask.brokers.crew import Crew
+from aztask.support.crew import Crew
 
 
 @pytest.fixture

@@ -3,17 +3,17 @@ from dataclasses import replace
 import pytest
 
 from aztask import App, AztaskError, BrokerUnavailable, ConfigurationError, QueueNotFound
-from aztask.brokers.local import LocalBroker
-from aztask.clock import Clock
+from aztask.brokers.delivery import Lost
+from aztask.brokers.local.broker import LocalBroker
 from aztask.config import Secret
-from aztask.deadletters import DeadLetters, Selection
-from aztask.delivery import Lost
+from aztask.deadletters.positions import Positions
+from aztask.deadletters.sweep import Sweep
+from aztask.deadletters.view import DeadLetters, Selection
 from aztask.engine import Database
-from aztask.envelope import Envelope
-from aztask.positions import Positions
+from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
 from aztask.settlement import Complete, DeadLetter
-from aztask.sweep import Sweep
+from aztask.support.clock import Clock
 
 QUEUE = "default"
 ALL = Selection(everything=True)
@@ -334,7 +334,7 @@ class TestInOrder:
         assert len(app.broker.receiver(QUEUE, lease=1.0, dead_letter=True).receive(5, 0.0)) == 2
 
     def test_too_many_before_are_said(self, app, monkeypatch):
-        monkeypatch.setattr("aztask.sweep.HELD_MOST", 2)
+        monkeypatch.setattr("aztask.deadletters.sweep.HELD_MOST", 2)
         bury(app, *"abcd")
         with pytest.raises(AztaskError, match="more than 2 dead letters of queue"):
             DeadLetters(app, QUEUE).replay(Selection(frozenset("d")))

@@ -12,9 +12,9 @@ from still import Still
 
 from aztask import App
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.results.base import State
 from aztask.settlement import Abandon, DeadLetter
 from aztask.worker.deadwatch import PAGE, DeadWatch

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.display import LINE_LIMIT, one_line, short_repr
+from aztask.support.display import LINE_LIMIT, one_line, short_repr
 
 
 class Hostile:

@@ -7,7 +7,7 @@ from aztask.brokers.base import Capabilities
 from aztask.brokers.inspection import QueueFacts
 from aztask.doctor.queuechecks import judge
 from aztask.errors import ConfigurationError, QueueNotFound
-from aztask.finding import Level
+from aztask.support.finding import Level
 
 BUS = Capabilities("bus", fixed_lease=True, duplicate_detection=True, max_lease_seconds=300.0)
 GOOD = {

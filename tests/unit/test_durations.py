@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from aztask.durations import parse_duration, to_seconds
 from aztask.errors import ConfigurationError
+from aztask.support.durations import parse_duration, to_seconds
 
 
 @pytest.mark.parametrize(

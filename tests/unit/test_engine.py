@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from aztask.clock import Clock
 from aztask.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, LeaseLost, QueueNotFound
+from aztask.support.clock import Clock
 
 
 class Time:

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from aztask.clock import Clock
 from aztask.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.engine.sweeper import SWEEP_LIMIT
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.support.clock import Clock
 
 NOW = 1000.0
 LEASE = 10.0

@@ -15,7 +15,6 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aztask.clock import Clock
 from aztask.engine import (
     DUPLICATE,
     Database,
@@ -25,6 +24,7 @@ from aztask.engine import (
     QueueSettings,
     SessionLease,
 )
+from aztask.support.clock import Clock
 
 QUEUE = "q"
 LEASE = 10.0

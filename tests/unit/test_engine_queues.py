@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.clock import Clock
 from aztask.engine import DUPLICATE, Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.support.clock import Clock
 
 SESSIONS = QueueSettings(sessions=True, max_deliveries=2)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aztask.clock import Clock
 from aztask.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError, LeaseLost
+from aztask.support.clock import Clock
 
 NOW = 1000.0
 LEASE = 10.0

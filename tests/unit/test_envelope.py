@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from aztask.envelope import NO_PROPERTIES, Envelope
+from aztask.message.envelope import NO_PROPERTIES, Envelope
 
 
 def test_an_envelope_of_nothing_but_a_body():

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.event import ERROR_LIMIT, EVENT_KINDS, TEXT_LIMIT, Event, from_line, quote, to_line
+from aztask.events.event import (
+    ERROR_LIMIT,
+    EVENT_KINDS,
+    TEXT_LIMIT,
+    Event,
+    from_line,
+    quote,
+    to_line,
+)
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))  # lone surrogates included
 HOSTILE = 'a\nb\r\x00\x1b[31m\u2028"\\\ud800é😀'

@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from aztask import events
-from aztask.clock import Clock
-from aztask.events import Event, FileEventSink, NullEventSink, read_events, recover
+from aztask.events import sink as events
+from aztask.events.sink import Event, FileEventSink, NullEventSink, read_events, recover
+from aztask.support.clock import Clock
 
 
 class FakeTime:
@@ -151,7 +151,7 @@ def test_many_threads_lose_nothing(tmp_path, monkeypatch):
 
 WRITER = """
 import sys, time
-from aztask.events import Event, FileEventSink
+from aztask.events.sink import Event, FileEventSink
 sink = FileEventSink(sys.argv[1], "same")
 for number in range(100):
     sink.emit(Event("started", f"id-{number}", "t", "q"))

@@ -1,5 +1,5 @@
 from aztask.errors import QueueNotFound
-from aztask.finding import Level, failed, fine, problem, warning
+from aztask.support.finding import Level, failed, fine, problem, warning
 
 
 def test_a_finding_is_one_line_with_what_to_do_next():

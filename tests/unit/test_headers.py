@@ -8,9 +8,9 @@ import math
 import pytest
 
 from aztask.errors import DecodeError, EncodeError
-from aztask.headers import check_extra, check_outgoing, read_headers, to_iso, write_headers
-from aztask.limits import Limits
-from aztask.message import TaskMessage
+from aztask.message.bounds import Limits
+from aztask.message.headers import check_extra, check_outgoing, read_headers, to_iso, write_headers
+from aztask.message.message import TaskMessage
 
 LIMITS = Limits(body_bytes=100, header_bytes=50)
 COUNTS = (0, 1, 2**31 - 1)

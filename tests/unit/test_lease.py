@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from aztask.delivery import Delivery, Lost, Renewed, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, LeaseLost
-from aztask.lease import NO_RENEWAL, TRANSITIONS, Lease, LeaseBook, LeaseEvent, LeaseState
+from aztask.lease.state import NO_RENEWAL, TRANSITIONS, Lease, LeaseBook, LeaseEvent, LeaseState
+from aztask.message.envelope import Envelope
 
 positions = itertools.count(1)
 

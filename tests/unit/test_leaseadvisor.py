@@ -5,13 +5,13 @@ import logging
 import pytest
 
 from aztask import App
+from aztask.adaptive.advice import Evidence, decide
+from aztask.adaptive.advisor import LeaseAdvisor, bounds_of
+from aztask.adaptive.document import publish_advice
 from aztask.brokers.base import Capabilities
 from aztask.config import Settings
 from aztask.errors import ConfigurationError
-from aztask.leaseadvice import Evidence, decide
-from aztask.leaseadvisor import LeaseAdvisor, bounds_of
-from aztask.leasedocument import publish_advice
-from aztask.message import TaskMessage
+from aztask.message.message import TaskMessage
 
 LONG = decide(Evidence(1000, 100.0, 100.0), 60.0, source="pipeline", at=5.0)
 

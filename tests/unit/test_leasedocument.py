@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from aztask.adaptive.advice import Evidence, decide
+from aztask.adaptive.document import LeaseDocument, QueueEntry, from_json, to_json
+from aztask.adaptive.file import LeaseFile
+from aztask.adaptive.observation import Observation
 from aztask.errors import BrokerUnavailable, DecodeError
-from aztask.leaseadvice import Evidence, decide
-from aztask.leasedocument import LeaseDocument, QueueEntry, from_json, to_json
-from aztask.leaseobservation import Observation
-from aztask.results.leasefile import LeaseFile
 
 ADVICE = decide(Evidence(1000, 10.0, 60.0, 1, 3, 2), 30.0, source="pipeline", at=1234.5)
 DOCUMENT = LeaseDocument(

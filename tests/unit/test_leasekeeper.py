@@ -13,14 +13,14 @@ import pytest
 from still import Still
 from waiting import wait_until
 
-from aztask import leasekeeper
 from aztask.brokers.base import Capabilities
-from aztask.clock import Clock
-from aztask.delivery import Delivery, Lost, Renewed, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
-from aztask.lease import Lease, LeaseState
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease import keeper as leasekeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease, LeaseState
+from aztask.message.envelope import Envelope
+from aztask.support.clock import Clock
 
 PATIENCE = 10.0
 BROKEN = Unknown("no answer")

@@ -1,8 +1,8 @@
 """What workers saw goes into the document, and the lease follows from all of it."""
 
-from aztask.leaseadvice import Bounds, Evidence, decide
-from aztask.leasedocument import LeaseDocument
-from aztask.leaselearning import PIPELINE_STANDS, Seen, followed, learn
+from aztask.adaptive.advice import Bounds, Evidence, decide
+from aztask.adaptive.document import LeaseDocument
+from aztask.adaptive.learning import PIPELINE_STANDS, Seen, followed, learn
 
 BOUNDS = Bounds(2.0, 600.0)
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from aztask.adaptive.advice import Evidence, decide
+from aztask.adaptive.document import publish_advice
+from aztask.adaptive.file import LeaseFile
+from aztask.adaptive.stores import open_lease_store
 from aztask.errors import ConfigurationError, DecodeError
-from aztask.leaseadvice import Evidence, decide
-from aztask.leasedocument import publish_advice
-from aztask.leasestores import open_lease_store
 from aztask.results.leaseblob import LeaseBlob
-from aztask.results.leasefile import LeaseFile
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0;"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from aztask import App
-from aztask.clock import Clock
-from aztask.events import NullEventSink
-from aztask.leasekeeper import LeaseKeeper
+from aztask.events.sink import NullEventSink
+from aztask.lease.keeper import LeaseKeeper
+from aztask.support.clock import Clock
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.journal import Journal
 from aztask.worker.lane import Mailbox

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.compression import decompress
 from aztask.errors import CodecError, ConfigurationError, ContentRefused, DecodeError
-from aztask.limits import Limits, check_json, check_msgpack
+from aztask.message.bounds import Limits, check_json, check_msgpack
+from aztask.message.compression import decompress
 
 SMALL = Limits(body_bytes=1000, depth=5, items=20)
 

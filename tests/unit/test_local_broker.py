@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 
 from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions, Settled, Transactional
-from aztask.brokers.local import LocalBroker, check_name
-from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, payload_of
-from aztask.clock import Clock
+from aztask.brokers.local.broker import LocalBroker, check_name
+from aztask.brokers.local.payload import MESSAGE_LIMIT, envelope_of, payload_of
 from aztask.engine import Database, NewMessage
-from aztask.envelope import Envelope
 from aztask.errors import (
     AlreadySettled,
     BrokerError,
@@ -25,7 +23,9 @@ from aztask.errors import (
     InvalidQueueName,
     MessageTooLarge,
 )
+from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, Resubmit, with_envelope
+from aztask.support.clock import Clock
 
 LONG = 30.0
 

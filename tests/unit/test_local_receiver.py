@@ -7,21 +7,20 @@ from types import SimpleNamespace
 import pytest
 from still import Still
 
-from aztask.brokers import local_receiver
 from aztask.brokers.base import ANY_SESSION, QueueOptions
-from aztask.brokers.local import LocalBroker
-from aztask.brokers.local_receiver import (
+from aztask.brokers.delivery import Delivery, Renewed, Settled
+from aztask.brokers.local import receiver as local_receiver
+from aztask.brokers.local.broker import LocalBroker
+from aztask.brokers.local.receiver import (
     GONE,
     REST_SECONDS,
     Bell,
     LocalReceiver,
     sequence_number,
 )
-from aztask.clock import Clock
-from aztask.delivery import Delivery, Renewed, Settled
 from aztask.engine import Database
-from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -31,6 +30,7 @@ from aztask.settlement import (
     Resubmit,
     with_envelope,
 )
+from aztask.support.clock import Clock
 
 NOW = 1000.0
 LEASE = 30.0

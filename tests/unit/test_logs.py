@@ -3,10 +3,10 @@ import logging
 
 import pytest
 
-from aztask.clock import SYSTEM_CLOCK
 from aztask.config import Secret
 from aztask.context import Context, TaskLease, set_current_context
-from aztask.message import TaskMessage
+from aztask.message.message import TaskMessage
+from aztask.support.clock import SYSTEM_CLOCK
 from aztask.worker.logs import configure, configured
 
 logger = logging.getLogger("shop")

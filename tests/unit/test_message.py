@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.message import (
+from aztask.message.message import (
     COUNTER_LIMIT,
     MESSAGE_DEFAULTS,
     MESSAGE_FIELDS,

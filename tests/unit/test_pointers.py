@@ -11,10 +11,10 @@ from still import Still
 
 from aztask import App
 from aztask.brokers.base import Receiver
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,

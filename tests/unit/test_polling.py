@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from aztask.brokers.polling import FLOOR, GATHER, Polling
-from aztask.clock import Clock
+from aztask.brokers.storagequeue.polling import FLOOR, GATHER, Polling
+from aztask.support.clock import Clock
 
 
 class Stepper:

@@ -10,12 +10,11 @@ import pytest
 from still import Still
 
 from aztask import App
-from aztask.brokers.local import LocalBroker
-from aztask.clock import Clock
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
 from aztask.errors import CapabilityError
-from aztask.lease import LeaseState
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import LeaseState
 from aztask.results.base import Outcome, Owned, State
 from aztask.retry import RETRY_STRATEGIES
 from aztask.settlement import (
@@ -28,6 +27,7 @@ from aztask.settlement import (
     Lapse,
     Resubmit,
 )
+from aztask.support.clock import Clock
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.job import Job, Stage, message_of
 from aztask.worker.redelivery import Redelivery

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aztask.engine import Database
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.results.base import (
     Finish,
     Outcome,
@@ -22,7 +22,7 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import NotedDead
-from aztask.results.local import PURGE_WINDOW, LocalResults
+from aztask.results.local.store import PURGE_WINDOW, LocalResults
 from aztask.settlement import Complete
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.app import App
-from aztask.durations import LONGEST_SECONDS
 from aztask.errors import (
     ConfigurationError,
     DecodeError,
@@ -17,9 +16,10 @@ from aztask.errors import (
     Snooze,
     TimeLimitExceeded,
 )
-from aztask.message import TaskMessage
+from aztask.message.message import TaskMessage
 from aztask.retry import RETRY_STRATEGIES, RetryPolicy, check_strategy, describe
 from aztask.settlement import DeadLetter, Resubmit
+from aztask.support.durations import LONGEST_SECONDS
 
 MESSAGE = TaskMessage(id="t1", task="shop.pay", queue="pay", body=b"")
 PLAIN = RetryPolicy(jitter=False)

@@ -4,9 +4,9 @@ import msgpack
 
 from aztask.engine import Database
 from aztask.results.base import RunningTask, WorkerRecord
-from aztask.results.local import LocalResults
+from aztask.results.local.store import LocalResults
 from aztask.results.runningtasks import MOST_BYTES, NOTHING_RUNS, pack_running, unpack_running
-from aztask.results.tables_rows import worker_entity, worker_of
+from aztask.results.tables.rows import worker_entity, worker_of
 
 OLD = WorkerRecord("old", 1.0, 9.0, ("a",), 3, 4)
 

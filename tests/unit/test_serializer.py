@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.serializer import INTEGER_BYTES, TEXT_BYTES, pack, unpack
+from aztask.message.serializer import INTEGER_BYTES, TEXT_BYTES, pack, unpack
 
 zones = st.none() | st.timezones()
 offsets = st.integers(-86399, 86399).map(lambda s: dt.timezone(dt.timedelta(seconds=s)))

@@ -14,8 +14,8 @@ from azure.servicebus._pyamqp.message import Header, Message, Properties
 from hypothesis import assume, given
 from hypothesis import strategies as some
 
-from aztask.brokers.servicebus_amqp import Damaged, read_message
-from aztask.brokers.servicebus_values import ERRORS, MAX_DEPTH, Unreadable, read_value, reason_of
+from aztask.brokers.servicebus.amqp import Damaged, read_message
+from aztask.brokers.servicebus.values import ERRORS, MAX_DEPTH, Unreadable, read_value, reason_of
 
 HEADER = b"\x00\x53\x70"
 ANNOTATIONS = b"\x00\x53\x72"

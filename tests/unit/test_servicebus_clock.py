@@ -1,7 +1,7 @@
 """The service's clock, learned from the times on messages."""
 
-from aztask.brokers.servicebus_clock import STEP_SECONDS, ServiceClock
-from aztask.clock import Clock
+from aztask.brokers.servicebus.clock import STEP_SECONDS, ServiceClock
+from aztask.support.clock import Clock
 
 
 def clock_at(now: float = 1000.0) -> ServiceClock:

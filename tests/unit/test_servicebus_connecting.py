@@ -3,8 +3,8 @@
 import pytest
 from azure.servicebus import TransportType
 
-from aztask.addresses import ServiceBusAddress
-from aztask.brokers.servicebus_connecting import Way
+from aztask.address.addresses import ServiceBusAddress
+from aztask.brokers.servicebus.connecting import Way
 from aztask.errors import ConfigurationError
 
 NAMESPACE = ServiceBusAddress("shop.servicebus.windows.net")

@@ -14,9 +14,9 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from aztask.brokers import servicebus_private as private
-from aztask.brokers.servicebus_control import RENEW, Control, Order
-from aztask.delivery import Lost, Settled, Unknown
+from aztask.brokers.delivery import Lost, Settled, Unknown
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.control import RENEW, Control, Order
 
 BROKEN = ServiceBusConnectionError(message="the connection broke")
 BUSY = ServiceBusServerBusyError(message="too much")

@@ -4,7 +4,7 @@ import pytest
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import exceptions as sdk
 
-from aztask.brokers.servicebus_errors import error_of, is_lost, is_no_session, is_refusal
+from aztask.brokers.servicebus.errors import error_of, is_lost, is_no_session, is_refusal
 from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,

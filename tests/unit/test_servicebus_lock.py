@@ -12,12 +12,12 @@ from azure.servicebus._pyamqp.message import Message
 from hypothesis import given
 from hypothesis import strategies as some
 
-from aztask.brokers import servicebus_lock
-from aztask.brokers.servicebus_clock import DRIFT, PIN_SECONDS, ServiceClock
-from aztask.brokers.servicebus_lock import TOLERANCE, LockWatch
-from aztask.brokers.servicebus_pinning import MOST_LOOKS, PARTITIONED, Pinning
-from aztask.clock import Clock
+from aztask.brokers.servicebus import lock as servicebus_lock
+from aztask.brokers.servicebus.clock import DRIFT, PIN_SECONDS, ServiceClock
+from aztask.brokers.servicebus.lock import TOLERANCE, LockWatch
+from aztask.brokers.servicebus.pinning import MOST_LOOKS, PARTITIONED, Pinning
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.support.clock import Clock
 
 EPOCH = 1_800_000_000.0
 

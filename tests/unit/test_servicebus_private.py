@@ -27,10 +27,10 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from aztask.brokers import servicebus_private as private
-from aztask.brokers.servicebus_amqp import read_message
-from aztask.brokers.servicebus_errors import error_of
-from aztask.brokers.servicebus_reading import damage_of, supported
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.amqp import read_message
+from aztask.brokers.servicebus.errors import error_of
+from aztask.brokers.servicebus.reading import damage_of, supported
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 

@@ -10,8 +10,8 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._pyamqp.message import Message, Properties
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
-from aztask.brokers.servicebus_amqp import damaged, read_message
-from aztask.brokers.servicebus_wire import (
+from aztask.brokers.servicebus.amqp import damaged, read_message
+from aztask.brokers.servicebus.wire import (
     EXPIRES_AT,
     LONGEST_LIFE,
     PACKED,
@@ -19,8 +19,6 @@ from aztask.brokers.servicebus_wire import (
     envelope_of,
     message_of,
 )
-from aztask.codec import Codec
-from aztask.envelope import Envelope
 from aztask.errors import (
     ConfigurationError,
     DecodeError,
@@ -28,7 +26,9 @@ from aztask.errors import (
     InvalidQueueName,
     MessageTooLarge,
 )
-from aztask.limits import Limits
+from aztask.message.bounds import Limits
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
 from aztask.transport.translation import to_message
 
 NOW = 1_800_000_000.0

@@ -4,7 +4,7 @@ import pytest
 
 from aztask import App
 from aztask.errors import CapabilityError, ConfigurationError, EncodeError
-from aztask.sessionrules import IN_ORDER, strategy_in_session
+from aztask.sending.sessionrules import IN_ORDER, strategy_in_session
 
 
 @pytest.fixture

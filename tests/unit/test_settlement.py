@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     REASON_LIMIT,
     Abandon,

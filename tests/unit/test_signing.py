@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.codec import Codec
 from aztask.errors import ConfigurationError, ContentRefused
-from aztask.message import TaskMessage
-from aztask.signing import SCHEME, Signer
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.message.signing import SCHEME, Signer
 
 OLD, NEW, OTHER = b"o" * 32, b"n" * 32, b"x" * 32
 MESSAGE = TaskMessage(

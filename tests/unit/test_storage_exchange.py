@@ -22,8 +22,8 @@ from azure.core.rest import HttpRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aztask.brokers.storage_connection import Response
-from aztask.brokers.storage_transport import EXCHANGING, LeanTransport
+from aztask.azure.connection import Response
+from aztask.azure.transport import EXCHANGING, LeanTransport
 
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nhi"
 

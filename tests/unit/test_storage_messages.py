@@ -15,8 +15,8 @@ from azure.core.rest import HttpRequest
 from azure.core.utils import case_insensitive_dict
 from azure.storage.queue import QueueServiceClient
 
-from aztask.brokers.storage_messages import MessagePipeline, QueueMessages
-from aztask.brokers.storage_transport import Response
+from aztask.azure.transport import Response
+from aztask.brokers.storagequeue.messages import MessagePipeline, QueueMessages
 
 KEY = base64.b64encode(b"k" * 32).decode()
 URL = "https://shop.queue.core.windows.net"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.brokers.storage_names import check_name, poison_name
+from aztask.brokers.storagequeue.names import check_name, poison_name
 from aztask.errors import InvalidQueueName
 
 

@@ -7,20 +7,18 @@ import queueservice
 from queueservice import BUSY, DENIED, LOST, MISSED, UNSENT, Service, Stored
 from still import Still
 
-from aztask.brokers import storage_delivery
-from aztask.brokers.polling import Polling
-from aztask.brokers.storage_receiver import RECEIVE_LIMIT, StorageReceiver
-from aztask.brokers.storage_renewal import ENDED, LATE
-from aztask.brokers.storage_wire import (
+from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
+from aztask.brokers.storagequeue import delivery as storage_delivery
+from aztask.brokers.storagequeue.polling import Polling
+from aztask.brokers.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
+from aztask.brokers.storagequeue.renewal import ENDED, LATE
+from aztask.brokers.storagequeue.wire import (
     SEND_LIMIT,
     TEXT_LIMIT,
     dead_text_of,
     read_text,
     text_of,
 )
-from aztask.clock import Clock
-from aztask.delivery import Delivery, Lost, Renewed, Settled, Unknown
-from aztask.envelope import Envelope
 from aztask.errors import (
     AlreadySettled,
     BrokerError,
@@ -29,7 +27,9 @@ from aztask.errors import (
     ConfigurationError,
     MessageTooLarge,
 )
+from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Resubmit, with_envelope
+from aztask.support.clock import Clock
 
 NOW = 1000.0
 LEASE = 30.0

@@ -8,8 +8,8 @@ import pytest
 import queueservice
 from queueservice import BROKEN, BUSY, DENIED, FAULTS, LOST, MISSED, OK, UNSENT
 
-from aztask.brokers.storage_renewal import ENDED, GONE, LATE, VANISHED
-from aztask.delivery import Lost, Renewed, Unknown
+from aztask.brokers.delivery import Lost, Renewed, Unknown
+from aztask.brokers.storagequeue.renewal import ENDED, GONE, LATE, VANISHED
 
 make, bench = queueservice.make, queueservice.bench
 LEASE = 10.0

@@ -6,12 +6,12 @@ import pytest
 import queueservice
 from queueservice import BROKEN, BUSY, DENIED, LOST, MISSED, OK, UNSENT
 
-from aztask.brokers.storage_renewal import ENDED, LATE, VANISHED
-from aztask.brokers.storage_settling import LONGEST_SETTLING, check
-from aztask.brokers.storage_wire import SEND_LIMIT, read_text, text_of
-from aztask.delivery import Lost, Settled, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Lost, Settled, Unknown
+from aztask.brokers.storagequeue.renewal import ENDED, LATE, VANISHED
+from aztask.brokers.storagequeue.settling import LONGEST_SETTLING, check
+from aztask.brokers.storagequeue.wire import SEND_LIMIT, read_text, text_of
 from aztask.errors import CapabilityError, ConfigurationError, MessageTooLarge
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,

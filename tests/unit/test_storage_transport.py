@@ -7,7 +7,7 @@ import pytest
 from azure.core.exceptions import ServiceRequestError, ServiceResponseError
 from azure.core.rest import HttpRequest
 
-from aztask.brokers.storage_transport import LeanTransport
+from aztask.azure.transport import LeanTransport
 
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\nX-Ms-Thing: a\r\n\r\nhi"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.brokers.storage_wire import (
+from aztask.brokers.storagequeue.wire import (
     ENVELOPE_LIMIT,
     LONGEST_DELAY,
     SEND_LIMIT,
@@ -18,8 +18,8 @@ from aztask.brokers.storage_wire import (
     text_of,
     whole_seconds,
 )
-from aztask.envelope import Envelope
 from aztask.errors import CapabilityError, ConfigurationError, EncodeError, MessageTooLarge
+from aztask.message.envelope import Envelope
 from aztask.settlement import REASON_LIMIT, DeadLetter
 
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.binary()

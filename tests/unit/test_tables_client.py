@@ -19,9 +19,9 @@ from azure.core.exceptions import (
 
 from aztask.connections import Connections
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
-from aztask.results import tables_client
-from aztask.results.tables_client import Call
-from aztask.results.tables_errors import Busy, Changed, Gone, There, Unsure, verdict
+from aztask.results.tables import client as tables_client
+from aztask.results.tables.client import Call
+from aztask.results.tables.errors import Busy, Changed, Gone, There, Unsure, verdict
 
 PLACE, ROLE = "the table 't' of tables://shop", "Storage Table Data Contributor"
 
@@ -140,7 +140,7 @@ def test_the_last_request_of_a_call_gets_the_time_that_is_left(pauses: list[floa
 
 def test_a_missing_package_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.data.tables", None)
-    for name in [name for name in sys.modules if name.startswith("aztask.results.tables")]:
+    for name in [name for name in sys.modules if name.startswith("aztask.results.tables.store")]:
         monkeypatch.delitem(sys.modules, name)
     connections = Connections("local://:memory:", "tables://myaccount")
     with pytest.raises(ConfigurationError) as caught:

@@ -5,10 +5,10 @@ from decimal import Decimal
 
 import pytest
 
-from aztask.codec import Codec
 from aztask.errors import ContentRefused, EncodeError
-from aztask.limits import Limits
-from aztask.template import Template
+from aztask.message.bounds import Limits
+from aztask.message.codec import Codec
+from aztask.message.template import Template
 
 KWARGS = {
     "path": "a/b.png",

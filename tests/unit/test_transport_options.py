@@ -3,7 +3,7 @@
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.limits import Limits
+from aztask.message.bounds import Limits
 from aztask.transport.options import TransportOptions
 
 

@@ -4,9 +4,9 @@ import zlib
 
 import pytest
 
-from aztask.envelope import Envelope
 from aztask.errors import ContentRefused, DecodeError, EncodeError
-from aztask.limits import Limits
+from aztask.message.bounds import Limits
+from aztask.message.envelope import Envelope
 from aztask.transport.translation import (
     LONGEST_DELAY,
     next_link,

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.addresses import (
+from aztask.address.addresses import (
     BlobAddress,
     LocalAddress,
     ServiceBusAddress,
     StorageQueueAddress,
     TablesAddress,
 )
+from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
-from aztask.urls import parse_broker, parse_container, parse_results
 
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHRlc3QsIG5ldmVyIHNob3du"
 

@@ -13,14 +13,14 @@ from still import Still
 
 from aztask import App
 from aztask.brokers.base import Delivery
-from aztask.brokers.local import LocalBroker
-from aztask.brokers.local_receiver import LocalReceiver
+from aztask.brokers.local.broker import LocalBroker
+from aztask.brokers.local.receiver import LocalReceiver
 from aztask.engine import Database
 from aztask.errors import AlreadySettled, BrokerUnavailable
-from aztask.lease import LeaseState
-from aztask.leasekeeper import LeaseKeeper
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import LeaseState
 from aztask.results.base import Finish, Outcome, State
-from aztask.results.local import LocalResults
+from aztask.results.local.store import LocalResults
 from aztask.settlement import DeadLetter, Resubmit, Settlement
 from aztask.worker.deliveries import Deliveries
 from aztask.worker.executor import Executor
@@ -341,7 +341,7 @@ def test_giving_back_one_that_raises_gives_the_others_back(make: Make, joint: bo
 def test_a_retry_that_is_too_large_is_a_dead_letter_before_it_is_recorded(
     make: Make, joint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aztask.brokers.local.MESSAGE_LIMIT", 2_000)
+    monkeypatch.setattr("aztask.brokers.local.broker.MESSAGE_LIMIT", 2_000)
     bench = make(joint=joint)
     jobs = bench.claimed(*"ab")
     for job in jobs:
@@ -368,7 +368,7 @@ def test_a_recorded_retry_that_cannot_be_sent_is_recorded_as_the_failure_of_that
     bench.app.results.record([_finish(job)])
     job.recorded = job.repeated = True
     job.settlement, job.stage, job.saved = settlement, Stage.FINISHING, b"x" * 3_000
-    monkeypatch.setattr("aztask.brokers.local.MESSAGE_LIMIT", 2_000)
+    monkeypatch.setattr("aztask.brokers.local.broker.MESSAGE_LIMIT", 2_000)
     bench.executor.finish([job])
     assert job.settled
     assert [run.state.value for run in bench.app.results.history("a")] == ["retrying", "failed"]

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import waiting
 
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
 from aztask.errors import BrokerUnavailable
+from aztask.message.envelope import Envelope
 from aztask.worker.intake import Intake
 
 LIMIT = 4

@@ -13,14 +13,14 @@ from still import Still
 
 from aztask import App
 from aztask.brokers.base import Capabilities
-from aztask.clock import Clock
+from aztask.brokers.delivery import Delivery, Lost, Renewed, Unknown
 from aztask.config import Settings
-from aztask.delivery import Delivery, Lost, Renewed, Unknown
-from aztask.envelope import Envelope
 from aztask.errors import LeaseLost
-from aztask.lease import Lease, LeaseState
-from aztask.leasekeeper import LeaseKeeper
-from aztask.message import TaskMessage
+from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import Lease, LeaseState
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.support.clock import Clock
 from aztask.worker.job import Job
 from aztask.worker.journal import Journal
 from aztask.worker.limits import MAX_LEASE_REACHED, STOP_GRACE, Limits

@@ -8,9 +8,9 @@ import pytest
 import waiting
 
 from aztask.brokers.base import Lost, QueueOptions
-from aztask.brokers.local import LocalBroker
+from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.envelope import Envelope
+from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, Lapse
 from aztask.worker.sessionintake import HELD_PER_WORKED, SessionIntake
 

@@ -30,19 +30,19 @@ from aztask.brokers.base import (
     Receiver,
 )
 from aztask.brokers.listing import Listing, listing
-from aztask.brokers.local_inspection import LocalInspector
-from aztask.brokers.local_payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
-from aztask.brokers.local_receiver import Bell, LocalReceiver, sequence_number
-from aztask.brokers.local_session import SessionReceiver
-from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.brokers.local.inspection import LocalInspector
+from aztask.brokers.local.payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
+from aztask.brokers.local.receiver import Bell, LocalReceiver, sequence_number
+from aztask.brokers.local.session import SessionReceiver
 from aztask.engine import Database, Engine, Looked, QueueSettings
-from aztask.envelope import Envelope
 from aztask.errors import (
     BrokerError,
     ConfigurationError,
     InvalidQueueName,
     QueueNotFound,
 )
+from aztask.message.envelope import Envelope
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 CAPABILITIES: Final = Capabilities(
     name="local",

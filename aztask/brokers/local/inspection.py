@@ -12,7 +12,7 @@ from aztask.brokers.inspection import QueueFacts, Right
 from aztask.engine import IN_MEMORY, Engine
 from aztask.engine.filesystem import MOUNTINFO, file_system
 from aztask.errors import QueueNotFound
-from aztask.finding import Finding, fine, warning
+from aztask.support.finding import Finding, fine, warning
 
 FULL: Final = 2
 """SQLite's number for a sync after every commit."""

@@ -13,9 +13,9 @@ from typing import Final
 import msgpack
 
 from aztask.engine import NewMessage
-from aztask.envelope import Envelope
 from aztask.errors import ConfigurationError, EncodeError, MessageTooLarge
-from aztask.frozen import build
+from aztask.message.envelope import Envelope
+from aztask.support.frozen import build
 
 MESSAGE_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of an envelope with its headers: the engine could hold more, but reads it at once."""

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Final
 
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
-from aztask.brokers.local_payload import envelope_of, new_message, payload_of
+from aztask.brokers.local.payload import envelope_of, new_message, payload_of
 from aztask.engine import Engine, Leased, NewMessage, Waiter, Watch
-from aztask.envelope import Envelope
 from aztask.errors import AlreadySettled, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aztask.brokers.base import Delivery, Lost, Renewed, Unknown
-from aztask.brokers.local_payload import MESSAGE_LIMIT
-from aztask.brokers.local_receiver import GONE, Bell, LocalDelivery, LocalReceiver, leases, renewed
+from aztask.brokers.local.payload import MESSAGE_LIMIT
+from aztask.brokers.local.receiver import GONE, Bell, LocalDelivery, LocalReceiver, leases, renewed
 from aztask.engine import Engine, SessionLease
-from aztask.envelope import Envelope
 from aztask.errors import LeaseLost, MessageTooLarge
+from aztask.message.envelope import Envelope
 
 
 class SessionReceiver(LocalReceiver):

@@ -21,11 +21,11 @@ from azure.core.credentials import TokenCredential
 from azure.core.exceptions import AzureError, ResourceExistsError
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
-from aztask.addresses import ServiceBusAddress
-from aztask.brokers.administration import administration_client
+from aztask.address.addresses import ServiceBusAddress
 from aztask.brokers.base import QueueOptions, QueueStats
-from aztask.brokers.servicebus_client import credential_of
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of
+from aztask.brokers.servicebus.administration import administration_client
+from aztask.brokers.servicebus.client import credential_of
+from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
 
 ADMIN_VARIABLE: Final = "AZTASK_SERVICEBUS_ADMIN"

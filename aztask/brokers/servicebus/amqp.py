@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from azure.servicebus._pyamqp.message import Header, Message, Properties
 
-from aztask.brokers.servicebus_values import (
+from aztask.brokers.servicebus.values import (
     ERRORS,
     Unreadable,
     end_of,
@@ -25,7 +25,7 @@ from aztask.brokers.servicebus_values import (
     read_value,
     reason_of,
 )
-from aztask.display import one_line
+from aztask.support.display import one_line
 
 _Sections = dict[str, Any]
 

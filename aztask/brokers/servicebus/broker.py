@@ -25,7 +25,7 @@ from typing import Final
 from azure.core.credentials import TokenCredential
 from azure.servicebus import ServiceBusReceivedMessage
 
-from aztask.addresses import ServiceBusAddress
+from aztask.address.addresses import ServiceBusAddress
 from aztask.brokers.base import (
     AnySession,
     Capabilities,
@@ -37,25 +37,25 @@ from aztask.brokers.base import (
     Receiver,
 )
 from aztask.brokers.listing import Listing, listing
-from aztask.brokers.servicebus_admin import Administration
-from aztask.brokers.servicebus_client import BusClient
-from aztask.brokers.servicebus_clock import ServiceClock
-from aztask.brokers.servicebus_errors import SDK_ERRORS
-from aztask.brokers.servicebus_inspection import BusInspector
-from aztask.brokers.servicebus_lock import LockWatch
-from aztask.brokers.servicebus_looking import PAGE, Looking
-from aztask.brokers.servicebus_pinning import Pinning
-from aztask.brokers.servicebus_receiver import BusReceiver
-from aztask.brokers.servicebus_senders import Senders
-from aztask.brokers.servicebus_session import SessionReceiver
-from aztask.brokers.servicebus_wire import (
+from aztask.brokers.servicebus.admin import Administration
+from aztask.brokers.servicebus.client import BusClient
+from aztask.brokers.servicebus.clock import ServiceClock
+from aztask.brokers.servicebus.errors import SDK_ERRORS
+from aztask.brokers.servicebus.inspection import BusInspector
+from aztask.brokers.servicebus.lock import LockWatch
+from aztask.brokers.servicebus.looking import PAGE, Looking
+from aztask.brokers.servicebus.pinning import Pinning
+from aztask.brokers.servicebus.receiver import BusReceiver
+from aztask.brokers.servicebus.senders import Senders
+from aztask.brokers.servicebus.session import SessionReceiver
+from aztask.brokers.servicebus.wire import (
     MESSAGE_LIMIT,
     check_name,
     message_of,
 )
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.envelope import Envelope
 from aztask.errors import AztaskError, BrokerError, ConfigurationError
+from aztask.message.envelope import Envelope
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 CAPABILITIES: Final = Capabilities(
     name="servicebus",

@@ -29,14 +29,14 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 
-from aztask.addresses import ServiceBusAddress
-from aztask.brokers import servicebus_private as private
-from aztask.brokers.azure_access import default_credential, filter_secrets, quiet_sdk
+from aztask.address.addresses import ServiceBusAddress
+from aztask.azure.access import default_credential, filter_secrets, quiet_sdk
 from aztask.brokers.base import AnySession
-from aztask.brokers.crew import Crew
-from aztask.brokers.servicebus_connecting import Way
-from aztask.brokers.servicebus_errors import SDK_ERRORS
-from aztask.brokers.servicebus_reading import decode_answers
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.connecting import Way
+from aztask.brokers.servicebus.errors import SDK_ERRORS
+from aztask.brokers.servicebus.reading import decode_answers
+from aztask.support.crew import Crew
 
 REQUEST_SECONDS: Final = 10.0
 """How long one request may take where no lease says less."""

@@ -8,7 +8,7 @@ Rules
    recent one is the best estimate. That is what schedules use.
 2. A time that the service certainly wrote between two instants of ours is a *pin*: it bounds the
    difference of the two clocks from both sides. Leases are checked with pins; see
-   `aztask.brokers.servicebus_lock`.
+   `aztask.brokers.servicebus.lock`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aztask.clock import Clock
+from aztask.support.clock import Clock
 
 STEP_SECONDS: Final = 2.0
 """A sample that is this much lower than what was learned means that a clock was set."""

@@ -17,9 +17,9 @@ from typing import Any, Final, Self
 
 from azure.servicebus import TransportType
 
-from aztask.addresses import ServiceBusAddress
+from aztask.address.addresses import ServiceBusAddress
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.masking import printable
+from aztask.support.masking import printable
 
 TRANSPORT_VARIABLE: Final = "AZTASK_SERVICEBUS_TRANSPORT"
 ENDPOINT_VARIABLE: Final = "AZTASK_SERVICEBUS_ENDPOINT"

@@ -26,10 +26,10 @@ from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 
-from aztask.brokers import servicebus_private as private
-from aztask.brokers.servicebus_client import BusClient, Connect
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost, is_refusal
-from aztask.delivery import Lost, Settled, Unknown
+from aztask.brokers.delivery import Lost, Settled, Unknown
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.client import BusClient, Connect
+from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_refusal
 from aztask.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from uuid import UUID
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.brokers.base import Delivery
-from aztask.brokers.servicebus_wire import (
+from aztask.brokers.servicebus.wire import (
     ENQUEUED,
     LOCKED_UNTIL,
     dead_letter_texts,

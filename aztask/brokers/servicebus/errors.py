@@ -34,8 +34,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from aztask.brokers.servicebus_private import refused_status
-from aztask.display import one_line
+from aztask.brokers.servicebus.private import refused_status
 from aztask.errors import (
     AztaskError,
     BrokerError,
@@ -46,7 +45,8 @@ from aztask.errors import (
     QueueFull,
     QueueNotFound,
 )
-from aztask.masking import mask
+from aztask.support.display import one_line
+from aztask.support.masking import mask
 
 SDK_ERRORS: Final = (
     *(AzureError, OSError, ValueError, RuntimeError),

@@ -14,14 +14,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from aztask.addresses import ServiceBusAddress
-from aztask.brokers import servicebus_private as private
+from aztask.address.addresses import ServiceBusAddress
 from aztask.brokers.inspection import QueueFacts, Right
-from aztask.brokers.servicebus_admin import Administration
-from aztask.brokers.servicebus_clock import ServiceClock
-from aztask.brokers.servicebus_wire import check_name
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.admin import Administration
+from aztask.brokers.servicebus.clock import ServiceClock
+from aztask.brokers.servicebus.wire import check_name
 from aztask.errors import AztaskError, BrokerError, BrokerUnavailable, QueueNotFound
-from aztask.finding import Finding, fine, warning
+from aztask.support.finding import Finding, fine, warning
 
 BASIC: Final = "Basic"
 ACTIVE: Final = "Active"

@@ -12,7 +12,7 @@ lock ends, both by the service's clock:
 Rules
 1. Every fact is an interval. A slow network, a backlog or a wrong clock only widens it. The lock is
    at most `locked until - enqueued`. If a pin bounds the difference of the two clocks (see
-   `aztask.brokers.servicebus_clock`), the lock is at least `locked until - read` and at most
+   `aztask.brokers.servicebus.clock`), the lock is at least `locked until - read` and at most
    `locked until - asked`.
 2. The lease is refused if no lock within the tolerance of it fits the facts. A verdict that needs a
    pin counts only when a second pin confirms it.
@@ -30,12 +30,12 @@ from typing import Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
-from aztask.brokers.servicebus_clock import STEP_SECONDS, Pin, ServiceClock
-from aztask.brokers.servicebus_delivery import ages
-from aztask.brokers.servicebus_errors import SDK_ERRORS
-from aztask.brokers.servicebus_pinning import Pinning
-from aztask.clock import Clock
+from aztask.brokers.servicebus.clock import STEP_SECONDS, Pin, ServiceClock
+from aztask.brokers.servicebus.delivery import ages
+from aztask.brokers.servicebus.errors import SDK_ERRORS
+from aztask.brokers.servicebus.pinning import Pinning
 from aztask.errors import AztaskError
+from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
 

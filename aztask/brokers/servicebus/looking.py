@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceiver, ServiceBusSender
 
-from aztask.brokers import servicebus_private as private
 from aztask.brokers.base import MessageState, Peeked, Position, QueueStats
-from aztask.brokers.servicebus_client import REQUEST_SECONDS, BusClient
-from aztask.brokers.servicebus_control import Control
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_refusal
-from aztask.brokers.servicebus_wire import peeked_of, sequence_number
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.client import REQUEST_SECONDS, BusClient
+from aztask.brokers.servicebus.control import Control
+from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_refusal
+from aztask.brokers.servicebus.wire import peeked_of, sequence_number
 
 PAGE: Final = 250
 MOST_COUNTED: Final = 10_000

@@ -16,10 +16,10 @@ from typing import Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
-from aztask.brokers.servicebus_clock import ServiceClock
-from aztask.brokers.servicebus_wire import ENQUEUED, epoch_of, is_direct, position_of
-from aztask.clock import Clock
+from aztask.brokers.servicebus.clock import ServiceClock
+from aztask.brokers.servicebus.wire import ENQUEUED, epoch_of, is_direct, position_of
 from aztask.errors import AztaskError, BrokerUnavailable
+from aztask.support.clock import Clock
 
 PARTITIONED: Final = 1 << 48
 """Sequence numbers from here on belong to a partition."""

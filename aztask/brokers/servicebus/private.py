@@ -10,7 +10,7 @@ Rules
    used, one message at a time: slower, but right.
 2. ``tests/unit/test_servicebus_private.py`` pins what is relied on, so that a new SDK that changes
    it is found by a failing test.
-3. Messages are decoded by our own decoder, see `aztask.brokers.servicebus_reading`. With the
+3. Messages are decoded by our own decoder, see `aztask.brokers.servicebus.reading`. With the
    public calls, a message that the SDK cannot decode costs its batch.
 """
 
@@ -33,7 +33,7 @@ from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver, Serv
 from azure.servicebus._pyamqp.cbs import CBSAuthenticator
 from azure.servicebus.exceptions import ServiceBusError
 
-from aztask.brokers.servicebus_reading import built, decode_answers, decode_here, supported
+from aztask.brokers.servicebus.reading import built, decode_answers, decode_here, supported
 
 STATUSES: Final = {
     "complete": "completed",

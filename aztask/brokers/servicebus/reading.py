@@ -18,7 +18,7 @@ from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus._common.constants import REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER
 from azure.servicebus._pyamqp.receiver import ReceiverLink
 
-from aztask.brokers.servicebus_amqp import Damaged, damaged, read_message
+from aztask.brokers.servicebus.amqp import Damaged, damaged, read_message
 
 
 @cache

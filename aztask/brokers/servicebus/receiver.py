@@ -5,7 +5,7 @@ Rules
    others renew and settle. A renewal never waits behind a settlement.
 2. A deadline counts from the instant before the credit was given, or the renewal sent.
 3. The queue alone says how long a lease is. What it says is asked for where we may manage, and
-   checked against every message; see `aztask.brokers.servicebus_lock`.
+   checked against every message; see `aztask.brokers.servicebus.lock`.
 4. A connection on which nothing has come for `QUIET_SECONDS` is tried out, so that a silently
    dropped one is found.
 5. A settlement that the service refuses after a try that got no answer was done by that try, as
@@ -24,24 +24,24 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 
-from aztask.brokers import servicebus_private as private
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
-from aztask.brokers.servicebus_client import BusClient
-from aztask.brokers.servicebus_control import RENEW, Control, Order, Verdict
-from aztask.brokers.servicebus_delivery import BusDelivery, delivery_of, unsettled, verb_of
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost
-from aztask.brokers.servicebus_lock import LockWatch
-from aztask.brokers.servicebus_wire import sequence_number
-from aztask.clock import Clock
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.client import BusClient
+from aztask.brokers.servicebus.control import RENEW, Control, Order, Verdict
+from aztask.brokers.servicebus.delivery import BusDelivery, delivery_of, unsettled, verb_of
+from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost
+from aztask.brokers.servicebus.lock import LockWatch
+from aztask.brokers.servicebus.wire import sequence_number
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
     CapabilityError,
     ConfigurationError,
 )
-from aztask.failpoint import hit
+from aztask.message.envelope import Envelope
 from aztask.settlement import Release, Resubmit, Settlement
+from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
 
 SHORTEST_WAIT: Final = 0.1
 QUIET_SECONDS: Final = 60.0

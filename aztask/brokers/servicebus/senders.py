@@ -24,13 +24,13 @@ from typing import Any, Final, NamedTuple
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from aztask.brokers import servicebus_private as private
-from aztask.brokers.servicebus_client import REQUEST_SECONDS, SEND_SECONDS, BusClient
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_refusal
-from aztask.brokers.servicebus_wire import ENQUEUED, epoch_of
-from aztask.clock import Clock
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.client import REQUEST_SECONDS, SEND_SECONDS, BusClient
+from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_refusal
+from aztask.brokers.servicebus.wire import ENQUEUED, epoch_of
 from aztask.errors import MessageTooLarge, SendUnconfirmed
+from aztask.message.envelope import Envelope
+from aztask.support.clock import Clock
 
 MOST_SENDERS: Final = 4
 IDLE_SECONDS: Final = 1.0

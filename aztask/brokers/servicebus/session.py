@@ -21,7 +21,6 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus.exceptions import SessionLockLostError
 
-from aztask.brokers import servicebus_private as private
 from aztask.brokers.base import (
     ANY_SESSION,
     AnySession,
@@ -32,16 +31,17 @@ from aztask.brokers.base import (
     Settled,
     Unknown,
 )
-from aztask.brokers.servicebus_client import BusClient
-from aztask.brokers.servicebus_control import Control, Verdict
-from aztask.brokers.servicebus_delivery import BusDelivery, unsettled
-from aztask.brokers.servicebus_errors import SDK_ERRORS, error_of, is_lost, is_no_session
-from aztask.brokers.servicebus_lock import LockWatch
-from aztask.brokers.servicebus_receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
-from aztask.brokers.servicebus_wire import MESSAGE_LIMIT, state_of
-from aztask.clock import Clock
+from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus.client import BusClient
+from aztask.brokers.servicebus.control import Control, Verdict
+from aztask.brokers.servicebus.delivery import BusDelivery, unsettled
+from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_no_session
+from aztask.brokers.servicebus.lock import LockWatch
+from aztask.brokers.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
+from aztask.brokers.servicebus.wire import MESSAGE_LIMIT, state_of
 from aztask.errors import AztaskError, ConfigurationError, LeaseLost, MessageTooLarge
 from aztask.settlement import Abandon, Defer, Release, Settlement
+from aztask.support.clock import Clock
 
 SLICE: Final = 0.02
 SHORTEST_ACCEPT: Final = 0.5

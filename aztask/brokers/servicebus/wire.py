@@ -29,10 +29,10 @@ import msgpack
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from aztask.brokers.base import MessageState, Peeked, Position
-from aztask.brokers.servicebus_reading import damage_of
-from aztask.envelope import Envelope
+from aztask.brokers.servicebus.reading import damage_of
 from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, MessageTooLarge
-from aztask.masking import printable
+from aztask.message.envelope import Envelope
+from aztask.support.masking import printable
 
 PACKED: Final = "aztask-packed"
 EXPIRES_AT: Final = "aztask-expires-at"

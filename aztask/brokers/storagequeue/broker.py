@@ -24,7 +24,7 @@ from azure.core.credentials import TokenCredential
 from azure.core.exceptions import AzureError
 from azure.storage.queue import QueueMessage
 
-from aztask.addresses import StorageQueueAddress
+from aztask.address.addresses import StorageQueueAddress
 from aztask.brokers.base import (
     AnySession,
     Capabilities,
@@ -35,17 +35,16 @@ from aztask.brokers.base import (
     QueueStats,
     Receiver,
 )
-from aztask.brokers.crew import Crew
 from aztask.brokers.listing import Listing, listing
-from aztask.brokers.polling import CEILING, Polling
-from aztask.brokers.storage_client import StorageClient
-from aztask.brokers.storage_delivery import CONNECTIONS, Requests
-from aztask.brokers.storage_errors import failure_of
-from aztask.brokers.storage_inspection import StorageInspector
-from aztask.brokers.storage_names import POISON_SUFFIX, check_name, poison_name
-from aztask.brokers.storage_receiver import RECEIVE_LIMIT, StorageReceiver
-from aztask.brokers.storage_sending import Sending, judge
-from aztask.brokers.storage_wire import (
+from aztask.brokers.storagequeue.client import StorageClient
+from aztask.brokers.storagequeue.delivery import CONNECTIONS, Requests
+from aztask.brokers.storagequeue.errors import failure_of
+from aztask.brokers.storagequeue.inspection import StorageInspector
+from aztask.brokers.storagequeue.names import POISON_SUFFIX, check_name, poison_name
+from aztask.brokers.storagequeue.polling import CEILING, Polling
+from aztask.brokers.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
+from aztask.brokers.storagequeue.sending import Sending, judge
+from aztask.brokers.storagequeue.wire import (
     ENVELOPE_LIMIT,
     LONGEST_DELAY,
     TEXT_LIMIT,
@@ -53,13 +52,14 @@ from aztask.brokers.storage_wire import (
     text_of,
     whole_seconds,
 )
-from aztask.clock import SYSTEM_CLOCK, Clock
-from aztask.envelope import Envelope
 from aztask.errors import (
     BrokerError,
     CapabilityError,
     ConfigurationError,
 )
+from aztask.message.envelope import Envelope
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.crew import Crew
 
 RENEWERS: Final = 64
 MANAGE_SECONDS: Final = 30.0

@@ -18,11 +18,11 @@ from azure.core.credentials import AzureSasCredential, TokenCredential
 from azure.core.pipeline.transport import HttpTransport, RequestsTransport
 from azure.storage.queue import QueueClient, QueueServiceClient
 
-from aztask.addresses import StorageQueueAddress
-from aztask.brokers.azure_access import default_credential, filter_secrets
-from aztask.brokers.storage_messages import MessagePipeline, QueueMessages
-from aztask.brokers.storage_transport import LeanTransport
-from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.address.addresses import StorageQueueAddress
+from aztask.azure.access import default_credential, filter_secrets
+from aztask.azure.transport import LeanTransport
+from aztask.brokers.storagequeue.messages import MessagePipeline, QueueMessages
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.version import __version__
 
 

@@ -19,11 +19,11 @@ from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
 
-from aztask.brokers.storage_errors import Effect, Failure, failure_of
-from aztask.brokers.storage_messages import QueueMessages
-from aztask.brokers.storage_wire import whole_seconds
-from aztask.clock import Clock
-from aztask.delivery import Delivery
+from aztask.brokers.delivery import Delivery
+from aztask.brokers.storagequeue.errors import Effect, Failure, failure_of
+from aztask.brokers.storagequeue.messages import QueueMessages
+from aztask.brokers.storagequeue.wire import whole_seconds
+from aztask.support.clock import Clock
 
 Answer = TypeVar("Answer")
 

@@ -19,13 +19,13 @@ from urllib.parse import parse_qs
 
 from azure.core.exceptions import AzureError
 
-from aztask.addresses import StorageQueueAddress
+from aztask.address.addresses import StorageQueueAddress
 from aztask.brokers.inspection import QueueFacts, Right
-from aztask.brokers.storage_client import StorageClient
-from aztask.brokers.storage_errors import failure_of
-from aztask.brokers.storage_names import check_name, poison_name
+from aztask.brokers.storagequeue.client import StorageClient
+from aztask.brokers.storagequeue.errors import failure_of
+from aztask.brokers.storagequeue.names import check_name, poison_name
 from aztask.errors import BrokerUnavailable, ConfigurationError
-from aztask.finding import Finding, fine, problem, warning
+from aztask.support.finding import Finding, fine, problem, warning
 
 SECONDS: Final = 10.0
 RECEIPT: Final = "AgAAAAMAAAAAAAAAAAAAAAAAAAA="

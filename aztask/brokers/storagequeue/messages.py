@@ -42,8 +42,8 @@ from azure.core.pipeline.transport import HttpTransport
 from azure.core.rest import HttpRequest, HttpResponse
 from azure.storage.queue import QueueServiceClient
 
-from aztask.brokers.storage_connection import Response
-from aztask.brokers.storage_transport import LeanTransport
+from aztask.azure.connection import Response
+from aztask.azure.transport import LeanTransport
 from aztask.version import __version__
 
 TOKEN_SCOPE: Final = "https://storage.azure.com/.default"

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 FLOOR: Final = 0.02
 GATHER: Final = 0.05

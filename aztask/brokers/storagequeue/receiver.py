@@ -14,25 +14,25 @@ from typing import Final
 from azure.core.exceptions import AzureError
 
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
-from aztask.brokers.crew import Crew
-from aztask.brokers.polling import Polling
-from aztask.brokers.storage_client import StorageClient
-from aztask.brokers.storage_delivery import (
+from aztask.brokers.storagequeue.client import StorageClient
+from aztask.brokers.storagequeue.delivery import (
     Failed,
     Requests,
     StorageDelivery,
     reading_time,
 )
-from aztask.brokers.storage_errors import Effect, failure_of
-from aztask.brokers.storage_messages import Received
-from aztask.brokers.storage_names import poison_name
-from aztask.brokers.storage_renewal import ENDED, Renewals
-from aztask.brokers.storage_settling import Settling, check
-from aztask.brokers.storage_wire import TEXT_LIMIT, Written, read_text, text_of, whole_seconds
-from aztask.clock import Clock
-from aztask.envelope import Envelope
+from aztask.brokers.storagequeue.errors import Effect, failure_of
+from aztask.brokers.storagequeue.messages import Received
+from aztask.brokers.storagequeue.names import poison_name
+from aztask.brokers.storagequeue.polling import Polling
+from aztask.brokers.storagequeue.renewal import ENDED, Renewals
+from aztask.brokers.storagequeue.settling import Settling, check
+from aztask.brokers.storagequeue.wire import TEXT_LIMIT, Written, read_text, text_of, whole_seconds
 from aztask.errors import AlreadySettled, CapabilityError, ConfigurationError
+from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
+from aztask.support.clock import Clock
+from aztask.support.crew import Crew
 
 RECEIVE_LIMIT: Final = 32
 LONGEST_RECEIVE: Final = 15.0

@@ -20,10 +20,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Final, TypeAlias
 
-from aztask.brokers.crew import Crew
-from aztask.brokers.storage_delivery import Attempt, Failed, Requests, StorageDelivery
-from aztask.brokers.storage_errors import MESSAGE_NOT_FOUND, Effect, Failure
-from aztask.delivery import Lost, Renewed, Unknown
+from aztask.brokers.delivery import Lost, Renewed, Unknown
+from aztask.brokers.storagequeue.delivery import Attempt, Failed, Requests, StorageDelivery
+from aztask.brokers.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, Failure
+from aztask.support.crew import Crew
 
 Outcome: TypeAlias = Renewed | Lost | Unknown
 

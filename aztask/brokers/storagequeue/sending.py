@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from aztask.brokers.crew import Crew
-from aztask.brokers.storage_delivery import Failed, Requests
-from aztask.brokers.storage_errors import Effect, Failure
-from aztask.envelope import Envelope
+from aztask.brokers.storagequeue.delivery import Failed, Requests
+from aztask.brokers.storagequeue.errors import Effect, Failure
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
+from aztask.message.envelope import Envelope
+from aztask.support.crew import Crew
 
 SEND_SECONDS: Final = 10.0
 SEND_PAUSES: Final = (0.1, 0.4, 1.0)

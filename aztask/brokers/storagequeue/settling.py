@@ -17,20 +17,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from aztask.brokers.storage_client import StorageClient
-from aztask.brokers.storage_delivery import (
+from aztask.brokers.delivery import Lost, Settled, Unknown
+from aztask.brokers.storagequeue.client import StorageClient
+from aztask.brokers.storagequeue.delivery import (
     Requests,
     StorageDelivery,
     persist,
     reading_time,
 )
-from aztask.brokers.storage_errors import Effect, Failure
-from aztask.brokers.storage_renewal import ENDED, Renewals
-from aztask.brokers.storage_wire import TEXT_LIMIT, dead_text_of, text_of
-from aztask.delivery import Lost, Settled, Unknown
-from aztask.envelope import Envelope
+from aztask.brokers.storagequeue.errors import Effect, Failure
+from aztask.brokers.storagequeue.renewal import ENDED, Renewals
+from aztask.brokers.storagequeue.wire import TEXT_LIMIT, dead_text_of, text_of
 from aztask.errors import AztaskError, CapabilityError, ConfigurationError
-from aztask.failpoint import hit
+from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -40,6 +39,7 @@ from aztask.settlement import (
     Resubmit,
     Settlement,
 )
+from aztask.support.failpoint import hit
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.envelope import Envelope
 from aztask.errors import (
     CapabilityError,
     ConfigurationError,
@@ -30,7 +29,8 @@ from aztask.errors import (
     EncodeError,
     MessageTooLarge,
 )
-from aztask.limits import Limits, check_msgpack
+from aztask.message.bounds import Limits, check_msgpack
+from aztask.message.envelope import Envelope
 from aztask.settlement import DeadLetter
 
 TEXT_LIMIT: Final = 64 * 1024

@@ -19,7 +19,7 @@ from aztask.cli.output import local_time, print_json, print_table
 from aztask.cli.progress import Progress
 from aztask.cli.spark.session import SessionWish, open_session, session_options
 from aztask.cli.target import app_spec, open_app
-from aztask.deadletters import DeadLetters, Report
+from aztask.deadletters.view import DeadLetters, Report
 
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
 
@@ -87,9 +87,9 @@ class Wanted:
     @contextmanager
     def letters(self) -> Iterator[Any]:
         """The DataFrame, in a session; Spark's errors in the block are told in one line."""
-        from aztask.spark.deadletters import dead_letters
+        from aztask.spark.deadletters.letters import dead_letters
         from aztask.spark.queries import told_plainly
-        from aztask.spark.target import Target
+        from aztask.spark.submission.target import Target
 
         if self._snapshot is None:
             with open_app():
@@ -179,7 +179,7 @@ def replay(wanted: Wanted, everything: bool, rate: float | None, dry_run: bool, 
             click.get_current_context(),
         )
     with wanted.letters() as letters:
-        from aztask.spark.deadletters import selections, size
+        from aztask.spark.deadletters.letters import selections, size
 
         selected = selections(letters)
     with open_app() as app:

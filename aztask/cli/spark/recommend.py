@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from aztask.adaptive.advice import MIN_SAMPLES, SHORTEST, Bounds
+from aztask.adaptive.document import LeaseDocument, LeaseStore
 from aztask.app import App
 from aztask.cli.failures import visible
 from aztask.cli.options import (
@@ -22,8 +24,6 @@ from aztask.cli.spark.session import SessionWish, open_session, session_options
 from aztask.cli.target import find_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
-from aztask.leaseadvice import MIN_SAMPLES, SHORTEST, Bounds
-from aztask.leasedocument import LeaseDocument, LeaseStore
 
 
 @click.command("recommend")
@@ -107,10 +107,10 @@ def _work(
     wish: SessionWish,
 ) -> tuple[Sequence[Any], str]:
     """(the recommendations, what was published)."""
-    from aztask.spark.eventframe import read_events
+    from aztask.spark.events.frame import read_events
     from aztask.spark.queries import told_plainly
-    from aztask.spark.queueevidence import observe
-    from aztask.spark.recommending import decided, publish_seen
+    from aztask.spark.recommendation.evidence import observe
+    from aztask.spark.recommendation.recommend import decided, publish_seen
 
     with open_session(wish, "aztask recommend") as spark, told_plainly():
         seen = observe(read_events(spark, place, account_variable=account_variable).events)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from aztask.masking import printable
+from aztask.support.masking import printable
 
 LOG_LEVEL = "OFF"
 """Of the JVM: what goes wrong is told once, by us, and not with a page of its own stack."""

@@ -55,8 +55,8 @@ def command(
     with open_session(wish, "aztask stats") as spark:
         from aztask.spark import read_events
         from aztask.spark.queries import told_plainly
-        from aztask.spark.reportpage import render
-        from aztask.spark.summary import summarize
+        from aztask.spark.report.page import render
+        from aztask.spark.report.summary import summarize
 
         with told_plainly():
             events = read_events(spark, path, account_variable=account_variable)

@@ -51,7 +51,7 @@ def command(
     with open_session(wish, f"aztask stream {task}") as session:
         from aztask.spark import stream
         from aztask.spark.failures import ended_well
-        from aztask.spark.tables import read_stream
+        from aztask.spark.submission.tables import read_stream
 
         rows = read_stream(session, path, schema=schema, kind=kind, most_files=max_files)
         query = stream(rows, task, **about, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aztask.clock import Clock
 from aztask.emulator.broker.access import Access
 from aztask.emulator.broker.committer import Committer
 from aztask.emulator.broker.dispatch import Dispatcher
@@ -12,6 +11,7 @@ from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.locks import Locks
 from aztask.emulator.broker.namespace import Namespace
 from aztask.engine import Engine
+from aztask.support.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

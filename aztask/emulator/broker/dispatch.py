@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from aztask.clock import Clock
 from aztask.engine import Engine, Leased
 from aztask.errors import QueueNotFound
+from aztask.support.clock import Clock
 
 BATCH_MESSAGES = 200
 BATCH_BYTES = 2 * 1024 * 1024

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aztask.clock import Clock
 from aztask.emulator.amqp import sections
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.broker import stored
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.namespace import Namespace
 from aztask.engine import Engine, Leased, NewMessage
+from aztask.support.clock import Clock
 
 MAX_HOPS = 4
 BATCH = 100

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aztask.clock import Clock
 from aztask.emulator.broker.entities import (
     SUBSCRIPTIONS,
     Entity,
@@ -24,6 +23,7 @@ from aztask.emulator.broker.entities import (
 from aztask.emulator.broker.sessiontimes import SessionTimes
 from aztask.engine import Database, Engine, QueueSettings
 from aztask.errors import ConfigurationError, QueueNotFound
+from aztask.support.clock import Clock
 
 _STEPS = [
     "CREATE TABLE emulator_entities (key TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID",

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from aztask.brokers.local_payload import payload_of
+from aztask.brokers.local.payload import payload_of
 from aztask.engine import Database
-from aztask.envelope import Envelope
 from aztask.errors import EncodeError
+from aztask.message.envelope import Envelope
 from aztask.results.deadindex import NotedDead, read_note
-from aztask.results.local_rows import rows_of
+from aztask.results.local.rows import rows_of
 
 _STEPS: Final = (
     """

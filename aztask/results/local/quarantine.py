@@ -15,7 +15,7 @@ from typing import Final
 from aztask.engine import Database
 from aztask.results.base import RunRecord
 from aztask.results.damage import KEPT
-from aztask.results.local_rows import COLUMNS, StoredRun, rows_of, run_of
+from aztask.results.local.rows import COLUMNS, StoredRun, rows_of, run_of
 
 logger = logging.getLogger(__name__)
 

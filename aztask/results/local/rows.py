@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgpack
 
-from aztask.delivery import Position
-from aztask.message import COUNTER_LIMIT
+from aztask.brokers.delivery import Position
+from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner
 from aztask.results.runningtasks import pack_running

@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from aztask.clock import SYSTEM_CLOCK, Clock
 from aztask.engine import Database, Waiter
-from aztask.message import COUNTER_LIMIT
+from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import (
     Cancelled,
     Elsewhere,
@@ -33,10 +32,10 @@ from aztask.results.base import (
 )
 from aztask.results.damage import Damaged, check_position
 from aztask.results.deadindex import DeadIndex
-from aztask.results.local_cancellations import LocalCancellations
-from aztask.results.local_deadindex import LocalDeadIndex
-from aztask.results.local_quarantine import LocalQuarantine
-from aztask.results.local_rows import (
+from aztask.results.local.cancellations import LocalCancellations
+from aztask.results.local.deadindex import LocalDeadIndex
+from aztask.results.local.quarantine import LocalQuarantine
+from aztask.results.local.rows import (
     COLUMNS,
     StoredRun,
     has_key,
@@ -48,6 +47,7 @@ from aztask.results.local_rows import (
     worker_of,
     worker_row,
 )
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _STEPS = (
     """

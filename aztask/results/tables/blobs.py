@@ -20,15 +20,15 @@ from uuid import uuid4
 from azure.core.credentials import TokenCredential
 from azure.storage.blob import ContainerClient
 
-from aztask.addresses import BlobAddress, TablesAddress
-from aztask.clock import Clock
+from aztask.address.addresses import BlobAddress, TablesAddress
 from aztask.errors import AztaskError
+from aztask.events.blobs import container_client
 from aztask.results.base import RunKey
-from aztask.results.eventblobs import container_client
-from aztask.results.tables_client import Call
-from aztask.results.tables_errors import BLOB_ROLE, Gone, There
-from aztask.results.tables_names import partition_of, row_of
-from aztask.results.tables_rows import INLINE_BYTES
+from aztask.results.tables.client import Call
+from aztask.results.tables.errors import BLOB_ROLE, Gone, There
+from aztask.results.tables.names import partition_of, row_of
+from aztask.results.tables.rows import INLINE_BYTES
+from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import HttpTransport, RequestsTransport
 from azure.data.tables import TableClient, UpdateMode
 
-from aztask.addresses import TablesAddress
-from aztask.brokers.azure_access import default_credential, filter_secrets
-from aztask.brokers.crew import Crew
-from aztask.brokers.storage_transport import LeanTransport
+from aztask.address.addresses import TablesAddress
+from aztask.azure.access import default_credential, filter_secrets
+from aztask.azure.transport import LeanTransport
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
-from aztask.results.tables_errors import TABLE_ROLE, Busy, Changed, Gone, There, Unsure, verdict
+from aztask.results.tables.errors import TABLE_ROLE, Busy, Changed, Gone, There, Unsure, verdict
+from aztask.support.crew import Crew
 from aztask.version import __version__
 
 CONNECTIONS: Final = 16

@@ -17,11 +17,11 @@ import msgpack
 
 from aztask.results.damage import Columns, Damaged
 from aztask.results.deadindex import NotedDead, damaged_note, read_note
-from aztask.results.local_deadindex import payload_of_dead
-from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_errors import Gone, There, Unsure
-from aztask.results.tables_names import key_text
-from aztask.results.tables_rows import INLINE_BYTES
+from aztask.results.local.deadindex import payload_of_dead
+from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.errors import Gone, There, Unsure
+from aztask.results.tables.names import key_text
+from aztask.results.tables.rows import INLINE_BYTES
 
 TRIES: Final = 5
 BATCH: Final = 256

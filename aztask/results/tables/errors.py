@@ -22,9 +22,9 @@ from azure.core.exceptions import (
     ServiceRequestError,
 )
 
-from aztask.brokers.storage_errors import code_of
+from aztask.brokers.storagequeue.errors import code_of
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
-from aztask.masking import mask
+from aztask.support.masking import mask
 
 TABLE_ROLE: Final = "Storage Table Data Contributor"
 BLOB_ROLE: Final = "Storage Blob Data Contributor"

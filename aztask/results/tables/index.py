@@ -24,13 +24,12 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any, Final
 
-from aztask.clock import Clock
 from aztask.results.base import RunKey, State
 from aztask.results.damage import Columns, Damaged
-from aztask.results.tables_blobs import Blobs
-from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_errors import Changed
-from aztask.results.tables_names import (
+from aztask.results.tables.blobs import Blobs
+from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.errors import Changed
+from aztask.results.tables.names import (
     SHARDS,
     is_blob_of,
     is_run,
@@ -38,8 +37,9 @@ from aztask.results.tables_names import (
     row_of,
     shard_of,
 )
-from aztask.results.tables_quarantine import Quarantine
-from aztask.results.tables_rows import DAMAGE, Run, run_of
+from aztask.results.tables.quarantine import Quarantine
+from aztask.results.tables.rows import DAMAGE, Run, run_of
+from aztask.support.clock import Clock
 
 ENDED: Final = (
     State.SUCCEEDED,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_names import SHARDS, partition_of, shard_of
+from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.names import SHARDS, partition_of, shard_of
 
 AT_ONCE: Final = 64
 PURGE_PAGE: Final = 256

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
-from aztask.clock import Clock
 from aztask.errors import BrokerError, BrokerUnavailable
 from aztask.results.damage import KEPT, Columns, Damaged
-from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_errors import Changed
-from aztask.results.tables_names import is_run
-from aztask.results.tables_rows import DAMAGE, Run, plain, run_of
+from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.errors import Changed
+from aztask.results.tables.names import is_run
+from aztask.results.tables.rows import DAMAGE, Run, plain, run_of
+from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
 

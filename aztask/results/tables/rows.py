@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgpack
 
-from aztask.delivery import Position
-from aztask.message import COUNTER_LIMIT
+from aztask.brokers.delivery import Position
+from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import (
     Outcome,
     RunKey,
@@ -23,7 +23,7 @@ from aztask.results.base import (
 )
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner, unpacked
 from aztask.results.runningtasks import pack_running
-from aztask.results.tables_names import (
+from aztask.results.tables.names import (
     WORKERS,
     is_blob_of,
     key_of_row,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from aztask.failpoint import hit
 from aztask.results.base import (
     Elsewhere,
     Finish,
@@ -28,13 +27,14 @@ from aztask.results.base import (
     Unreadable,
 )
 from aztask.results.damage import Damaged, check_position
-from aztask.results.tables_blobs import Blobs, missing
-from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_errors import Gone, Unsure
-from aztask.results.tables_index import EndIndex
-from aztask.results.tables_names import partition_of, row_of
-from aztask.results.tables_quarantine import Quarantine
-from aztask.results.tables_rows import Run, entity_of, expected, new_run, pack, run_of
+from aztask.results.tables.blobs import Blobs, missing
+from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.errors import Gone, Unsure
+from aztask.results.tables.index import EndIndex
+from aztask.results.tables.names import partition_of, row_of
+from aztask.results.tables.quarantine import Quarantine
+from aztask.results.tables.rows import Run, entity_of, expected, new_run, pack, run_of
+from aztask.support.failpoint import hit
 
 TRIES: Final = 10
 REMEMBERED: Final = 10_000

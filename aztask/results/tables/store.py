@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from azure.core.credentials import TokenCredential
 
-from aztask.addresses import TablesAddress
-from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.address.addresses import TablesAddress
 from aztask.errors import AztaskError, CapabilityError
 from aztask.results.base import (
     Cancelled,
@@ -39,12 +38,12 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import DeadIndex
-from aztask.results.tables_blobs import Blobs
-from aztask.results.tables_client import Call, Requests
-from aztask.results.tables_dead import TablesDeadIndex
-from aztask.results.tables_index import ENDED, EndIndex
-from aztask.results.tables_marks import Marks
-from aztask.results.tables_names import (
+from aztask.results.tables.blobs import Blobs
+from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.dead import TablesDeadIndex
+from aztask.results.tables.index import ENDED, EndIndex
+from aztask.results.tables.marks import Marks
+from aztask.results.tables.names import (
     FIRST_RUN,
     LAST_RUN,
     WORKERS,
@@ -53,9 +52,10 @@ from aztask.results.tables_names import (
     partition_of,
     shard_of,
 )
-from aztask.results.tables_quarantine import Quarantine
-from aztask.results.tables_rows import Run, pending, run_of, worker_entity, worker_of
-from aztask.results.tables_runs import Runs
+from aztask.results.tables.quarantine import Quarantine
+from aztask.results.tables.rows import Run, pending, run_of, worker_entity, worker_of
+from aztask.results.tables.runs import Runs
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
     from azure.data.tables import TableEntity

@@ -26,12 +26,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from aztask.app import App
 from aztask.brokers.base import Position
-from aztask.deadletters import DeadLetters, DeadLetterView, Report, Selection
+from aztask.deadletters.positions import Positions
+from aztask.deadletters.view import DeadLetters, DeadLetterView, Report, Selection
 from aztask.errors import CapabilityError, ConfigurationError
-from aztask.positions import Positions
 from aztask.results.deadindex import index_for
 from aztask.spark.dealing import deal
-from aztask.spark.target import Target
+from aztask.spark.submission.target import Target
 
 PAGE: Final = 250
 DEFAULT_SLICES: Final = 8
@@ -60,7 +60,8 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """One row for each dead letter. id: the task id, else the message id, else ``@POSITION``.
-signature: see `aztask.errorsignature`. args, kwargs: as their sender printed them, shortened.
+signature: see `aztask.deadletters.signature`. args, kwargs: as their sender printed them,
+shortened.
 problem: why it cannot be read, "" where it can."""
 
 
@@ -145,7 +146,7 @@ def replay(
 
     rate: at most so many a second. It runs on the driver: a broker, not a cluster, is what limits
     it, and only there is a rate one rate. Crash window: see
-    `aztask.deadletters.DeadLetters.replay`; after a crash select and replay again, and each
+    `aztask.deadletters.view.DeadLetters.replay`; after a crash select and replay again, and each
     message is replayed once.
     """
     return {

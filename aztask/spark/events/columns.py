@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from aztask.masking import mask
+from aztask.support.masking import mask
 
 TEXTS: Final = ("id", "event", "task_id", "task", "queue", "worker")
 """Texts that every event has."""

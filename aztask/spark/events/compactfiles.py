@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from aztask.spark.eventcolumns import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
-from aztask.spark.eventfiles import EventFile, Listing
-from aztask.spark.eventplaces import EventPlace
+from aztask.spark.events.columns import ARROW, DAMAGED, NOT_AN_EVENT, TEXTS, odd_table
+from aztask.spark.events.files import EventFile, Listing
+from aztask.spark.events.places import EventPlace
 
 logger = logging.getLogger(__name__)
 

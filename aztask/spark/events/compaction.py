@@ -32,13 +32,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from aztask.errors import ConfigurationError
-from aztask.failpoint import hit
-from aztask.spark.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
 from aztask.spark.dealing import deal
-from aztask.spark.eventcolumns import ARROW
-from aztask.spark.eventfiles import PARQUET, EventFile
-from aztask.spark.eventlines import read_lines
-from aztask.spark.eventplaces import EventPlace
+from aztask.spark.events.columns import ARROW
+from aztask.spark.events.compactfiles import ORIGIN_KEY, Origin, origin_of, plan_of
+from aztask.spark.events.files import PARQUET, EventFile
+from aztask.spark.events.lines import read_lines
+from aztask.spark.events.places import EventPlace
+from aztask.support.failpoint import hit
 
 logger = logging.getLogger(__name__)
 

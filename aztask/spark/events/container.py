@@ -22,12 +22,12 @@ from typing import Any, BinaryIO, Final
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient
 
-from aztask.addresses import BlobAddress
+from aztask.address.addresses import BlobAddress
+from aztask.address.urls import parse_container
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
-from aztask.results.eventblobs import container_client
-from aztask.spark.eventfiles import Listing
-from aztask.urls import parse_container
+from aztask.events.blobs import container_client
+from aztask.spark.events.files import Listing
 
 ACCOUNT_VARIABLE: Final = "AZTASK_EVENTS_ACCOUNT"
 PIECE: Final = 4 << 20

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
-from aztask.spark.eventfiles import Listing
+from aztask.spark.events.files import Listing
+from aztask.support.masking import printable
 
 
 @dataclass(frozen=True, slots=True)

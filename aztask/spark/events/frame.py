@@ -5,7 +5,7 @@ Rules
    compacted file made from them.
 2. Nothing is left out in silence: lines that are no events, files that are not read and events
    dropped as duplicates are in `EventCounts`.
-3. Every row has the explicit columns of `aztask.spark.eventcolumns`; nothing is inferred.
+3. Every row has the explicit columns of `aztask.spark.events.columns`; nothing is inferred.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from aztask.spark.compactfiles import Plan, plan_of
-from aztask.spark.eventcolumns import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
-from aztask.spark.eventdirectory import Directory
-from aztask.spark.eventfiles import EventFile
-from aztask.spark.eventplaces import EventPlace, place_of
-from aztask.spark.eventportions import read_files, unsound_files
-from aztask.spark.eventsource import FORMAT, EventSource
+from aztask.spark.events.columns import CLOCK_BACK, DDL, EVENT_COLUMNS, ODD_COLUMNS
+from aztask.spark.events.compactfiles import Plan, plan_of
+from aztask.spark.events.directory import Directory
+from aztask.spark.events.files import EventFile
+from aztask.spark.events.places import EventPlace, place_of
+from aztask.spark.events.portions import read_files, unsound_files
+from aztask.spark.events.source import FORMAT, EventSource
 
 FEW: Final = 100_000
 """Repeated ids that are told to every executor; where there are more, all rows are shuffled."""

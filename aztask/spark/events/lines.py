@@ -1,8 +1,9 @@
 """JSON lines to Arrow batches, in bounded memory, whatever the file holds.
 
 Rules
-1. What counts as an event is what `aztask.event.from_line` takes. Whole blocks go through Arrow's
-   own parser where their bytes show that both would agree; any other block goes line by line.
+1. What counts as an event is what `aztask.events.event.from_line` takes. Whole blocks go through
+   Arrow's own parser where their bytes show that both would agree; any other block goes line by
+   line.
 2. What is no event becomes an odd row: what is wrong, the file, the line's number, its first bytes.
 3. At most one block and one line's limit are in memory, be a line as long as it likes.
 4. A worker's clock that was set back shows in its file, which is written in order: an odd row tells
@@ -22,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from aztask.event import EVENT_KINDS, VERSION, Event, from_line
-from aztask.events import LINE_LIMIT
-from aztask.spark.eventcolumns import (
+from aztask.events.event import EVENT_KINDS, VERSION, Event, from_line
+from aztask.events.sink import LINE_LIMIT
+from aztask.spark.events.columns import (
     ARROW,
     CLOCK_BACK,
     COUNTS,
@@ -122,7 +123,7 @@ class _Reader:
             yield from table.to_batches()
 
     def _one_by_one(self, lines: Sequence[bytes]) -> tuple[pa.Table, Sequence[int]]:
-        """The events among the lines, as `aztask.events.EventReader` finds them."""
+        """The events among the lines, as `aztask.events.sink.EventReader` finds them."""
         events: list[Event] = []
         numbers: list[int] = []
         for line in lines:

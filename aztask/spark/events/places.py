@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
-from aztask.spark.eventdirectory import Directory
+from aztask.spark.events.directory import Directory
+from aztask.support.masking import printable
 
 if TYPE_CHECKING:
-    from aztask.spark.eventcontainer import Container
+    from aztask.spark.events.container import Container
 
 EventPlace: TypeAlias = Union[Directory, "Container"]
-CONTAINERS: Final = "aztask.spark.eventcontainer"
+CONTAINERS: Final = "aztask.spark.events.container"
 """Imported when a container is named: every Python worker of Spark imports this module here, most
 read directories, and the blob SDK takes longer to import than all the rest.
 """

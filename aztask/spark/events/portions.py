@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 
 from aztask.errors import AztaskError
-from aztask.spark.compactfiles import is_sound, read_compacted
 from aztask.spark.dealing import deal
-from aztask.spark.eventcolumns import DDL, UNREADABLE, odd_table
-from aztask.spark.eventfiles import EventFile
-from aztask.spark.eventlines import read_lines
-from aztask.spark.eventplaces import EventPlace
+from aztask.spark.events.columns import DDL, UNREADABLE, odd_table
+from aztask.spark.events.compactfiles import is_sound, read_compacted
+from aztask.spark.events.files import EventFile
+from aztask.spark.events.lines import read_lines
+from aztask.spark.events.places import EventPlace
 
 PARTITION_BYTES: Final = 64 << 20
 """Bytes of lines for one Spark task."""

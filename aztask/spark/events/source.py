@@ -6,7 +6,7 @@ Rules
 1. Options hold no secret: ``accountvariable`` is the name of an environment variable.
 2. A batch read lists once, on the driver, and reads what it listed. A file that is gone when its
    turn comes fails the read: what is missing is never passed over in silence.
-3. Streams have a module of their own, `aztask.spark.eventstream`, which needs PySpark 4.2.
+3. Streams have a module of their own, `aztask.spark.events.stream`, which needs PySpark 4.2.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyspark.sql.datasource import (
 )
 
 from aztask.errors import ConfigurationError
-from aztask.masking import printable
-from aztask.spark.compactfiles import plan_of
-from aztask.spark.eventcolumns import DDL
-from aztask.spark.eventplaces import EventPlace, place_of
-from aztask.spark.eventportions import Portion, portions, read_portion
+from aztask.spark.events.columns import DDL
+from aztask.spark.events.compactfiles import plan_of
+from aztask.spark.events.places import EventPlace, place_of
+from aztask.spark.events.portions import Portion, portions, read_portion
+from aztask.support.masking import printable
 
 FORMAT: Final = "aztask_events"
-STREAMS: Final = "aztask.spark.eventstream"
+STREAMS: Final = "aztask.spark.events.stream"
 
 
 class EventSource(DataSource):
@@ -46,7 +46,7 @@ class EventSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """The columns of `aztask.spark.eventcolumns`."""
+        """The columns of `aztask.spark.events.columns`."""
         return DDL
 
     def reader(self, schema: Any) -> EventFilesReader:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from aztask.event import EVENT_KINDS
+from aztask.events.event import EVENT_KINDS
 
 ACCURACY: Final = 10_000
 """Of percentiles: their rank is off by at most one in so many."""
@@ -34,7 +34,7 @@ SPREADS: Final = {"wait": SHARES, "run": SHARES, "held": SHARES, "margin": MARGI
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What happened, as DataFrames of one layout (`aztask.spark.eventstatistics.columns`).
+    """What happened, as DataFrames of one layout (`aztask.spark.events.statistics.columns`).
 
     by_task: key task. by_queue: key queue. by_queue_hour: keys queue and hour (its beginning, in
     seconds since 1970). total: one row. errors: task, error_type, runs that ended so.

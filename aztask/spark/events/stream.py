@@ -21,9 +21,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from aztask.spark.eventfiles import EventFile
-from aztask.spark.eventplaces import EventPlace
-from aztask.spark.eventportions import Portion, portions, read_portion
+from aztask.spark.events.files import EventFile
+from aztask.spark.events.places import EventPlace
+from aztask.spark.events.portions import Portion, portions, read_portion
 
 SETTLE_SECONDS: Final = 10.0
 

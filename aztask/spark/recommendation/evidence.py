@@ -1,7 +1,7 @@
 """What the event log says of the deliveries of each queue, counted so that decisions can be made.
 
 Rules
-1. One job over the events; what comes back are counts by bin (`aztask.leaseobservation`), a few
+1. One job over the events; what comes back are counts by bin (`aztask.adaptive.observation`), a few
    hundred for each task of a queue, however many events there are.
 2. The bins are those that workers count in, so that one decision serves both.
 3. A run that a lost lease cut off is never taken for a short one: it is kept apart.
@@ -17,9 +17,9 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from aztask.leaseadvice import Evidence
-from aztask.leaselearning import SAME
-from aztask.leaseobservation import (
+from aztask.adaptive.advice import Evidence
+from aztask.adaptive.learning import SAME
+from aztask.adaptive.observation import (
     BINS_PER_DOUBLING,
     FIRST_EDGE,
     LAST_BIN,
@@ -27,7 +27,7 @@ from aztask.leaseobservation import (
     bin_of,
     edge_of,
 )
-from aztask.spark.eventstatistics import OUTCOMES, RAN
+from aztask.spark.events.statistics import OUTCOMES, RAN
 
 HELD: Final = "held"
 CUT: Final = "cut"

@@ -15,11 +15,11 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
+from aztask.adaptive.advice import Bounds
+from aztask.adaptive.document import LeaseDocument, LeaseStore, publish_advice
 from aztask.errors import AztaskError
-from aztask.leaseadvice import Bounds
-from aztask.leasedocument import LeaseDocument, LeaseStore, publish_advice
-from aztask.spark.queueevidence import QueueSeen, observe
-from aztask.spark.recommendation import Recommendation, recommended
+from aztask.spark.recommendation.evidence import QueueSeen, observe
+from aztask.spark.recommendation.recommendation import Recommendation, recommended
 
 TRIES: Final = 8
 
@@ -43,8 +43,9 @@ def recommend(
 ) -> tuple[Recommendation, ...]:
     """What is recommended for each queue of the events, or for these. Runs a job.
 
-    published: the advice in force; see `aztask.leasestores.open_lease_store`. bounds: between what
-    leases may be chosen; ``most`` is what the service grants. at: UTC epoch seconds; None: now.
+    published: the advice in force; see `aztask.adaptive.stores.open_lease_store`. bounds: between
+    what leases may be chosen; ``most`` is what the service grants. at: UTC epoch seconds; None:
+    now.
     """
     return decided(observe(events), published, bounds, queues=queues, at=at)
 

@@ -1,6 +1,7 @@
 """What is recommended for a queue: its lease, renewals, prefetch, and whether to split it.
 
-Pure: evidence in, values out; the same decision on leases as workers make (`aztask.leaseadvice`).
+Pure: evidence in, values out; the same decision on leases as workers make
+(`aztask.adaptive.advice`).
 
 Rules
 1. The lease is `decide`'s: minimum sample, hysteresis against what is published, never shortened
@@ -19,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from aztask.lease import RENEW_AT
-from aztask.leaseadvice import Advice, Bounds, Evidence, decide
-from aztask.spark.queueevidence import QueueSeen, TaskSeen
+from aztask.adaptive.advice import Advice, Bounds, Evidence, decide
+from aztask.lease.state import RENEW_AT
+from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen
 
 PREFETCH_SECONDS: Final = 0.25
 """As the worker's own choice without --prefetch."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count as counting
 from typing import Any, Final
 
-from aztask.spark.reporttext import count, moment, safe, seconds, share
+from aztask.spark.report.text import count, moment, safe, seconds, share
 
 WIDTH: Final = 960
 HALF: Final = 480

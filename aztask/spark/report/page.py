@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aztask.spark import reportcharts as charts
-from aztask.spark.reportstyle import STYLE
-from aztask.spark.reporttext import count, moment, per_second, safe, seconds, share
-from aztask.spark.summary import Summary
+from aztask.spark.report import charts
+from aztask.spark.report.style import STYLE
+from aztask.spark.report.summary import Summary
+from aztask.spark.report.text import count, moment, per_second, safe, seconds, share
 from aztask.version import __version__
 
 MOST_ROWS: Final = 20

@@ -1,7 +1,7 @@
 """The statistics of a place as one plain value: what the terminal, ``--json`` and the report show.
 
 Layout (documented in docs/how-to/spark/events.md): place, accuracy, counts, total, tasks, queues,
-queue_hours, errors, timeline. The rows are those of `aztask.spark.eventstatistics`.
+queue_hours, errors, timeline. The rows are those of `aztask.spark.events.statistics`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aztask.spark.eventframe import Events
-from aztask.spark.eventstatistics import ACCURACY, Statistics, plain, statistics
+from aztask.spark.events.frame import Events
+from aztask.spark.events.statistics import ACCURACY, Statistics, plain, statistics
 
 STEPS: Final = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400),

@@ -6,7 +6,7 @@ import html
 import math
 import time
 
-from aztask.masking import printable
+from aztask.support.masking import printable
 
 LONGEST = 120
 

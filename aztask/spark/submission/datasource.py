@@ -3,9 +3,9 @@
 Rules
 1. Rows are appended to a queue. Overwriting is refused, and so is reading: a read that takes
    messages would take others when Spark repeats it. What a queue did is in the event log.
-2. The options are those of `aztask.spark.submission.Submission`, as texts. Everything that schema
-   and options tell is checked before the first row is sent. Whether keys are unique is not: that
-   needs a job of its own, which `aztask.spark.submit` runs.
+2. The options are those of `aztask.spark.submission.submission.Submission`, as texts. Everything
+   that schema and options tell is checked before the first row is sent. Whether keys are unique is
+   not: that needs a job of its own, which `aztask.spark.submit` runs.
 3. A stream's ids come from (submission id, or the query's own id; key), or with ``unique=batch``
    from these and the batch's number: a restarted query that sends a batch again sends the same ids.
 """
@@ -28,11 +28,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from aztask.errors import ConfigurationError, SubmitFailed
-from aztask.spark.eventsource import EventSource
-from aztask.spark.matching import matched
-from aztask.spark.report import SubmitReport
-from aztask.spark.sending import PartitionReport, partition_number, send_partition
-from aztask.spark.submission import Submission
+from aztask.spark.events.source import EventSource
+from aztask.spark.submission.matching import matched
+from aztask.spark.submission.report import SubmitReport
+from aztask.spark.submission.send import PartitionReport, partition_number, send_partition
+from aztask.spark.submission.submission import Submission
 
 BATCH_PROPERTY = "streaming.sql.batchId"
 QUERY_PROPERTY = "sql.streaming.queryId"

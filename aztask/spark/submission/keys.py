@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from aztask.display import short_repr
 from aztask.errors import ConfigurationError
+from aztask.support.display import short_repr
 
 SHOWN = 3
 

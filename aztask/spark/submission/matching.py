@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, UnknownTask, did_you_mean
-from aztask.spark.submission import Submission
-from aztask.spark.values import check_type
+from aztask.message.template import Template
+from aztask.spark.submission.submission import Submission
+from aztask.spark.submission.values import check_type
 from aztask.task import Task
-from aztask.template import Template
 
 KEY_TYPES = (
     spark.StringType,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from aztask.display import one_line
 from aztask.errors import SubmitFailed
-from aztask.spark.sending import MOST_ERRORS, PartitionReport
+from aztask.spark.submission.send import MOST_ERRORS, PartitionReport
+from aztask.support.display import one_line
 
 
 @dataclass(frozen=True)

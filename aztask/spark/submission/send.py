@@ -29,8 +29,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from aztask.app import App
-from aztask.display import one_line, safe_str, short_repr
-from aztask.envelope import Envelope
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -39,12 +37,14 @@ from aztask.errors import (
     QueueFull,
     SendUnconfirmed,
 )
-from aztask.events import Event, EventKind
-from aztask.spark.ids import id_maker
-from aztask.spark.pace import Pace, Patience
-from aztask.spark.submission import Submission
-from aztask.spark.values import readable
-from aztask.template import Template
+from aztask.events.sink import Event, EventKind
+from aztask.message.envelope import Envelope
+from aztask.message.template import Template
+from aztask.spark.submission.ids import id_maker
+from aztask.spark.submission.pace import Pace, Patience
+from aztask.spark.submission.submission import Submission
+from aztask.spark.submission.values import readable
+from aztask.support.display import one_line, safe_str, short_repr
 
 BATCH: Final = 500
 """Messages in one send: as `App.map`."""

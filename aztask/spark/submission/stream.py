@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from aztask.errors import ConfigurationError
-from aztask.spark.datasource import AztaskDataSource, register
-from aztask.spark.submitting import SubmitOptions, planned
+from aztask.spark.submission.datasource import AztaskDataSource, register
+from aztask.spark.submission.submit import SubmitOptions, planned
 from aztask.task import Task
 
 
@@ -37,7 +37,8 @@ def stream(
     a new checkpoint folder changes. unique: "stream" where a key never comes again, "batch" where
     it may come once in each batch. available_now: end when what is there now was sent. trigger:
     seconds between two batches; as soon as possible by default. name: the query's. options: see
-    `aztask.spark.submitting.SubmitOptions`; a rate is shared by at most `writers` partitions.
+    `aztask.spark.submission.submit.SubmitOptions`; a rate is shared by at most `writers`
+    partitions.
 
     Raises ConfigurationError. What goes wrong later ends the query: see its ``exception()``.
     """

@@ -5,7 +5,7 @@ Rules
    executors import, a broker without a key, or the environment variable that holds the address.
    A secret among the options is refused, and not repeated in the error.
 2. It was checked when it was made; what needs the schema or the task is checked by
-   `aztask.spark.matching` before anything is sent.
+   `aztask.spark.submission.matching` before anything is sent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
-from aztask.addresses import LocalAddress
+from aztask.address.addresses import LocalAddress
+from aztask.address.urls import parse_broker
 from aztask.app import App
-from aztask.durations import parse_duration
 from aztask.errors import ConfigurationError, did_you_mean
-from aztask.masking import mask
-from aztask.spark.target import app_at
-from aztask.urls import parse_broker
+from aztask.spark.submission.target import app_at
+from aztask.support.durations import parse_duration
+from aztask.support.masking import mask
 
 SCOPES: Final = ("stream", "batch")
 PATIENCE_SECONDS: Final = 300.0
@@ -37,13 +37,13 @@ _FASTEST: Final = 1e9
 class Submission:
     """What `aztask.spark.submit` and ``format("aztask")`` were asked for.
 
-    task: its registered name. key: the column that makes the task ids, see `aztask.spark.ids`.
-    submission_id: the same in every rerun; "" for a stream, which then takes its query's id. queue,
-    columns (pairs of parameter and column): None until `matching` knows them. app: ``module:app``,
-    imported by the executors. broker: its address, without a secret. broker_env: the environment
-    variable of the executors that holds the address. rate: messages a second, over all writers.
-    writers: the most partitions that send. delay, expires, patience: seconds. unique: whether a key
-    is unique in the whole stream or in each batch.
+    task: its registered name. key: the column that makes the task ids, see
+    `aztask.spark.submission.ids`. submission_id: the same in every rerun; "" for a stream, which
+    then takes its query's id. queue, columns (pairs of parameter and column): None until `matching`
+    knows them. app: ``module:app``, imported by the executors. broker: its address, without a
+    secret. broker_env: the environment variable of the executors that holds the address. rate:
+    messages a second, over all writers. writers: the most partitions that send. delay, expires,
+    patience: seconds. unique: whether a key is unique in the whole stream or in each batch.
     """
 
     task: str

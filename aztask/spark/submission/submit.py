@@ -20,15 +20,15 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from aztask.app import App
-from aztask.codec import Codec
 from aztask.errors import ConfigurationError
+from aztask.message.codec import Codec
 from aztask.spark.failures import SPARK_ERRORS, as_ours
-from aztask.spark.keys import check_keys as check_the_keys
-from aztask.spark.keys import column
-from aztask.spark.matching import matched
-from aztask.spark.report import SubmitReport
-from aztask.spark.sending import REPORT_SCHEMA, PartitionReport, send_batches
-from aztask.spark.submission import Submission, pairs_of
+from aztask.spark.submission.keys import check_keys as check_the_keys
+from aztask.spark.submission.keys import column
+from aztask.spark.submission.matching import matched
+from aztask.spark.submission.report import SubmitReport
+from aztask.spark.submission.send import REPORT_SCHEMA, PartitionReport, send_batches
+from aztask.spark.submission.submission import Submission, pairs_of
 from aztask.task import Task, check_options
 
 

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Self
 
-from aztask.addresses import LocalAddress
+from aztask.address.addresses import LocalAddress
+from aztask.address.urls import parse_broker, parse_results
 from aztask.app import App
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
 from aztask.loading import load_app
-from aztask.masking import mask
-from aztask.urls import parse_broker, parse_results
+from aztask.support.masking import mask
 
 BROKER_VARIABLE: Final = "AZTASK_BROKER"
 RESULTS_VARIABLE: Final = "AZTASK_RESULTS"

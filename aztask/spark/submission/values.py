@@ -33,9 +33,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as spark
 
-from aztask.codec import Codec
-from aztask.display import safe_str
 from aztask.errors import ConfigurationError, EncodeError
+from aztask.message.codec import Codec
+from aztask.support.display import safe_str
 
 _UTC = pa.timestamp("us", tz="UTC")
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aztask.clock import SYSTEM_CLOCK, Clock
+from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.board import Board
 from aztask.worker.job import Job
 from aztask.worker.logs import configured

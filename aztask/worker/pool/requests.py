@@ -9,13 +9,13 @@ from typing import Any
 
 from aztask.app import App
 from aztask.brokers.base import SessionHolder
-from aztask.clock import Clock
-from aztask.delivery import Renewed
-from aztask.display import safe_str
-from aztask.envelope import Envelope
+from aztask.brokers.delivery import Renewed
 from aztask.errors import AztaskError, LeaseError, LeaseLost, MessageTooLarge
-from aztask.leasekeeper import LeaseKeeper
-from aztask.message import TaskMessage
+from aztask.lease.keeper import LeaseKeeper
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.support.clock import Clock
+from aztask.support.display import safe_str
 from aztask.worker.job import Job, message_of
 from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.limits import Limits

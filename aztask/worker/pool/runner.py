@@ -13,8 +13,8 @@ Packets to the worker
 Rules
 1. Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt:
    the decision of the task's retry policy travels back, and the slot goes on with the next one.
-2. Texts are cleaned here, where they come into being (`aztask.display.storable`), so that every
-   store and service can take them.
+2. Texts are cleaned here, where they come into being (`aztask.support.display.storable`), so that
+   every store and service can take them.
 3. A process that a task forks has a copy of this one's stack. It must neither answer nor take the
    next delivery: when the task's function ends there, the process ends.
 """
@@ -32,9 +32,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from aztask.app import App
-from aztask.clock import boot_seconds
 from aztask.context import Context, TaskLease, set_current_context
-from aztask.display import safe_str, storable
 from aztask.errors import (
     AztaskError,
     CodecError,
@@ -44,11 +42,13 @@ from aztask.errors import (
     TaskStopped,
     TimeLimitExceeded,
 )
-from aztask.failpoint import hit_in_pool
-from aztask.frozen import build
-from aztask.message import MESSAGE_FIELDS, TaskMessage
+from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.session import Session
 from aztask.settlement import DeadLetter, to_record
+from aztask.support.clock import boot_seconds
+from aztask.support.display import safe_str, storable
+from aztask.support.failpoint import hit_in_pool
+from aztask.support.frozen import build
 from aztask.task import Task
 from aztask.worker.board import Board
 from aztask.worker.packets import Packets

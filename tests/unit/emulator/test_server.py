@@ -5,10 +5,10 @@ import ssl
 
 import pytest
 
-from aztask.clock import Clock
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.emulator.server import HANDSHAKE_SECONDS, Endpoint
+from aztask.support.clock import Clock
 
 
 class Socket:
