@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from aztask.adaptive.advice import read_bounds
 from aztask.address.addresses import (
     BlobAddress,
     BrokerAddress,
@@ -29,6 +28,7 @@ from aztask.address.addresses import (
 )
 from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
+from aztask.lease.bounds import read_bounds
 from aztask.lease.state import NO_RENEWAL
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
 from aztask.support.checks import (

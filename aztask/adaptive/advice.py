@@ -20,68 +20,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from aztask.errors import ConfigurationError
-from aztask.support.durations import to_seconds
+from aztask.lease.bounds import Bounds
 
 FACTOR: Final = 1.5
 """A lease of this many times the p99 of held time needs no renewal for nearly all deliveries."""
 RAISE_BEYOND: Final = 1.25
 LOWER_BELOW: Final = 0.5
-SHORTEST: Final = 30.0
-"""Seconds: the default lower bound. Shorter leases end in pauses that every network has."""
-LONGEST: Final = 7 * 86400.0
-"""Seconds: the longest lease that any service grants (Storage queues' visibility time-out)."""
-MIN_SAMPLES: Final = 100
 MIN_LOSSES: Final = 3
 LOSS_SHARE: Final = 0.001
 """The part of all deliveries that must be lost, beside `MIN_LOSSES`, for the lease to be raised."""
 
 Source: TypeAlias = Literal["worker", "pipeline"]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Between what a lease may be advised, in seconds, and from how many deliveries.
-
-    Raises ConfigurationError where they make no sense.
-    """
-
-    least: float = SHORTEST
-    most: float = LONGEST
-    min_samples: int = MIN_SAMPLES
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.least <= self.most <= LONGEST:  # false for nan too
-            raise ConfigurationError(
-                f"a lease cannot be kept between {self.least:g} and {self.most:g} s; give two "
-                f"numbers of seconds, the smaller first, above 0 and at most {LONGEST:.0f}"
-            )
-
-    def clamp(self, seconds: float) -> float:
-        """`seconds`, or the bound that it is beyond."""
-        return min(max(seconds, self.least), self.most)
-
-
-def read_bounds(value: object, max_lease: float | None) -> bool | tuple[float, float]:
-    """The setting ``adaptive``: True, False, or (least, most) as seconds.
-
-    max_lease: the setting beside it, which must be longer; None: it is elsewhere. Raises
-    ConfigurationError.
-    """
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ConfigurationError(
-            f"adaptive is True, False or (least, most) in seconds, not a {type(value).__name__}"
-        )
-    least, most = (to_seconds(each, "adaptive") for each in value)
-    bounds = Bounds(least, most)
-    if max_lease is not None and bounds.most >= max_lease:
-        raise ConfigurationError(
-            f"adaptive leases of up to {bounds.most:g} s need a longer max_lease than "
-            f"{max_lease:g} s: it limits the lease with all its renewals"
-        )
-    return bounds.least, bounds.most
 
 
 @dataclass(frozen=True, slots=True)

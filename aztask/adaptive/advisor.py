@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from aztask.adaptive.advice import SHORTEST, Advice, Bounds
+from aztask.adaptive.advice import Advice
 from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
 from aztask.adaptive.learning import followed
 from aztask.adaptive.stores import open_lease_store
 from aztask.brokers.base import Capabilities
 from aztask.config import Settings
 from aztask.errors import AztaskError
+from aztask.lease.bounds import SHORTEST, Bounds
 
 logger = logging.getLogger(__name__)
 

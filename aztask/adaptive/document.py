@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NoReturn, Protocol
 
-from aztask.adaptive.advice import LONGEST, Advice, Evidence
+from aztask.adaptive.advice import Advice, Evidence
 from aztask.adaptive.observation import LAST_BIN, Observation
 from aztask.errors import DecodeError
+from aztask.lease.bounds import LONGEST
 
 VERSION: Final = 1
 NAME: Final = "leases.json"

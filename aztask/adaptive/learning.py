@@ -15,9 +15,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.adaptive.advice import Advice, Bounds, Evidence, decide
+from aztask.adaptive.advice import Advice, Evidence, decide
 from aztask.adaptive.document import LeaseDocument, QueueEntry
 from aztask.adaptive.observation import Observation, bin_of
+from aztask.lease.bounds import Bounds
 
 PIPELINE_STANDS: Final = 86400.0
 SAME: Final = 0.99

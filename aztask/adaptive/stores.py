@@ -21,8 +21,8 @@ from aztask.support.masking import printable
 AUTO: Final = "auto"
 CONTAINER: Final = "aztask"
 """The container of ``auto``."""
-BLOB_MODULE: Final = "aztask.results.leaseblob"
-"""Imported when a blob is asked for: nobody else pays for its SDK, which is an extra."""
+BLOB_MODULE: Final = "aztask.adaptive.blob"
+"""Imported when a blob is asked for: its SDK is an extra."""
 
 
 def open_lease_store(

@@ -1,0 +1,1 @@
+"""Where brokers and result stores are: addresses, and the URLs and strings that name them."""

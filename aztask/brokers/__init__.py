@@ -1,0 +1,1 @@
+"""Brokers: one protocol, `aztask.brokers.base`, and an adapter for each queue service."""

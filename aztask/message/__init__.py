@@ -1,0 +1,5 @@
+"""Messages: one invocation of a task as it travels, its headers, its encoding and its limits."""
+
+from aztask.message.message import TaskMessage
+
+__all__ = ["TaskMessage"]

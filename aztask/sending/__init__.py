@@ -1,0 +1,1 @@
+"""Sending: from calls to messages on queues, and what an app needs of a queue."""

@@ -20,7 +20,8 @@ from proxy import Proxy
 
 from aztask.address.addresses import BlobAddress
 from aztask.address.urls import parse_container
-from aztask.events.blobs import EventBlobs, container_client
+from aztask.azure.container import container_client
+from aztask.events.blobs import EventBlobs
 from aztask.events.event import Event, from_line
 from aztask.events.sink import FileEventSink, read_events
 from aztask.worker.uploader import LOCK_NAME, Uploader, waiting_files

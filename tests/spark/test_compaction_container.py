@@ -7,7 +7,7 @@ import random
 from azurite import KEY
 from events_site import random_event, write_log
 
-from aztask.events.blobs import container_client
+from aztask.azure.container import container_client
 from aztask.spark import compact, place_of, read_events
 
 NOW = 2_000_000_000.0

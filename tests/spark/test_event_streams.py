@@ -6,8 +6,8 @@ import time
 import pytest
 from events_site import line, random_event
 
+from aztask.azure.container import container_client
 from aztask.errors import ConfigurationError
-from aztask.events.blobs import container_client
 from aztask.spark import place_of, stream_events
 
 FOLDER = "date=2026-09-21/hour=10"

@@ -2,8 +2,9 @@
 
 import pytest
 
-from aztask.adaptive.advice import Advice, Bounds, Evidence
+from aztask.adaptive.advice import Advice, Evidence
 from aztask.adaptive.observation import bin_of
+from aztask.lease.bounds import Bounds
 from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen, gathered
 from aztask.spark.recommendation.recommendation import prefetch_of, recommended, split_of
 

@@ -1,8 +1,9 @@
 """What workers saw goes into the document, and the lease follows from all of it."""
 
-from aztask.adaptive.advice import Bounds, Evidence, decide
+from aztask.adaptive.advice import Evidence, decide
 from aztask.adaptive.document import LeaseDocument
 from aztask.adaptive.learning import PIPELINE_STANDS, Seen, followed, learn
+from aztask.lease.bounds import Bounds
 
 BOUNDS = Bounds(2.0, 600.0)
 

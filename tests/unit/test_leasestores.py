@@ -3,11 +3,11 @@
 import pytest
 
 from aztask.adaptive.advice import Evidence, decide
+from aztask.adaptive.blob import LeaseBlob
 from aztask.adaptive.document import publish_advice
 from aztask.adaptive.file import LeaseFile
 from aztask.adaptive.stores import open_lease_store
 from aztask.errors import ConfigurationError, DecodeError
-from aztask.results.leaseblob import LeaseBlob
 
 ACCOUNT = "DefaultEndpointsProtocol=https;AccountName=shop;AccountKey=c2VjcmV0;"
 

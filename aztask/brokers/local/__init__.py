@@ -1,0 +1,1 @@
+"""The local broker, over the embedded engine."""

@@ -1,0 +1,1 @@
+"""The Service Bus broker, over ``azure-servicebus``."""

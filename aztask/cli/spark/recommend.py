@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from aztask.adaptive.advice import MIN_SAMPLES, SHORTEST, Bounds
 from aztask.adaptive.document import LeaseDocument, LeaseStore
 from aztask.app import App
 from aztask.cli.failures import visible
@@ -24,6 +23,7 @@ from aztask.cli.spark.session import SessionWish, open_session, session_options
 from aztask.cli.target import find_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
+from aztask.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
 
 
 @click.command("recommend")

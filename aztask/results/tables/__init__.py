@@ -1,0 +1,1 @@
+"""Results in Azure Tables, with large values in blobs."""

@@ -21,8 +21,8 @@ from azure.core.credentials import TokenCredential
 from azure.storage.blob import ContainerClient
 
 from aztask.address.addresses import BlobAddress, TablesAddress
+from aztask.azure.container import container_client
 from aztask.errors import AztaskError
-from aztask.events.blobs import container_client
 from aztask.results.base import RunKey
 from aztask.results.tables.client import Call
 from aztask.results.tables.errors import BLOB_ROLE, Gone, There

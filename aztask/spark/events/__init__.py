@@ -1,0 +1,1 @@
+"""Events as DataFrames, their compaction, and statistics of them."""

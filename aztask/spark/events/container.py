@@ -24,9 +24,9 @@ from azure.storage.blob import ContainerClient
 
 from aztask.address.addresses import BlobAddress
 from aztask.address.urls import parse_container
+from aztask.azure.container import container_client
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
-from aztask.events.blobs import container_client
 from aztask.spark.events.files import Listing
 
 ACCOUNT_VARIABLE: Final = "AZTASK_EVENTS_ACCOUNT"

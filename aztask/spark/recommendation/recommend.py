@@ -15,9 +15,9 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from aztask.adaptive.advice import Bounds
 from aztask.adaptive.document import LeaseDocument, LeaseStore, publish_advice
 from aztask.errors import AztaskError
+from aztask.lease.bounds import Bounds
 from aztask.spark.recommendation.evidence import QueueSeen, observe
 from aztask.spark.recommendation.recommendation import Recommendation, recommended
 

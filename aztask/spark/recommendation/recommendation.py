@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from aztask.adaptive.advice import Advice, Bounds, Evidence, decide
+from aztask.adaptive.advice import Advice, Evidence, decide
+from aztask.lease.bounds import Bounds
 from aztask.lease.state import RENEW_AT
 from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen
 

@@ -1,0 +1,1 @@
+"""The report of event statistics: one HTML page, JSON, or tables on a terminal."""

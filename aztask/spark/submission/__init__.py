@@ -1,0 +1,1 @@
+"""Rows of DataFrames as tasks."""

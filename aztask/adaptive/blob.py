@@ -1,0 +1,63 @@
+"""The lease document in a blob, for workers and senders of many machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aztask.adaptive.document import (
+    ASIDE,
+    NAME,
+    SIZE_LIMIT,
+    LeaseDocument,
+    Stored,
+    from_json,
+    is_damaged,
+    to_json,
+)
+from aztask.address.addresses import BlobAddress
+from aztask.azure.taggedblob import TaggedBlob
+
+
+class LeaseBlob:
+    """The blob ``leases.json`` of a container or of a folder in it."""
+
+    remote = True
+
+    def __init__(self, address: BlobAddress) -> None:
+        """Connects with the first call. Raises ConfigurationError without a credential."""
+        self.address = address
+        self._blob = TaggedBlob(
+            address, NAME, what="the lease document", content_type="application/json"
+        )
+
+    def __repr__(self) -> str:
+        return f"<LeaseBlob {self.address}>"
+
+    def load(self) -> Stored:
+        """See `LeaseStore.load`. Needs the permission to read blobs."""
+        data, tag = self._read()
+        return Stored(LeaseDocument() if tag is None else from_json(data), tag)
+
+    def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
+        """See `LeaseStore.publish`. Needs the permission to write blobs; creates a container.
+
+        If the reply is lost, the document may be stored; then the next try is refused, and reads
+        it.
+        """
+        data = to_json(replace(document, revision=based_on.document.revision + 1))
+        return self._blob.write(data, based_on.tag)
+
+    def set_aside(self) -> str | None:
+        """See `LeaseStore.set_aside`."""
+        data, tag = self._read()
+        if tag is None or not is_damaged(data):
+            return None
+        return self._blob.move(data, tag, ASIDE)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._blob.close()
+
+    def _read(self) -> tuple[bytes, str | None]:
+        # one byte more than a document may have, so that one that is too long is noticed
+        return self._blob.read(SIZE_LIMIT + 1)
