@@ -30,8 +30,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypedDict
 
-from aztask.support.masking import Secret
 from aztask.retry import RetryStrategy
+from aztask.support.masking import Secret
 
 
 '''

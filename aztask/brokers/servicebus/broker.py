@@ -91,9 +91,9 @@ class ServiceBusBroker:
         max_message_bytes: int = MESSAGE_LIMIT,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """credential: instead of azure-identity's default. admin: see `servicebus_admin`, rule 3.
+        """credential: instead of azure-identity's default. admin: see the module `admin`, rule 3.
 
-        websockets, endpoint: see `servicebus_connecting`. max_message_bytes: more in the Premium
+        websockets, endpoint: see the module `connecting`. max_message_bytes: more in the Premium
         tier. clock: injected in tests.
         """
         self._client = BusClient(

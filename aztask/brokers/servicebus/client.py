@@ -58,7 +58,7 @@ class BusClient:
     ) -> None:
         """credential: instead of azure-identity's default, where the address has no key.
 
-        websockets, endpoint: see `servicebus_connecting`.
+        websockets, endpoint: see the module `connecting`.
         """
         filter_secrets()
         quiet_sdk("azure.servicebus")

@@ -10,7 +10,7 @@ asked of a queue goes through the SDK's client.
 
 Rules
 1. Nothing is sent twice here.
-2. The service's verdict is told by the header ``x-ms-error-code``, as `storage_errors` reads it.
+2. The service's verdict is told by the header ``x-ms-error-code``, as the module `errors` reads it.
 """
 
 from __future__ import annotations
