@@ -1,7 +1,7 @@
 """The tests of the suite that fail against the emulator, by their causes.
 
-A test is named as pytest's report names it, without the leading ``tests.``. The list is kept true in
-both directions: every other test must pass, and every test in `FAILING` must fail.
+A test is named as pytest's report names it, without the leading ``tests.``. The list is kept true
+in both directions: every other test must pass, and every test in `FAILING` must fail.
 """
 
 from __future__ import annotations
