@@ -217,3 +217,4 @@ def test_annotations_are_those_that_the_service_sets(queue, link, client):
         (got,) = deleting.receive_messages(1, max_wait_time=WAIT)
         assert got.raw_amqp_message.annotations.keys() == usual
         assert got.raw_amqp_message.delivery_annotations == {}
+        assert (got.lock_token, got._delivery_tag) == (None, b"")

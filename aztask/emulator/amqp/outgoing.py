@@ -30,6 +30,10 @@ _TRANSFER = Struct(f">IBBH7sIBI2s{TAG_SIZE}s8s")  # frame header, list8 of eleve
 _TRANSFER_SIZE = _TRANSFER.size
 _TRANSFER_START = b"\x00\x53\x14\xc0" + bytes((_TRANSFER_SIZE - 8 - 5, _FIELDS[0x14], 0x70))
 _TAG_HEAD = bytes((0xA0, TAG_SIZE))
+_UNTAGGED = Struct(">IBBH7sIBI2s8s")  # the same with an empty tag
+_UNTAGGED_SIZE = _UNTAGGED.size
+_UNTAGGED_START = b"\x00\x53\x14\xc0" + bytes((_UNTAGGED_SIZE - 8 - 5, _FIELDS[0x14], 0x70))
+_NO_TAG = b"\xa0\x00"
 _ONE_DISPOSITION = Struct(">4sBBBBIBB")  # descriptor and list8, role, first, no last, settled
 _ONE_DISPOSITION_SIZE = _ONE_DISPOSITION.size - 5 + 1  # what follows the list's size
 _DISPOSITION = b"\x00\x53\x15\xc0"
@@ -132,8 +136,12 @@ def flow(
 def transfer_frame(
     channel: int, handle: int, delivery_id: int, tag: bytes, *, settled: bool, payload: bytes
 ) -> bytes:
-    """A whole frame with a whole message; `tag` must be TAG_SIZE bytes."""
+    """A whole frame with a whole message; `tag` must be TAG_SIZE bytes, or empty."""
     flags = _SETTLED if settled else _UNSETTLED
+    if not tag:
+        size = _UNTAGGED_SIZE + len(payload)
+        head = (size, 2, 0, channel, _UNTAGGED_START, handle, 0x70, delivery_id, _NO_TAG, flags)
+        return _UNTAGGED.pack(*head) + payload
     size = _TRANSFER_SIZE + len(payload)
     return (
         _TRANSFER.pack(

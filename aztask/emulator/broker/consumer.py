@@ -1,7 +1,8 @@
 """Links that receive: from a queue, a subscription, their dead letters, or one session.
 
 Rules
-1. A link in receive-and-delete mode gets settled deliveries; any other holds a lock for each.
+1. A link in receive-and-delete mode gets settled deliveries, with an empty tag as the service sends
+   them; any other holds a lock for each.
 2. When the link ends, its messages stay locked until the locks lapse; a session is given back.
 3. At most `MAX_UNSETTLED` deliveries of a link are unsettled, whatever its credit. Those that were
    settled over another link do not count, whether or not this link's client says so.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from uuid import uuid4
 
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.errors import (
@@ -112,13 +112,13 @@ class Consumer:
         locked = not self.delete
         # Each field has its name once here: naming them on the message takes longer.
         for seq, token, kept, _, session, count, enqueued, _, until, why, told in messages:
-            key = bytes.fromhex(token) if token else uuid4().bytes
+            key = bytes.fromhex(token) if locked else b""
             payload = stored.deliver(
                 kept,
                 sequence=seq,
                 enqueued_ms=int(enqueued * 1000),
                 delivery_count=count - 1,
-                lock_token=key if locked else None,
+                lock_token=key,
                 locked_until_ms=int((until + offset) * 1000) if locked else None,
                 dead=(why or "", told or "") if dead else None,
             )
@@ -126,7 +126,7 @@ class Consumer:
             if locked:
                 lock = Lock(queue, dead, seq, token, session, until)
                 locks.add(lock)
-            link.send(payload, guid_bytes(key), lock)
+            link.send(payload, guid_bytes(key) if locked else b"", lock)
 
     def exhausted(self) -> None:
         """Nothing is left: answer a drain."""

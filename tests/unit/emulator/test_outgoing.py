@@ -46,6 +46,7 @@ WRITTEN = [
     (Flow, outgoing.flow((0, 1, 2, 3))),
     (Flow, outgoing.flow((0, 1, 2, 3), (4, 5, 6), drain=True)),
     (Transfer, WHOLE[8:]),
+    (Transfer, outgoing.transfer_frame(1, 2, 3, b"", settled=True, payload=b"")[8:]),
     (Transfer, outgoing.transfer_start(2, 3, TAG, True)),
     (Transfer, outgoing.transfer_continued(2, True)),
     (Disposition, outgoing.disposition(False, 1, 1, outgoing.ACCEPTED)),
@@ -73,5 +74,8 @@ def test_what_is_written_says_what_was_asked_for():
     settled = outgoing.transfer_frame(1, 2, 300, TAG, settled=True, payload=b"")
     assert parse(settled[8:]) == Transfer(2, 300, TAG, 0, True)
     assert int.from_bytes(WHOLE[:4]) == len(WHOLE)
+    untagged = outgoing.transfer_frame(1, 2, 300, b"", settled=True, payload=b"payload")
+    assert parse(untagged[8:]) == Transfer(2, 300, b"", 0, True, payload=b"payload")
+    assert int.from_bytes(untagged[:4]) == len(untagged)
     ranged = parse(outgoing.disposition(False, 1, 5, outgoing.ACCEPTED))
     assert (ranged.role, ranged.first, ranged.last, ranged.settled) == (False, 1, 5, True)
