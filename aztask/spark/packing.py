@@ -196,9 +196,16 @@ def _without_compiled(files: Files, source: str) -> Files:
 def _needs() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
     """aztask and its needs as they are installed here: files, names, and what is not packed."""
     files = _folder_files(Path(aztask.__file__).parent)
+    try:
+        waiting = list(_requirements(distribution(OWN), extras=True))
+    except PackageNotFoundError:
+        waiting = []
+    if not files or not waiting:
+        raise ConfigurationError(
+            "aztask is not installed here, so its files and needs are unknown: install it with pip"
+        )
     names, to_install = [f"{OWN} {__version__}"], []
     seen = {OWN, *INSTALLED}
-    waiting = list(_requirements(distribution(OWN), extras=True))
     while waiting:
         name = waiting.pop(0)
         if name in seen:
