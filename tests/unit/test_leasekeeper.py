@@ -185,6 +185,13 @@ def test_one_request_renews_all_of_a_receiver_that_want_as_long(bench):
     assert len(bench.renewed) == 4
 
 
+def test_renewals_that_differ_by_less_than_a_tenth_of_a_second_share_a_request(bench):
+    first, second = bench.lease(), bench.lease()
+    first.limit_at, second.limit_at = 1012.51, 1012.54
+    bench.turn(7.0)
+    assert bench.asked == [([1, 2], 5.5)]
+
+
 def test_a_renewal_near_the_limit_is_shortened_and_then_no_more_are_made(bench):
     lease = bench.lease()
     bench.keeper.limit(lease, 1012.5)
@@ -401,9 +408,11 @@ def test_a_batch_of_settlements_begins_where_nothing_is_under_way(bench):
     assert bench.keeper.begin_settlement([held, lost, settled]) == [True, False, False]
     assert held.state is LeaseState.SETTLING
     assert bench.keeper.begin_settlement([held]) == [False]
-    bench.turn(7.0)
+    bench.lease(5.0, requests=bench.others)
+    bench.turn(7.0 / 2)
+    assert bench.others.asked, "others are"
     assert bench.asked == [], "nothing is renewed while it is settled"
-    assert not bench.told_settleable
+    assert not bench.told_settleable, "what has ended does not wait for a renewal"
 
 
 def test_who_could_not_settle_for_a_renewal_is_told_when_it_is_over(bench):
@@ -584,6 +593,13 @@ def test_without_leases_the_keeper_sleeps_as_long_as_it_may(bench):
     assert slept == [leasekeeper.LONGEST_SLEEP] * 2
 
 
+def test_once_stopped_it_waits_for_nothing(bench, monkeypatch):
+    bench.lease()
+    bench.keeper.stop()
+    monkeypatch.setattr(bench.keeper._condition, "wait", lambda _: pytest.fail("it waits"))
+    bench.keeper.turn(wait=True)
+
+
 def test_a_turn_without_waiting_returns_at_once(bench, patient):
     bench.lease()
     bench.keeper.turn()
@@ -698,6 +714,18 @@ def test_who_waits_for_a_renewal_waits_no_longer_than_the_lease_lasts(make, what
         else:
             bench.keeper.update(lease, bench.others, Envelope(b""))
     assert bench.others.asked == []
+
+
+@pytest.mark.parametrize(("passed", "left"), [(4.0, 6.0), (10.0, 0.0), (12.0, 0.0)])
+def test_a_renewal_is_waited_for_until_the_deadline_and_not_at_all_after_it(bench, passed, left):
+    lease = bench.lease()
+    lease.state = LeaseState.RENEWING
+    bench.time.now += passed
+    waited = []
+    bench.keeper._condition.wait_for = lambda met, timeout: waited.append((met(), timeout))
+    with pytest.raises(LeaseLost):
+        bench.keeper.begin(lease)
+    assert waited == [(False, left)]
 
 
 def test_callbacks_are_optional():

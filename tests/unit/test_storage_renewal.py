@@ -142,6 +142,16 @@ def test_what_certainly_did_not_happen_is_asked_again_with_the_same_token(bench,
     assert [each[2] for each in bench.service.asked] == ["token-0", "token-0"]
 
 
+@pytest.mark.parametrize("fault", [UNSENT, BUSY, DENIED])
+def test_finishing_after_what_certainly_did_not_happen_leaves_the_token(bench, fault):
+    delivery = bench.delivery()
+    bench.service.faults.append(fault)
+    ask(bench, delivery)
+    bench.crew.deliver(0)
+    assert bench.renewals.finish(delivery, delivery.deadline) is None
+    assert delivery.token == bench.service.messages["m-0"].token
+
+
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_connection_leaves_the_lease_unknown(bench, fault):
     delivery = bench.delivery()
