@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from aztask.clock import Clock
 from aztask.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import ConfigurationError
+from aztask.support.clock import Clock
 
 
 def test_a_new_message_of_nothing_but_its_payload():
