@@ -1,0 +1,1 @@
+"""One delivery's life in a worker, from its receipt to its settlement."""
