@@ -26,24 +26,24 @@ from aztask.settlement import Abandon
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.worker.alarm import Alarm
-from aztask.worker.chores import Chores
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.dispatcher import Dispatcher
-from aztask.worker.executor import Executor
-from aztask.worker.intakes import Intakes, Source, tell_over
-from aztask.worker.job import Job, Stage
-from aztask.worker.journal import Journal
+from aztask.worker.intake.intakes import Intakes, Source, tell_over
+from aztask.worker.intake.prefetch import prefetch
+from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane, Mailbox
-from aztask.worker.leasewatch import LeaseWatch
-from aztask.worker.lifesign import LifeSign
-from aztask.worker.limits import Limits
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.pipeline import Executor
+from aztask.worker.pipeline.work import Job, Stage
 from aztask.worker.pool.children import Pool
+from aztask.worker.pool.dispatcher import Dispatcher
 from aztask.worker.pool.forking import Server
 from aztask.worker.pool.requests import Requests
-from aztask.worker.prefetch import prefetch
-from aztask.worker.sessionintake import SessionSlot
-from aztask.worker.uploader import worker_sink
+from aztask.worker.pool.timelimits import Limits
+from aztask.worker.upkeep.chores import Chores
+from aztask.worker.upkeep.heartbeat import LifeSign
+from aztask.worker.upkeep.journal import Journal
+from aztask.worker.upkeep.leasewatch import LeaseWatch
+from aztask.worker.upkeep.uploader import worker_sink
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from aztask.azure.container import container_client
 from aztask.events.blobs import EventBlobs
 from aztask.events.event import Event, from_line
 from aztask.events.sink import FileEventSink, read_events
-from aztask.worker.uploader import LOCK_NAME, Uploader, waiting_files
+from aztask.worker.upkeep.uploader import LOCK_NAME, Uploader, waiting_files
 
 SERVICE = "blob"
 _containers = count(1)

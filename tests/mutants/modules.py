@@ -27,11 +27,11 @@ MODULES = (
     "aztask.brokers.servicebus.control",
     "aztask.brokers.servicebus.receiver",
     "aztask.brokers.servicebus.session",
-    "aztask.worker.deliveries",
-    "aztask.worker.dispatcher",
-    "aztask.worker.executor",
-    "aztask.worker.limits",
-    "aztask.worker.redelivery",
+    "aztask.worker.pipeline.deliveries",
+    "aztask.worker.pool.dispatcher",
+    "aztask.worker.pipeline.pipeline",
+    "aztask.worker.pool.timelimits",
+    "aztask.worker.pipeline.redelivery",
 )
 
 TESTS = ("tests/unit", "tests/contract")

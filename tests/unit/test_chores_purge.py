@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aztask.support.clock import Clock
-from aztask.worker.chores import PURGE_AGAIN_SECONDS, PURGE_SECONDS, PURGED_MANY, Chores
 from aztask.worker.lane import Mailbox
+from aztask.worker.upkeep.chores import PURGE_AGAIN_SECONDS, PURGE_SECONDS, PURGED_MANY, Chores
 
 
 class Purging:

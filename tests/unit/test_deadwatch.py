@@ -17,7 +17,7 @@ from aztask.engine import Database
 from aztask.message.envelope import Envelope
 from aztask.results.base import State
 from aztask.settlement import Abandon, DeadLetter
-from aztask.worker.deadwatch import PAGE, DeadWatch
+from aztask.worker.upkeep.deadwatch import PAGE, DeadWatch
 
 NOW = 1_000_000.0
 

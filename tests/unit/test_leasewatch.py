@@ -6,12 +6,12 @@ from aztask import App
 from aztask.events.sink import NullEventSink
 from aztask.lease.keeper import LeaseKeeper
 from aztask.support.clock import Clock
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.journal import Journal
 from aztask.worker.lane import Mailbox
-from aztask.worker.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch
-from aztask.worker.limits import MAX_LEASE_REACHED
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
+from aztask.worker.upkeep.journal import Journal
+from aztask.worker.upkeep.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch
 
 
 class Told:

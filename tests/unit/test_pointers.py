@@ -25,10 +25,10 @@ from aztask.settlement import (
     Release,
     Settlement,
 )
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.job import Job, message_of
-from aztask.worker.pointers import LAST_LOOK, Pointers
-from aztask.worker.redelivery import Redelivery
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.pointers import LAST_LOOK, Pointers
+from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.work import Job, message_of
 
 LEASE = 10.0
 

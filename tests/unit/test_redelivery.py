@@ -28,9 +28,9 @@ from aztask.settlement import (
     Resubmit,
 )
 from aztask.support.clock import Clock
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.job import Job, Stage, message_of
-from aztask.worker.redelivery import Redelivery
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.work import Job, Stage, message_of
 
 NOW = 1_000_000.0
 LEASE = 10.0

@@ -22,10 +22,10 @@ from aztask.lease.state import LeaseState
 from aztask.results.base import Finish, Outcome, State
 from aztask.results.local.store import LocalResults
 from aztask.settlement import DeadLetter, Resubmit, Settlement
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.executor import Executor
-from aztask.worker.job import Job, Stage
-from aztask.worker.refusals import TRIES
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.pipeline import Executor
+from aztask.worker.pipeline.refusals import TRIES
+from aztask.worker.pipeline.work import Job, Stage
 
 LEASE = 60.0
 

@@ -13,7 +13,7 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
-from aztask.worker.intake import Intake
+from aztask.worker.intake.intake import Intake
 
 LIMIT = 4
 PATIENCE = 10.0

@@ -21,10 +21,10 @@ from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
-from aztask.worker.job import Job
-from aztask.worker.journal import Journal
-from aztask.worker.limits import MAX_LEASE_REACHED, STOP_GRACE, Limits
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pipeline.work import Job
+from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, Limits
+from aztask.worker.upkeep.journal import Journal
 
 START = 1000.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aztask.worker.packets import PACKET_BYTES, Packets, socket_pair
+from aztask.worker.pool.packets import PACKET_BYTES, Packets, socket_pair
 
 LARGE = b"x" * PACKET_BYTES
 
@@ -62,7 +62,7 @@ def test_a_descriptor_that_is_read_is_not_for_programs_that_tasks_start(ends, mo
     left, right = ends
     seen = []
     monkeypatch.setattr(
-        "aztask.worker.packets._read_file", lambda attached: seen.extend(attached) or b"\x01"
+        "aztask.worker.pool.packets._read_file", lambda attached: seen.extend(attached) or b"\x01"
     )
     left.send(LARGE)
     assert right.receive() == 1

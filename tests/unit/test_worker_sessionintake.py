@@ -12,7 +12,7 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, Lapse
-from aztask.worker.sessionintake import HELD_PER_WORKED, SessionIntake
+from aztask.worker.intake.sessions import HELD_PER_WORKED, SessionIntake
 
 PATIENCE = 10.0
 

@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 from aztask.app import App
 from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError
-from aztask.worker.intake import Intake
-from aztask.worker.job import Job
+from aztask.worker.intake.intake import Intake
+from aztask.worker.intake.sessions import SessionIntake, SessionSlot
 from aztask.worker.options import WorkerOptions
-from aztask.worker.sessionintake import SessionIntake, SessionSlot
+from aztask.worker.pipeline.work import Job
 
 Source: TypeAlias = Intake | SessionSlot
 """Where deliveries come from: it has a `queue` and a `receiver`."""

@@ -24,8 +24,8 @@ from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.intake import pause_after
-from aztask.worker.job import Job
+from aztask.worker.intake.intake import pause_after
+from aztask.worker.pipeline.work import Job
 
 logger = logging.getLogger(__name__)
 

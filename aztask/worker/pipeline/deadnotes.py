@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aztask.results.deadindex import DeadIndex, NotedDead
 from aztask.settlement import DeadLetter
 from aztask.support.failpoint import hit
-from aztask.worker.job import Job
+from aztask.worker.pipeline.work import Job
 
 
 def note_dead(index: DeadIndex | None, jobs: Sequence[Job], now: float) -> None:

@@ -11,7 +11,7 @@ from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery
 from aztask.lease.state import Lease
 from aztask.support.clock import Clock
-from aztask.worker.job import Job, SessionSlot
+from aztask.worker.pipeline.work import Job, SessionSlot
 
 RETRY_PAUSE = 0.5
 LONGEST_RETRY_PAUSE = 10.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aztask.errors import BrokerError, ConfigurationError
-from aztask.worker.job import Job
+from aztask.worker.pipeline.work import Job
 
 UNDONE = (BrokerError, ConfigurationError)
 """What a broker or a store raises when it did nothing, or not everything: every delivery waits.

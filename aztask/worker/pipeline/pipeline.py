@@ -15,7 +15,7 @@ Rules
 3. A store or a broker that is unreachable leaves the job as it was: it is tried again under its
    lease, and dropped unsettled when the lease ends.
 4. Whatever a store, a codec or a broker raises for one delivery is that delivery's alone: see
-   `aztask.worker.isolation` and `aztask.worker.refusals`.
+   `aztask.worker.pipeline.isolation` and `aztask.worker.pipeline.refusals`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Release, 
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.display import storable
 from aztask.support.failpoint import hit
-from aztask.worker.isolation import isolated
-from aztask.worker.job import Job, Stage, message_of
-from aztask.worker.pointers import UNDECODABLE, Pointers
-from aztask.worker.redelivery import UNKNOWN_TASK, Redelivery
-from aztask.worker.refusals import Refusals, text_of
-from aztask.worker.settling import Settling
+from aztask.worker.pipeline.isolation import isolated
+from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
+from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
+from aztask.worker.pipeline.refusals import Refusals, text_of
+from aztask.worker.pipeline.settling import Settling
+from aztask.worker.pipeline.work import Job, Stage, message_of
 
 logger = logging.getLogger(__name__)
 

@@ -49,9 +49,9 @@ from aztask.settlement import (
     Settlement,
 )
 from aztask.support.failpoint import hit
-from aztask.worker.job import Job, message_of
-from aztask.worker.pointer import Pointer
-from aztask.worker.redelivery import Redelivery
+from aztask.worker.pipeline.pointer import Pointer
+from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.work import Job, message_of
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from aztask.settlement import (
     with_envelope,
 )
 from aztask.support.clock import Clock
-from aztask.worker.job import Job, Stage, message_of
+from aztask.worker.pipeline.work import Job, Stage, message_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from aztask.errors import CodecError, MessageTooLarge
 from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
 from aztask.support.display import safe_str
-from aztask.worker.isolation import UNDONE
-from aztask.worker.job import Job, Stage, message_of
-from aztask.worker.redelivery import Redelivery
-from aztask.worker.settling import Settling
+from aztask.worker.pipeline.isolation import UNDONE
+from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.settling import Settling
+from aztask.worker.pipeline.work import Job, Stage, message_of
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from aztask.lease.state import LeaseState
 from aztask.results.deadindex import DeadIndex
 from aztask.settlement import DeadLetter, Defer
 from aztask.support.clock import Clock
-from aztask.worker.deadnotes import note_dead
-from aztask.worker.isolation import isolated
-from aztask.worker.job import Job, Stage
-from aztask.worker.pointers import Pointers
-from aztask.worker.redelivery import Redelivery
+from aztask.worker.pipeline.deadnotes import note_dead
+from aztask.worker.pipeline.isolation import isolated
+from aztask.worker.pipeline.pointers import Pointers
+from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.work import Job, Stage
 
 logger = logging.getLogger(__name__)
 

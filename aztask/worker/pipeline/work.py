@@ -14,13 +14,13 @@ from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Decision, Lapse
 from aztask.task import Task
-from aztask.worker.pointer import Pointer
+from aztask.worker.pipeline.pointer import Pointer
 
 _fields_of = attrgetter(*MESSAGE_FIELDS)
 
 
 class SessionSlot(Protocol):
-    """What holds a job's session; see `aztask.worker.sessionintake`."""
+    """What holds a job's session; see `aztask.worker.intake.sessions`."""
 
     def held(self) -> None:
         """The delivery waits for its retry, under its lease."""

@@ -22,10 +22,10 @@ import threading
 from typing import Any, Final, NoReturn
 
 from aztask.loading import load_app
-from aztask.worker.board import Board
 from aztask.worker.logs import configure
-from aztask.worker.packets import Packets
+from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import Slot
+from aztask.worker.pool.packets import Packets
 from aztask.worker.pool.runner import Runner
 
 logger = logging.getLogger(__name__)

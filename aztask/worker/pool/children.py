@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.board import Board
-from aztask.worker.job import Job
 from aztask.worker.logs import configured
-from aztask.worker.packets import Packets, socket_pair
+from aztask.worker.pipeline.work import Job
+from aztask.worker.pool.board import Board
 from aztask.worker.pool.forking import Forked, Server
+from aztask.worker.pool.packets import Packets, socket_pair
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from aztask.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, from_record
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.executor import Executor
-from aztask.worker.job import Job, Stage
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.pipeline import Executor
+from aztask.worker.pipeline.work import Job, Stage
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import Server
 from aztask.worker.pool.requests import Requests

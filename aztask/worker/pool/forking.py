@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from aztask.worker.packets import socket_pair
 from aztask.worker.pool import forkserver
 from aztask.worker.pool.copying import copied
+from aztask.worker.pool.packets import socket_pair
 
 ENDING_SECONDS: Final = 5.0
 _ANSWER_BYTES: Final = 4096

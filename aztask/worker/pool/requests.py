@@ -16,11 +16,11 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
 from aztask.support.display import safe_str
-from aztask.worker.job import Job, message_of
 from aztask.worker.lane import Lane, Mailbox
-from aztask.worker.limits import Limits
+from aztask.worker.pipeline.work import Job, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
+from aztask.worker.pool.timelimits import Limits
 
 logger = logging.getLogger(__name__)
 

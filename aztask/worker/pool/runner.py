@@ -50,10 +50,10 @@ from aztask.support.display import safe_str, storable
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
 from aztask.task import Task
-from aztask.worker.board import Board
-from aztask.worker.packets import Packets
 from aztask.worker.pool.answers import Answers
+from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import Slot
+from aztask.worker.pool.packets import Packets
 
 logger = logging.getLogger(__name__)
 

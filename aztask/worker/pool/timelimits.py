@@ -16,10 +16,10 @@ from aztask.config import Settings
 from aztask.lease.keeper import LeaseKeeper
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.worker.job import Job
-from aztask.worker.journal import Journal
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pipeline.work import Job
 from aztask.worker.pool.children import Pool, PoolProcess
+from aztask.worker.upkeep.journal import Journal
 
 logger = logging.getLogger(__name__)
 

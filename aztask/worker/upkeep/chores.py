@@ -12,9 +12,9 @@ from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.support.clock import Clock
-from aztask.worker.deadwatch import DeadWatch
-from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.upkeep.deadwatch import DeadWatch
+from aztask.worker.upkeep.journal import Journal
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.support.clock import Clock
-from aztask.worker.deliveries import Deliveries
-from aztask.worker.job import Job, message_of
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.work import Job, message_of
 from aztask.worker.pool.children import Pool
 
 MOST_TASKS: Final = 100

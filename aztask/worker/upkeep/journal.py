@@ -11,7 +11,7 @@ from aztask.message.message import TaskMessage
 from aztask.results.base import State
 from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
-from aztask.worker.job import Job
+from aztask.worker.pipeline.work import Job
 
 _KINDS: dict[State, EventKind] = {
     State.SUCCEEDED: "succeeded",

@@ -30,11 +30,11 @@ from aztask.errors import AztaskError, DecodeError
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
 from aztask.support.clock import Clock
-from aztask.worker.job import Job
-from aztask.worker.journal import Journal
 from aztask.worker.lane import Lane, Mailbox
-from aztask.worker.limits import MAX_LEASE_REACHED
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pipeline.work import Job
+from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
+from aztask.worker.upkeep.journal import Journal
 
 logger = logging.getLogger(__name__)
 
