@@ -174,10 +174,7 @@ class Sweep:
     # -- inside ------------------------------------------------------------------------------
 
     def _hold(self, deliveries: Sequence[Delivery]) -> list[Lease]:
-        leases = [
-            Lease(each, each.lease_seconds, each.deadline - each.lease_seconds)
-            for each in deliveries
-        ]
+        leases = [Lease.of(each) for each in deliveries]
         self._held.update(dict.fromkeys(leases))
         self._keeper.hold(self._receiver, leases)
         return leases
@@ -208,19 +205,12 @@ class Sweep:
 
     def _book(self, leases: Sequence[Lease], answers: Answers) -> set[Lease]:
         """Tell the keeper what became of leases; those that are settled for sure."""
-        settled = set()
-        for lease, answer in zip(leases, answers, strict=True):
-            if isinstance(answer, Settled):
-                settled.add(lease)
-            elif isinstance(answer, Lost):
-                self._keeper.lapse(lease, answer.reason)
-            else:
-                self._keeper.settlement_failed(lease)
-                self._keeper.drop([lease])
-        self._keeper.settled(settled)
+        booked = list(zip(leases, answers, strict=True))
+        self._keeper.book(booked)
+        self._keeper.drop(lease for lease, answer in booked if isinstance(answer, Unknown))
         for lease in leases:
             self._held.pop(lease, None)
-        return settled
+        return {lease for lease, answer in booked if isinstance(answer, Settled)}
 
     def _count(self, batch: Sequence[Taken], settled: set[Lease]) -> None:
         for taken in batch:

@@ -102,10 +102,7 @@ class HeldLease:
                 receiver.close()
                 raise LookupError(f"no message came on {self._queue!r} within {self._wait:g} s")
         now = self._clock.monotonic()
-        self._lease = Lease(
-            delivery, self._seconds, delivery.deadline - delivery.lease_seconds,
-            limit_at=now + self._max_lease,
-        )  # fmt: skip
+        self._lease = Lease.of(delivery, seconds=self._seconds, limit_at=now + self._max_lease)
         self._keeper.start().hold(receiver, [self._lease])
         return self
 
@@ -151,12 +148,10 @@ class HeldLease:
         except AztaskError:
             self._keeper.settlement_failed(lease)
             raise
+        self._keeper.book([(lease, answer)])
         if isinstance(answer, Lost):
-            self._keeper.lapse(lease, answer.reason)
             raise LeaseLost(answer.reason or LeaseLost.__doc__)
         if isinstance(answer, Unknown):
-            self._keeper.settlement_failed(lease)
             raise BrokerUnavailable(
                 f"the settlement was not confirmed ({answer.reason}); it may have happened"
             )
-        self._keeper.settled([lease])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from aztask.brokers.base import Broker, Receiver
-from aztask.brokers.delivery import Lost, Renewed, Unknown
+from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
 from aztask.errors import AztaskError, LeaseLost
 from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
@@ -151,6 +151,22 @@ class LeaseKeeper:
                     self._settlers_wait = True
                 answers.append(may)
         return answers
+
+    def book(self, answers: Iterable[tuple[Lease, Settled | Lost | Unknown]]) -> None:
+        """Note what the broker answered to settlements that were begun.
+
+        Settled: the lease is forgotten. Lost: it is over. Unknown: it is held and renewed until the
+        settlement is tried again.
+        """
+        settled = []
+        for lease, answer in answers:
+            if isinstance(answer, Settled):
+                settled.append(lease)
+            elif isinstance(answer, Lost):
+                self.lapse(lease, answer.reason or "the broker says so")
+            else:
+                self.settlement_failed(lease)
+        self.settled(settled)
 
     def settled(self, leases: Iterable[Lease]) -> None:
         """These are settled: forget them."""

@@ -96,6 +96,14 @@ class Lease:
     lost_reason: str = ""
     due_at: float = field(default=0.0)
 
+    @classmethod
+    def of(
+        cls, delivery: Delivery, *, seconds: float | None = None, limit_at: float | None = None
+    ) -> Lease:
+        """The lease that came with `delivery`. seconds: what renewals ask for, if not as much."""
+        granted = delivery.lease_seconds
+        return cls(delivery, seconds or granted, delivery.deadline - granted, limit_at=limit_at)
+
     @property
     def deadline(self) -> float:
         """When it ends, unless renewed."""

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from aztask.brokers.base import Broker, Receiver
-from aztask.brokers.delivery import Delivery, Lost, Settled
+from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease, LeaseState
@@ -100,9 +100,8 @@ class Unacked:
 
     def hold(self, receiver: Receiver, holdings: list[Holding], seconds: float) -> None:
         """Renew these from now on, each time for `seconds`."""
-        now = boot_seconds()
         for holding in holdings:
-            holding.lease = Lease(holding.delivery, seconds, granted_at=now)
+            holding.lease = Lease.of(holding.delivery, seconds=seconds)
             self._holdings[holding.tag] = holding
         self._keeper.hold(receiver, [holding.lease for holding in holdings if holding.lease])
 
@@ -175,14 +174,12 @@ class Unacked:
             except AztaskError:
                 self._keeper.drop([lease])
                 raise
+            self._keeper.book([(lease, answer)])
             if isinstance(answer, Settled):
-                self._keeper.settled([lease])
                 return True
             if isinstance(answer, Lost):
-                self._keeper.lapse(lease, answer.reason)
                 self._too_late(holding, lease, settlement)
                 return False
-            self._keeper.settlement_failed(lease)
             if attempt < SETTLE_TRIES - 1:
                 time.sleep(FIRST_PAUSE * 2**attempt)
         self._keeper.drop([lease])
@@ -200,15 +197,15 @@ class Unacked:
         return True
 
     @staticmethod
-    def _answer(holding: Holding, settlement: Settlement) -> Settled | Lost | None:
+    def _answer(holding: Holding, settlement: Settlement) -> Settled | Lost | Unknown:
         try:
             answer = holding.receiver.settle([(holding.delivery, settlement)])[0]
         except BrokerUnavailable as error:
             logger.warning("could not %s a message: %s", name_of(settlement), error)
-            return None
+            return Unknown(str(error))
         except AlreadySettled:
             return Settled()
-        return answer if isinstance(answer, Settled | Lost) else None
+        return answer
 
     @staticmethod
     def _too_late(holding: Holding, lease: Lease, settlement: Settlement) -> None:

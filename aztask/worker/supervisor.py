@@ -1,7 +1,7 @@
 """The supervisor: one loop that moves deliveries from the intakes through the pool to settlement.
 
 Threads: this loop; an intake for each queue; the lease keeper; lanes where the broker or the result
-store is remote. Only the loop changes jobs' stages and pool processes; the others post to it.
+store is remote. Only the loop changes items' stages and pool processes; the others post to it.
 No task code runs in this process, so nothing a task does delays a renewal.
 """
 
@@ -22,7 +22,6 @@ from aztask.brokers.delivery import Delivery
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease
 from aztask.results.base import WorkerRecord
-from aztask.settlement import Abandon
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.worker.alarm import Alarm
@@ -32,8 +31,8 @@ from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.deliveries import Deliveries
-from aztask.worker.pipeline.pipeline import Executor
-from aztask.worker.pipeline.work import Job, Stage
+from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool
 from aztask.worker.pool.dispatcher import Dispatcher
 from aztask.worker.pool.forking import Server
@@ -82,13 +81,13 @@ class Supervisor:
             on_renewed=lambda lease, age: mailbox.post(lambda: self._renewed(lease, age)),
             on_settleable=alarm.ring,
         )
-        self.executor = Executor(app, self.keeper, name=self.name, clock=clock)
+        self.pipeline = Pipeline(app, self.keeper, name=self.name, clock=clock)
         threads = LANE_THREADS if app.remote else 0
-        self._claims: Lane[Job] = Lane(
-            "claim", self.executor.claim, self._claimed, mailbox, threads=threads
+        self._claims: Lane[WorkItem] = Lane(
+            "claim", self.pipeline.claim, self._claimed, mailbox, threads=threads
         )
-        self._finishes: Lane[Job] = Lane(
-            "finish", self.executor.finish, self._finished, mailbox, threads=threads
+        self._finishes: Lane[WorkItem] = Lane(
+            "finish", self.pipeline.finish, self._finished, mailbox, threads=threads
         )
         # across a network the next claims go out while the pool is busy
         self._claims_ahead = options.concurrency if threads else 0
@@ -101,7 +100,7 @@ class Supervisor:
         self._dispatcher = Dispatcher(
             self._pool,
             self._deliveries,
-            self.executor,
+            self.pipeline,
             self.keeper,
             self._requests,
             self._selector,
@@ -163,9 +162,9 @@ class Supervisor:
         return self._sign.record(self.finished, stopped=stopped)
 
     def _stop_cancelled(self, task_ids: Sequence[str]) -> None:
-        for job, _ in self._pool.running():
-            if job.key.task_id in task_ids:
-                self._limits.cancel(job)
+        for item, _ in self._pool.running():
+            if item.key.task_id in task_ids:
+                self._limits.cancel(item)
 
     def _drain(self) -> None:
         """Receive nothing more, give back what has not started, let the rest finish."""
@@ -180,31 +179,31 @@ class Supervisor:
             waiting += process.take_back()
         self._give_back(waiting)
 
-    def _give_back(self, jobs: Sequence[Job]) -> None:
+    def _give_back(self, items: Sequence[WorkItem]) -> None:
         """Release what has not started."""
-        if jobs:
-            self.executor.release(jobs)
-            self._over(jobs)
+        if items:
+            self.pipeline.release(items)
+            self._over(items)
 
     def _give_back_running(self) -> None:
         """End the pool: what ran is given back, and its start does not count."""
-        jobs = list(self._deliveries)
+        items = list(self._deliveries)
         for process in self._pool.processes:
             process.kill("the worker stops")
         for process in self._pool.processes:
             process.wait()
-        logger.warning("%d running tasks are given back", len(jobs))
-        self.executor.release([job for job in jobs if job.settlement is None])
-        self._over(jobs)
+        logger.warning("%d running tasks are given back", len(items))
+        self.pipeline.release([item for item in items if item.decided is None])
+        self._over(items)
 
-    def _give_back_begun(self, jobs: Sequence[Job]) -> None:
+    def _give_back_begun(self, items: Sequence[WorkItem]) -> None:
         """After an error that ends the worker: what was begun counts as a start (see `abandon`)."""
-        begun = [job for job in jobs if job.owned and not job.settled]
-        self.executor.abandon(begun)
-        self.executor.release([job for job in jobs if job not in begun])
-        self._over(jobs)
+        begun = [item for item in items if item.claimed is not None and not item.settled]
+        self.pipeline.abandon(begun)
+        self.pipeline.release([item for item in items if item not in begun])
+        self._over(items)
 
-    def _shut(self, give_back: Callable[[Sequence[Job]], None] | None = None) -> None:
+    def _shut(self, give_back: Callable[[Sequence[WorkItem]], None] | None = None) -> None:
         """End everything. give_back: takes what is still held, instead of `_give_back`."""
         self._intakes.stop()
         for process in self._pool.processes:
@@ -259,8 +258,8 @@ class Supervisor:
         self._deliveries.back(self._pool.take_back_stuck(now))
         self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)
-        self._finishes.submit(job for job in due if job.settlement is not None)
-        self._claims.submit(job for job in due if job.settlement is None)
+        self._finishes.submit(item for item in due if item.decided is not None)
+        self._claims.submit(item for item in due if item.decided is None)
         self._pool.fill()
         self._chores.tick(now, self._record, self._sign.running_ids, self._stop_cancelled)
         self._leases.tick(now)
@@ -274,19 +273,19 @@ class Supervisor:
         """New deliveries: hold their leases, open them, and send them on their way."""
         hit("received", len(deliveries))
         session = source if isinstance(source, SessionSlot) else None
-        jobs = [
+        items = [
             self._deliveries.add(source.queue, source.receiver, each, session)
             for each in deliveries
         ]
-        self.keeper.hold(source.receiver, [job.lease for job in jobs])
+        self.keeper.hold(source.receiver, [item.lease for item in items])
         if self._draining_until is not None:  # a receive that was under way when the drain began
-            self._give_back(jobs)
+            self._give_back(items)
             return
-        self.executor.open(jobs)
-        self.journal.received(jobs)
-        self._leases.received(jobs)
-        self._finishes.submit(job for job in jobs if job.settlement is not None)
-        self._deliveries.opened.extend(job for job in jobs if job.settlement is None)
+        self.pipeline.open(items)
+        self.journal.received(items)
+        self._leases.received(items)
+        self._finishes.submit(item for item in items if item.decided is not None)
+        self._deliveries.opened.extend(item for item in items if item.decided is None)
 
     def _allow(self) -> None:
         """Tell the intakes how much more there is room for."""
@@ -310,83 +309,85 @@ class Supervisor:
                 self._claims.submit(opened.popleft() for _ in range(min(room, len(opened))))
         self._claims.turn()
 
-    def _claimed(self, jobs: Sequence[Job]) -> None:
+    def _claimed(self, items: Sequence[WorkItem]) -> None:
         draining = self._draining_until is not None
-        for job in jobs:
-            self._deliveries.swapped(job)
-            if job.stage is Stage.READY and draining and not job.settled:
-                self._give_back([job])
-            elif job.stage is Stage.READY:
-                self._deliveries.ready.append(job)
-            elif job.stage is Stage.DONE:
-                self._over([job])
-            elif job.settlement is not None:
-                self._finishes.submit([job])
+        for item in items:
+            self._deliveries.swapped(item)
+            if item.stage is Stage.READY and draining and not item.settled:
+                self._give_back([item])
+            elif item.stage is Stage.READY:
+                self._deliveries.ready.append(item)
+            elif item.stage is Stage.ENDED:
+                self._over([item])
+            elif item.stage is Stage.DECIDED:
+                self._finishes.submit([item])
             else:
-                self._try_later(job)
+                self._try_later(item)
         self._finishes.turn()
 
-    def _finished(self, jobs: Sequence[Job]) -> None:
-        done = [job for job in jobs if job.stage is Stage.DONE]
-        if len(done) < len(jobs):
-            for job in jobs:
-                if job.stage is Stage.HELD:
-                    self._hold(job)
-                elif job.stage is not Stage.DONE:
-                    self._try_later(job)
+    def _finished(self, items: Sequence[WorkItem]) -> None:
+        done = [item for item in items if item.stage is Stage.ENDED]
+        if len(done) < len(items):
+            for item in items:
+                if item.stage is Stage.HELD:
+                    self._hold(item)
+                elif item.stage is not Stage.ENDED:
+                    self._try_later(item)
         self.finished += len(done)
         self._over(done)
 
-    def _hold(self, job: Job) -> None:
+    def _hold(self, item: WorkItem) -> None:
         """Wait for its retry beside the slots; past the bound it waits in the queue (see `Hold`):
         its lease is left to lapse, so that neither memory nor renewals grow without end.
         """
-        self.journal.ended(job)
-        job.outcome, job.settlement = None, Abandon()
-        if job.session is not None:  # these are bounded by the sessions that a worker holds
-            job.session.held()
-        room = job.session is not None or self._deliveries.held < self.app.settings.max_held
+        self.journal.ended(item)
+        item.rest()
+        if item.session is not None:  # these are bounded by the sessions that a worker holds
+            item.session.held()
+        room = item.session is not None or self._deliveries.held < self.app.settings.max_held
         if self._draining_until is not None or room:
-            self._next_tick = min(self._next_tick, self._deliveries.hold(job))
+            self._next_tick = min(self._next_tick, self._deliveries.hold(item))
         else:
-            self._over([job])
+            self._over([item])
 
     def _abandon_held(self, now: float) -> None:
-        jobs = self._deliveries.let_go(now)
-        for job in jobs:
-            job.stage = Stage.FINISHING
-        self._finishes.submit(jobs)
+        items = self._deliveries.let_go(now)
+        for item in items:
+            item.due()
+        self._finishes.submit(items)
 
-    def _try_later(self, job: Job) -> None:
-        self._next_tick = min(self._next_tick, self._deliveries.try_later(job))
+    def _try_later(self, item: WorkItem) -> None:
+        self._next_tick = min(self._next_tick, self._deliveries.try_later(item))
 
-    def _over(self, jobs: Sequence[Job]) -> None:
+    def _over(self, items: Sequence[WorkItem]) -> None:
         """These deliveries are done with, however they ended; some may have been so before.
 
         A session is told once for each: a second time would start its next message too early.
         """
-        self.keeper.drop(lease for job in jobs for lease in job.leases)
-        ended = [job for job in jobs if self._deliveries.remove(job)]
-        for job in ended:
-            self.journal.ended(job)
-            self._leases.ended(job)
+        for item in items:
+            item.end()
+        self.keeper.drop(lease for item in items for lease in item.leases)
+        ended = [item for item in items if self._deliveries.remove(item)]
+        for item in ended:
+            self.journal.ended(item)
+            self._leases.ended(item)
         tell_over(ended)
 
     # -- leases ------------------------------------------------------------------------------
 
     def _renewed(self, lease: Lease, age: float) -> None:
-        job = self._deliveries.of(lease)
-        if job is not None:
-            self.journal.renewed(job, age)
-            self._dispatcher.tell(job, ["renewed", job.number, lease.deadline])
+        item = self._deliveries.of(lease)
+        if item is not None:
+            self.journal.renewed(item, age)
+            self._dispatcher.tell(item, ["renewed", item.number, lease.deadline])
 
     def _lease_lost(self, lease: Lease) -> None:
         """The broker or the clock says that it is over: stop the task, settle nothing."""
-        job = self._deliveries.of(lease)
-        if job is not None and job.stage is Stage.SENT:
-            self._limits.stop(job, "lease", lease.lost_reason)
-        elif job is not None and job.stage is Stage.HELD:
-            job.note("lease_lost", lease.lost_reason)
-            self._over([job])
-        elif job is not None:
-            logger.info("lease of %s lost while it waited: %s", job.number, lease.lost_reason)
+        item = self._deliveries.of(lease)
+        if item is not None and item.stage is Stage.RUNNING:
+            self._limits.stop(item, "lease", lease.lost_reason)
+        elif item is not None and item.stage is Stage.HELD:
+            item.note("lease_lost", lease.lost_reason)
+            self._over([item])
+        elif item is not None:
+            logger.info("lease of %s lost while it waited: %s", item.number, lease.lost_reason)

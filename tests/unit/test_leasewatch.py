@@ -9,6 +9,7 @@ from aztask.support.clock import Clock
 from aztask.worker.lane import Mailbox
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.work import Run, Stop
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
 from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch
@@ -39,20 +40,20 @@ class Told:
             self.clock,
         )
 
-    def job(self, held=1.0):
+    def item(self, held=1.0):
         self.app.send("shop.t", queue="q")
         receiver = self.app.broker.receiver("q", lease=10.0)
         (delivery,) = receiver.receive(1, 0.0)
-        job = self.deliveries.add("q", receiver, delivery)
+        item = self.deliveries.add("q", receiver, delivery)
         self.now += held
-        return job
+        return item
 
     def lost(self, times, stop_reason=""):
         for _ in range(times):
-            job = self.job()
-            job.note("lease_lost", "gone")
-            job.stop_reason = stop_reason
-            self.watch.ended(job)
+            item = self.item()
+            item.note("lease_lost", "gone")
+            item.run = Run(stop=Stop(stop_reason, 0.0) if stop_reason else None)
+            self.watch.ended(item)
 
     def tick(self):
         self.watch.tick(self.now)
@@ -97,10 +98,10 @@ def test_nothing_is_written_while_there_is_nothing_to_tell(told):
 
 def test_at_most_one_write_a_minute_without_losses(told):
     for _ in range(240):
-        job = told.job(held=1.0)
-        job.note("lease_lost", "it ran too long")
-        job.stop_reason = MAX_LEASE_REACHED
-        told.watch.ended(job)
+        item = told.item(held=1.0)
+        item.note("lease_lost", "it ran too long")
+        item.run = Run(stop=Stop(MAX_LEASE_REACHED, 0.0))
+        told.watch.ended(item)
         told.tick()
     assert 1 <= told.document.revision <= 5
     assert told.observed.lost_ever == 0

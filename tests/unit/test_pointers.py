@@ -28,7 +28,7 @@ from aztask.settlement import (
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pointers import LAST_LOOK, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.work import Job, message_of
+from aztask.worker.pipeline.work import WorkItem, message_of
 
 LEASE = 10.0
 
@@ -45,28 +45,28 @@ class Bench:
     receiver: Receiver
     deliveries: Deliveries
 
-    def job(self) -> Job:
+    def item(self) -> WorkItem:
         """The next message, opened."""
         (delivery,) = self.receiver.receive(1, 0.0)
-        job = self.deliveries.add("default", self.receiver, delivery)
-        job.message = self.app.codec.from_envelope(delivery.envelope, "default")
-        self.keeper.hold(self.receiver, [job.lease])
-        return job
+        item = self.deliveries.add("default", self.receiver, delivery)
+        item.open(self.app.codec.from_envelope(delivery.envelope, "default"), None)
+        self.keeper.hold(self.receiver, [item.lease])
+        return item
 
-    def settle(self, job: Job, how: Settlement) -> None:
-        job.settlement = how
-        assert self.keeper.begin_settlement([job.lease]) == [True]
-        answers = self.receiver.settle([(job.delivery, how)])
-        self.pointers.follow([job], answers)
+    def settle(self, item: WorkItem, how: Settlement) -> None:
+        item.decide(how)
+        assert self.keeper.begin_settlement([item.lease]) == [True]
+        answers = self.receiver.settle([(item.delivery, how)])
+        self.pointers.follow([item], answers)
 
-    def deferred(self, task_id: str = "a") -> Job:
+    def deferred(self, task_id: str = "a") -> WorkItem:
         """A message that was deferred for a retry, its pointer in the queue."""
         self.app.send("shop.resize", ["a.png"], task_id=task_id)
-        job = self.job()
-        job.settlement = Defer(0.0)
-        self.pointers.send([job])
-        self.settle(job, job.settlement)
-        return job
+        item = self.item()
+        item.decide(Defer(0.0))
+        self.pointers.send([item])
+        self.settle(item, item.settlement)
+        return item
 
     def left(self) -> tuple[int | None, ...]:
         stats = self.app.broker.stats("default")
@@ -91,26 +91,26 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 def test_a_pointers_job_becomes_the_deferred_messages(bench: Bench) -> None:
     original = bench.deferred()
-    job = bench.job()
-    pointing = job.delivery
-    assert bench.pointers.fetch([job]) == [job]
-    assert bench.pointers.fetch([job]) == [job], "once"
-    assert job.pointer is not None
-    assert job.pointer.delivery is pointing
-    assert job.delivery.position == original.delivery.position
-    assert job.key == original.key
-    message = message_of(job)
+    item = bench.item()
+    pointing = item.delivery
+    assert bench.pointers.fetch([item]) == [item]
+    assert bench.pointers.fetch([item]) == [item], "once"
+    assert item.pointer is not None
+    assert item.pointer.delivery is pointing
+    assert item.delivery.position == original.delivery.position
+    assert item.key == original.key
+    message = message_of(item)
     assert (message.pointer, message.body) == (None, message_of(original).body)
     assert message.resubmit_count == (0 if bench.app.results else 1), "else its row counts"
-    assert len(job.leases) == 2
+    assert len(item.leases) == 2
     assert bench.left() == (0, 2, 0, 0)
 
 
 def test_what_does_not_point_is_passed_on(bench: Bench) -> None:
     bench.app.send("shop.resize", ["a.png"])
-    job = bench.job()
-    assert bench.pointers.fetch([job]) == [job]
-    assert job.pointer is None
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == [item]
+    assert item.pointer is None
 
 
 @pytest.mark.parametrize(
@@ -128,27 +128,27 @@ def test_the_pointer_follows_its_message(
 ) -> None:
     """It ends, unless the message is deferred again without another pointer."""
     bench.deferred()
-    job = bench.job()
-    bench.pointers.fetch([job])
-    bench.settle(job, how)
+    item = bench.item()
+    bench.pointers.fetch([item])
+    bench.settle(item, how)
     assert bench.left() == left
 
 
 def test_a_message_that_is_not_deferred_is_waited_for_two_leases_long(bench: Bench) -> None:
     bench.app.send("shop.resize", ["a.png"], task_id="a")
     bench.app.send("shop.resize", ["a.png"], task_id="late")
-    held = bench.job()
-    held.settlement = Defer(0.0)
-    bench.settle(bench.job(), Complete())
+    held = bench.item()
+    held.decide(Defer(0.0))
+    bench.settle(bench.item(), Complete())
     bench.pointers.send([held])
     waits: list[Decision | None] = []
     for _ in range(LAST_LOOK):
-        job = bench.job()
-        assert bench.pointers.fetch([job]) == []
-        waits.append(job.settlement)
-        if isinstance(job.settlement, Hold):
-            bench.receiver.settle([(job.delivery, Abandon())])
-            bench.keeper.drop(job.leases)
+        item = bench.item()
+        assert bench.pointers.fetch([item]) == []
+        waits.append(item.settlement)
+        if isinstance(item.settlement, Hold):
+            bench.receiver.settle([(item.delivery, Abandon())])
+            bench.keeper.drop(item.leases)
     pauses = [each.delay for each in waits if isinstance(each, Hold)]
     assert pauses == [1.0, 2.0, 4.0, 8.0, LEASE, LEASE]
     assert waits[-1] == Complete(), "it comes by itself"
@@ -158,49 +158,49 @@ def test_a_pointer_to_nothing_ends(bench: Bench) -> None:
     original = bench.deferred()
     (found,) = bench.receiver.receive_deferred([original.delivery.position])
     bench.receiver.settle([(found, Complete())])
-    job = bench.job()
-    assert bench.pointers.fetch([job]) == []
-    assert job.settlement == Complete()
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == []
+    assert item.settlement == Complete()
 
 
 def test_a_replayed_pointer_runs_its_message_as_a_new_generation(bench: Bench) -> None:
     """Its counts start over, whatever the message had before, and its deliveries too."""
     original = bench.deferred()
-    first = bench.job()
+    first = bench.item()
     pointer = message_of(first)
     bench.settle(first, Complete())
     bench.app.broker.send("default", [bench.app.codec.to_envelope(pointer.replayed())])
-    job = bench.job()
-    assert bench.pointers.fetch([job]) == [job]
-    message = message_of(job)
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == [item]
+    message = message_of(item)
     assert message.key == ("a", 1, 0)
     assert message.body == message_of(original).body
-    assert (message.resubmit_count, message.delivery_base) == (0, job.delivery.delivery_count - 1)
+    assert (message.resubmit_count, message.delivery_base) == (0, item.delivery.delivery_count - 1)
 
 
 def test_two_pointers_at_once_get_one_message(bench: Bench) -> None:
     bench.deferred()
     (peeked,) = [each for each in bench.app.broker.peek("default") if each.envelope.body == b""]
     bench.app.broker.send("default", [replace(peeked.envelope, message_id="twice")])
-    jobs = [bench.job(), bench.job()]
-    assert bench.pointers.fetch(jobs) == [jobs[0]]
-    assert isinstance(jobs[1].settlement, Hold)
+    items = [bench.item(), bench.item()]
+    assert bench.pointers.fetch(items) == [items[0]]
+    assert isinstance(items[1].settlement, Hold)
 
 
 def test_a_pointer_to_another_tasks_message_is_dead_and_the_message_stays(bench: Bench) -> None:
     original = bench.deferred()
-    bench.settle(bench.job(), Complete())
+    bench.settle(bench.item(), Complete())
     bench.app.send("shop.resize", [], task_id="other")
-    other = bench.job()
+    other = bench.item()
     forged = message_of(other).pointing(
         int(original.delivery.position), counted=True, delivery_base=0
     )
     bench.settle(other, Complete())
     bench.app.broker.send("default", [bench.app.codec.to_envelope(forged)])
-    job = bench.job()
-    assert bench.pointers.fetch([job]) == []
-    assert job.settlement is not None
-    bench.settle(job, Abandon())
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == []
+    assert item.settlement is not None
+    bench.settle(item, Abandon())
     assert bench.left() == (0, 0, 1, 1)
     (dead,) = bench.app.broker.peek("default", dead_letter=True)
     assert dead.dead_letter_reason == "foreign-pointer"
@@ -211,11 +211,11 @@ def test_a_deferred_message_that_cannot_be_read_is_dead(bench: Bench) -> None:
     (junk,) = bench.receiver.receive(1, 0.0)
     bench.receiver.settle([(junk, Defer())])
     bench.app.send("shop.resize", [], task_id="a")
-    first = bench.job()
+    first = bench.item()
     pointer = message_of(first).pointing(int(junk.position), counted=True, delivery_base=0)
     bench.settle(first, Complete())
     bench.app.broker.send("default", [bench.app.codec.to_envelope(pointer)])
-    job = bench.job()
-    assert bench.pointers.fetch([job]) == []
-    assert isinstance(job.settlement, DeadLetter)
-    assert job.settlement.reason == "undecodable"
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == []
+    assert isinstance(item.settlement, DeadLetter)
+    assert item.settlement.reason == "undecodable"

@@ -30,7 +30,7 @@ from aztask.settlement import (
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.work import Job, Stage, message_of
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
 NOW = 1_000_000.0
 LEASE = 10.0
@@ -57,16 +57,16 @@ class WithoutDefer(LocalBroker):
 
 @dataclass
 class Bench:
-    """One job of a task with a strategy, on a real queue."""
+    """One item of a task with a strategy, on a real queue."""
 
     app: App
     clock: Clock
     keeper: LeaseKeeper
     redelivery: Redelivery
-    job: Job
+    item: WorkItem
 
     def decide(self, decision: Decision) -> Decision:
-        return self.redelivery.decide(self.job, decision)
+        return self.redelivery.decide(self.item, decision)
 
 
 Make = Callable[..., Bench]
@@ -89,11 +89,10 @@ def make() -> Iterator[Make]:
         keeper = LeaseKeeper(broker, clock=clock)
         receiver = broker.receiver("default", lease=LEASE)
         (delivery,) = receiver.receive(1, 0.0)
-        job = Deliveries("w", clock).add("default", receiver, delivery)
-        job.message = app.codec.from_envelope(delivery.envelope, "default")
-        job.task = task
-        keeper.hold(receiver, [job.lease])
-        return Bench(app, clock, keeper, Redelivery(app, keeper, clock), job)
+        item = Deliveries("w", clock).add("default", receiver, delivery)
+        item.open(app.codec.from_envelope(delivery.envelope, "default"), task)
+        keeper.hold(receiver, [item.lease])
+        return Bench(app, clock, keeper, Redelivery(app, keeper, clock), item)
 
     yield make
     for database in databases:
@@ -133,14 +132,14 @@ def test_other_decisions_stand(make: Make, strategy: str) -> None:
     bench = make(strategy)
     dead = DeadLetter("no good")
     assert bench.decide(dead) is dead
-    bench.job.settled = True
+    bench.item.settled = True
     assert bench.decide(AGAIN) is AGAIN, "at most once: the message is gone, nothing comes again"
 
 
 @pytest.mark.parametrize("strategy", ["resubmit", "hold", "defer"])
 def test_what_would_expire_before_its_next_run_is_dead(make: Make, strategy: str) -> None:
     bench = make(strategy)
-    bench.job.message = replace(message_of(bench.job), expires=NOW + 2.0)
+    bench.item.rewrite(expires=NOW + 2.0)
     assert bench.decide(AGAIN) == DeadLetter("expired", "it would expire before its next run")
     assert not isinstance(bench.decide(Resubmit(1.0)), DeadLetter)
 
@@ -148,10 +147,10 @@ def test_what_would_expire_before_its_next_run_is_dead(make: Make, strategy: str
 @pytest.mark.parametrize("strategy", RETRY_STRATEGIES)
 def test_with_a_result_store_its_row_counts(make: Make, strategy: str) -> None:
     bench = make(strategy)
-    bench.redelivery.own(bench.job, Owned(3, None, failures=2, snoozes=1))
-    message = message_of(bench.job)
-    assert (message.resubmit_count, message.snooze_count, bench.job.starts) == (2, 1, 3)
-    assert bench.redelivery.start_limit(bench.job) == 10
+    bench.redelivery.own(bench.item, Owned(3, None, failures=2, snoozes=1))
+    message = message_of(bench.item)
+    assert (message.resubmit_count, message.snooze_count, bench.item.claimed.starts) == (2, 1, 3)
+    assert bench.redelivery.start_limit(bench.item) == 10
 
 
 @pytest.mark.parametrize(
@@ -164,9 +163,9 @@ def test_without_one_the_service_counts_what_nothing_else_can(
     """And then the limit of starts leaves room for all retries."""
     bench = make(strategy, results=False, kind=WithoutUpdate)
     object.__setattr__(bench.app.settings, "max_deliveries", 2)
-    bench.redelivery.own(bench.job, Owned(3))
-    assert message_of(bench.job).resubmit_count == failures
-    assert bench.redelivery.start_limit(bench.job) == limit
+    bench.redelivery.own(bench.item, Owned(3))
+    assert message_of(bench.item).resubmit_count == failures
+    assert bench.redelivery.start_limit(bench.item) == limit
 
 
 def test_where_the_service_counts_a_snooze_resubmits(make: Make) -> None:
@@ -178,12 +177,12 @@ def test_where_the_service_counts_a_snooze_resubmits(make: Make) -> None:
 
 def test_without_a_store_the_message_counts_where_it_can_be_changed(make: Make) -> None:
     bench = make("abandon", results=False)
-    bench.redelivery.own(bench.job, Owned(3))
-    assert message_of(bench.job).resubmit_count == 0, "starts are no failures"
-    bench.job.outcome = Outcome(State.RETRYING, Abandon())
-    bench.redelivery.write_counts([bench.job])
-    bench.job.receiver.settle([(bench.job.delivery, Abandon())])
-    (delivery,) = bench.job.receiver.receive(1, 0.0)
+    bench.redelivery.own(bench.item, Owned(3))
+    assert message_of(bench.item).resubmit_count == 0, "starts are no failures"
+    bench.item.decide(Abandon(), Outcome(State.RETRYING, Abandon()))
+    bench.redelivery.write_counts([bench.item])
+    bench.item.receiver.settle([(bench.item.delivery, Abandon())])
+    (delivery,) = bench.item.receiver.receive(1, 0.0)
     message = bench.app.codec.from_envelope(delivery.envelope, "default")
     assert (message.resubmit_count, message.snooze_count, message.delivery_base) == (1, 0, 1)
 
@@ -193,37 +192,38 @@ def test_only_what_comes_again_is_counted_in_the_message(
     make: Make, outcome: Outcome | None
 ) -> None:
     bench = make("abandon", results=False)
-    bench.job.outcome = outcome
-    bench.redelivery.write_counts([bench.job])
+    if outcome is not None:
+        bench.item.decide(outcome.settlement, outcome)
+    bench.redelivery.write_counts([bench.item])
     (peeked,) = bench.app.broker.peek("default")
     assert peeked.envelope.headers["aztask-resubmit-count"] == 0
 
 
 def test_holding_extends_the_lease_past_its_limit_and_ends_in_time(make: Make) -> None:
     bench = make("hold")
-    bench.job.lease.limit_at = NOW + 1
-    bench.job.settlement = bench.decide(Resubmit(60.0))
-    bench.redelivery.keep(bench.job)
-    assert bench.redelivery.waits(bench.job)
-    assert (bench.job.stage, bench.job.held_until) == (Stage.HELD, NOW + 60)
-    assert bench.job.lease.limit_at == NOW + 60 + 2 * LEASE
+    bench.item.lease.limit_at = NOW + 1
+    bench.item.decide(bench.decide(Resubmit(60.0)))
+    bench.redelivery.keep(bench.item)
+    assert bench.redelivery.waits(bench.item)
+    assert (bench.item.stage, bench.item.held_until) == (Stage.HELD, NOW + 60)
+    assert bench.item.lease.limit_at == NOW + 60 + 2 * LEASE
 
 
 def test_a_lapse_is_done_at_once(make: Make) -> None:
     bench = make("lease-timeout")
-    bench.job.settlement = bench.decide(AGAIN)
-    bench.redelivery.keep(bench.job)
-    assert bench.job.stage is Stage.DONE
-    assert not bench.job.settled
+    bench.item.decide(bench.decide(AGAIN))
+    bench.redelivery.keep(bench.item)
+    assert bench.item.stage is Stage.ENDED
+    assert not bench.item.settled
 
 
 def test_a_pointer_carries_position_and_counts_and_nothing_of_the_work(make: Make) -> None:
     bench = make("defer")
-    bench.job.settlement = bench.decide(SNOOZE)
-    first, second = (bench.redelivery.pointer(bench.job) for _ in range(2))
+    bench.item.decide(bench.decide(SNOOZE))
+    first, second = (bench.redelivery.pointer(bench.item) for _ in range(2))
     assert first == second, "repeated, it has the same id"
     pointer = bench.app.codec.from_envelope(first, "default")
-    assert pointer.pointer == bench.job.delivery.position
+    assert pointer.pointer == bench.item.delivery.position
     assert (pointer.body, pointer.snooze_count, pointer.delivery_base) == (b"", 1, 1)
     assert first.delay == 5.0
 
@@ -231,23 +231,23 @@ def test_a_pointer_carries_position_and_counts_and_nothing_of_the_work(make: Mak
 def test_a_strategy_that_the_broker_cannot_do_is_refused(make: Make) -> None:
     with pytest.raises(CapabilityError, match="retry_strategy='defer' is not possible on somewh"):
         make("defer", kind=WithoutDefer)
-    assert make("hold", kind=WithoutDefer).job.settled is False
+    assert make("hold", kind=WithoutDefer).item.settled is False
 
 
 # -- in a session ------------------------------------------------------------------------------
 
 
 class Slot:
-    """What holds the job's session."""
+    """What holds the item's session."""
 
     def held(self) -> None: ...
 
-    def over(self, job: Job) -> None: ...
+    def over(self, item: WorkItem) -> None: ...
 
 
 def in_session(bench: Bench, *, ordered: bool) -> None:
-    bench.job.session = Slot()
-    bench.job.message = replace(message_of(bench.job), ordered=ordered)
+    bench.item.session = Slot()
+    bench.item.rewrite(ordered=ordered)
 
 
 @pytest.mark.parametrize("strategy", ["abandon", "lease-timeout"])
@@ -263,7 +263,7 @@ def test_in_order_a_delay_that_was_asked_for_is_held(make: Make, strategy: str) 
 def test_in_order_nothing_overtakes_a_retry(make: Make, strategy: str) -> None:
     bench = make(strategy)
     in_session(bench, ordered=True)
-    assert bench.redelivery.strategy(bench.job) == "hold"
+    assert bench.redelivery.strategy(bench.item) == "hold"
     assert bench.decide(AGAIN) == Hold(2.0, NOW + 2)
 
 
@@ -277,11 +277,11 @@ def test_in_order_a_snooze_is_held_where_the_service_counts(make: Make) -> None:
 @pytest.mark.parametrize("strategy", ["abandon", "hold", "resubmit"])
 def test_what_is_put_off_keeps_its_place_and_counts_nothing(make: Make, strategy: str) -> None:
     bench = make(strategy)
-    assert bench.redelivery.put_off(bench.job, 7.0) == Resubmit(7.0, NOW + 7, counted=False)
+    assert bench.redelivery.put_off(bench.item, 7.0) == Resubmit(7.0, NOW + 7, counted=False)
     in_session(bench, ordered=True)
-    assert bench.redelivery.put_off(bench.job, 7.0) == Hold(7.0, NOW + 7)
+    assert bench.redelivery.put_off(bench.item, 7.0) == Hold(7.0, NOW + 7)
     in_session(bench, ordered=False)
-    assert bench.redelivery.put_off(bench.job, 7.0) == Resubmit(7.0, NOW + 7, counted=False)
+    assert bench.redelivery.put_off(bench.item, 7.0) == Resubmit(7.0, NOW + 7, counted=False)
 
 
 # -- counts at their edges ---------------------------------------------------------------------
@@ -292,9 +292,9 @@ def test_where_the_service_counts_every_start_but_this_one_is_a_failure(
     make: Make, starts: int, failures: int
 ) -> None:
     bench = make("abandon", results=False, kind=WithoutUpdate)
-    bench.job.message = replace(message_of(bench.job), resubmit_count=4)
-    bench.redelivery.own(bench.job, Owned(starts))
-    assert message_of(bench.job).resubmit_count == 4 + failures
+    bench.item.rewrite(resubmit_count=4)
+    bench.redelivery.own(bench.item, Owned(starts))
+    assert message_of(bench.item).resubmit_count == 4 + failures
 
 
 @pytest.mark.parametrize(("failures", "snoozes"), [(0, 2), (2, 0), (1, 1)])
@@ -302,27 +302,27 @@ def test_what_the_row_counted_is_added_to_what_the_message_carries(
     make: Make, failures: int, snoozes: int
 ) -> None:
     bench = make("abandon")
-    bench.job.message = replace(message_of(bench.job), resubmit_count=4, snooze_count=5)
-    bench.redelivery.own(bench.job, Owned(3, b"page", failures=failures, snoozes=snoozes))
-    message = message_of(bench.job)
+    bench.item.rewrite(resubmit_count=4, snooze_count=5)
+    bench.redelivery.own(bench.item, Owned(3, b"page", failures=failures, snoozes=snoozes))
+    message = message_of(bench.item)
     assert (message.resubmit_count, message.snooze_count) == (4 + failures, 5 + snoozes)
     assert message.saved == b"page"
 
 
 def test_a_message_that_nothing_happened_to_stays_as_it_is(make: Make) -> None:
     bench = make("abandon")
-    before = message_of(bench.job)
-    bench.redelivery.own(bench.job, Owned(1))
-    assert message_of(bench.job) is before
+    before = message_of(bench.item)
+    bench.redelivery.own(bench.item, Owned(1))
+    assert message_of(bench.item) is before
 
 
 def test_a_task_that_is_not_known_has_the_apps_strategy_and_limit(make: Make) -> None:
     bench = make("abandon", results=False, kind=WithoutUpdate)
     object.__setattr__(bench.app.settings, "retry_strategy", "abandon")
     object.__setattr__(bench.app.settings, "max_deliveries", 2)
-    bench.job.task = None
-    assert bench.redelivery.strategy(bench.job) == "abandon"
-    assert bench.redelivery.start_limit(bench.job) == 2
+    bench.item.open(message_of(bench.item), None)
+    assert bench.redelivery.strategy(bench.item) == "abandon"
+    assert bench.redelivery.start_limit(bench.item) == 2
 
 
 @pytest.mark.parametrize(("expires", "dead"), [(NOW, True), (NOW + 0.001, False), (None, False)])
@@ -331,7 +331,7 @@ def test_what_comes_again_at_once_is_dead_only_if_it_has_expired(
     make: Make, strategy: str, expires: float | None, dead: bool
 ) -> None:
     bench = make(strategy)
-    bench.job.message = replace(message_of(bench.job), expires=expires)
+    bench.item.rewrite(expires=expires)
     assert isinstance(bench.decide(AGAIN), DeadLetter) is dead
 
 
@@ -342,8 +342,8 @@ def test_the_message_does_not_count_where_something_else_does(
     make: Make, results: bool, kind: type[LocalBroker]
 ) -> None:
     bench = make("abandon", results=results, kind=kind)
-    bench.job.outcome = Outcome(State.RETRYING, Abandon())
-    bench.redelivery.write_counts([bench.job])
+    bench.item.decide(Abandon(), Outcome(State.RETRYING, Abandon()))
+    bench.redelivery.write_counts([bench.item])
     (peeked,) = bench.app.broker.peek("default")
     assert peeked.envelope.headers["aztask-resubmit-count"] == 0
 
@@ -361,11 +361,13 @@ def test_what_does_not_come_again_itself_is_not_counted_and_those_after_it_are(
 ) -> None:
     bench = make("abandon", results=False)
     other = make("abandon", results=False)
-    bench.job.outcome, bench.job.settled = outcome, settled
-    other.job.outcome = Outcome(State.SNOOZED, Abandon())
-    other.job.message = replace(message_of(other.job), snooze_count=3, resubmit_count=2)
-    other.job.saved = b"page 7"
-    other.redelivery.write_counts([bench.job, other.job])
+    if outcome is not None:
+        bench.item.decide(outcome.settlement, outcome)
+    bench.item.settled = settled
+    other.item.decide(Abandon(), Outcome(State.SNOOZED, Abandon()))
+    other.item.rewrite(snooze_count=3, resubmit_count=2)
+    other.item.rewrite(saved=b"page 7")
+    other.redelivery.write_counts([bench.item, other.item])
     (peeked,) = bench.app.broker.peek("default")
     assert peeked.envelope.headers["aztask-resubmit-count"] == 0
     (peeked,) = other.app.broker.peek("default")
@@ -379,11 +381,11 @@ def test_a_count_that_cannot_be_written_is_left_out_and_those_after_it_are_not(
 ) -> None:
     bench, other = make("abandon", results=False), make("abandon", results=False)
     for each in (bench, other):
-        each.job.outcome = Outcome(State.RETRYING, Abandon())
-    bench.keeper.drop([bench.job.lease])
-    bench.job.lease.state = LeaseState.LOST
+        each.item.decide(Abandon(), Outcome(State.RETRYING, Abandon()))
+    bench.keeper.drop([bench.item.lease])
+    bench.item.lease.state = LeaseState.LOST
     other.redelivery._keeper = other.keeper
-    other.redelivery.write_counts([bench.job, other.job])
+    other.redelivery.write_counts([bench.item, other.item])
     assert "is not counted" in caplog.text
     (peeked,) = other.app.broker.peek("default")
     assert peeked.envelope.headers["aztask-resubmit-count"] == 1
@@ -402,24 +404,24 @@ def test_a_count_that_cannot_be_written_is_left_out_and_those_after_it_are_not(
 )
 def test_a_hold_ends_when_it_is_due(make: Make, hold: Hold, until: float) -> None:
     bench = make("hold")
-    bench.job.settlement = hold
-    bench.redelivery.keep(bench.job)
-    assert bench.job.held_until == until
-    assert bench.job.lease.limit_at == until + 2 * LEASE
+    bench.item.decide(hold)
+    bench.redelivery.keep(bench.item)
+    assert bench.item.held_until == until
+    assert bench.item.lease.limit_at == until + 2 * LEASE
 
 
 def test_what_is_settled_now_waits_for_nothing(make: Make) -> None:
     bench = make("hold")
     for settlement, waits in ((Hold(1.0), True), (Lapse(), True), (Abandon(), False)):
-        bench.job.settlement = settlement
-        assert bench.redelivery.waits(bench.job) is waits
+        bench.item.decide(settlement)
+        assert bench.redelivery.waits(bench.item) is waits
 
 
 @pytest.mark.parametrize("how", [Complete(), Abandon(), DeadLetter("why"), Defer(2.0, NOW + 2)])
 def test_most_settlements_go_to_the_broker_as_they_are(make: Make, how: Decision) -> None:
     bench = make("resubmit")
-    bench.job.settlement = how
-    assert bench.redelivery.pairs([bench.job]) == [(bench.job.delivery, how)]
+    bench.item.decide(how)
+    assert bench.redelivery.pairs([bench.item]) == [(bench.item.delivery, how)]
 
 
 @pytest.mark.parametrize(
@@ -429,14 +431,14 @@ def test_a_resubmission_goes_with_its_clone_and_what_is_left_of_its_delay(
     make: Make, due: float | None, left: float
 ) -> None:
     bench = make("resubmit")
-    bench.job.saved = b"page 7"
-    bench.job.settlement = Resubmit(2.0, due)
-    first, second = bench.redelivery.ready(bench.job), bench.redelivery.ready(bench.job)
+    bench.item.rewrite(saved=b"page 7")
+    bench.item.decide(Resubmit(2.0, due))
+    first, second = bench.redelivery.ready(bench.item), bench.redelivery.ready(bench.item)
     assert isinstance(first, Resubmit)
     assert first == second, "repeated, it sends the same clone under the same id"
     assert (first.delay, first.envelope.delay) == (left, left)
     clone = bench.app.codec.from_envelope(first.envelope, "default")
-    before = message_of(bench.job)
+    before = message_of(bench.item)
     assert clone.key == (before.id, 0, 1)
     assert (clone.resubmit_count, clone.snooze_count) == (1, 0)
     assert (clone.saved, clone.unknown_since, clone.delivery_base) == (b"page 7", None, 0)
@@ -444,9 +446,8 @@ def test_a_resubmission_goes_with_its_clone_and_what_is_left_of_its_delay(
 
 def test_a_clone_that_was_made_already_is_sent(make: Make) -> None:
     bench = make("resubmit")
-    bench.job.clone = message_of(bench.job).chained()
-    bench.job.settlement = Resubmit(2.0, NOW + 2, counted=False)
-    ready = bench.redelivery.ready(bench.job)
+    bench.item.decide(Resubmit(2.0, NOW + 2, counted=False), clone=message_of(bench.item).chained())
+    ready = bench.redelivery.ready(bench.item)
     clone = bench.app.codec.from_envelope(ready.envelope, "default")
     assert (clone.hop, clone.snooze_count) == (1, 0)
 
@@ -466,10 +467,9 @@ def test_a_clone_remembers_since_when_its_task_is_unknown(
     make: Make, outcome: Outcome | None, since: float | None, expected: float | None
 ) -> None:
     bench = make("resubmit")
-    bench.job.message = replace(message_of(bench.job), unknown_since=since)
-    bench.job.outcome = outcome
-    bench.job.settlement = Resubmit(2.0, NOW + 2, counted=False)
-    ready = bench.redelivery.ready(bench.job)
+    bench.item.rewrite(unknown_since=since)
+    bench.item.decide(Resubmit(2.0, NOW + 2, counted=False), outcome)
+    ready = bench.redelivery.ready(bench.item)
     clone = bench.app.codec.from_envelope(ready.envelope, "default")
     assert clone.unknown_since == expected
     assert clone.snooze_count == 1
@@ -488,10 +488,10 @@ def test_where_the_services_count_goes_on_a_clone_remembers_it(
     make: Make, kind: type[LocalBroker], base: int
 ) -> None:
     bench = make("resubmit", kind=kind)
-    bench.job.delivery.delivery_count = 4
-    bench.job.settlement = Resubmit(2.0, NOW + 2)
-    assert bench.redelivery.delivery_base(bench.job) == base
-    ready = bench.redelivery.ready(bench.job)
+    bench.item.delivery.delivery_count = 4
+    bench.item.decide(Resubmit(2.0, NOW + 2))
+    assert bench.redelivery.delivery_base(bench.item) == base
+    ready = bench.redelivery.ready(bench.item)
     assert bench.app.codec.from_envelope(ready.envelope, "default").delivery_base == base
 
 
@@ -501,8 +501,8 @@ def test_a_pointer_comes_when_it_is_due_and_counts_what_it_stands_for(
     make: Make, due: float | None, left: float, counted: bool
 ) -> None:
     bench = make("defer")
-    bench.job.settlement = Defer(5.0, due, counted=counted)
-    envelope = bench.redelivery.pointer(bench.job)
+    bench.item.decide(Defer(5.0, due, counted=counted))
+    envelope = bench.redelivery.pointer(bench.item)
     pointer = bench.app.codec.from_envelope(envelope, "default")
     assert envelope.delay == left
     assert (pointer.resubmit_count, pointer.snooze_count) == (int(counted), int(not counted))

@@ -22,7 +22,7 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import Step, WorkItem
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, Limits
 from aztask.worker.upkeep.journal import Journal
 
@@ -33,13 +33,13 @@ START = 1000.0
 class Process:
     """A pool process as the limits see it. told: control packets. killed: (reason, delivery)."""
 
-    jobs: dict[int, Job] = field(default_factory=dict)
+    items: dict[int, WorkItem] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)
     told: list = field(default_factory=list)
     killed: list = field(default_factory=list)
 
     def running(self):
-        return [(self.jobs[number], at) for number, at in self.since.items()]
+        return [(self.items[number], at) for number, at in self.since.items()]
 
     def tell(self, packet):
         self.told.append(packet)
@@ -90,13 +90,13 @@ class Bench:
             clock,
         )
         self.app = App("shop", broker="local://:memory:")
-        self.job = self.add(held, {} if message is None else message, task)
+        self.item = self.add(held, {} if message is None else message, task)
 
     def add(self, lease, message, task):
         """Another task that runs beside it, on the same process."""
-        number = len(self.process.jobs) + 1
+        number = len(self.process.items) + 1
         delivery = Delivery("q", Envelope(b""), number, "t", 1, START, START + lease, lease)
-        job = Job(
+        item = WorkItem(
             number,
             delivery,
             self.requests,
@@ -104,18 +104,22 @@ class Bench:
             "q",
             START,
             f"w/{number}",
-            message=TaskMessage(f"task-{number}", "shop.work", "q", b"", **message),
-            task=self.app.task(name=f"work{number}", **task)(print),
         )
-        self.process.jobs[number] = job
+        item.open(
+            TaskMessage(f"task-{number}", "shop.work", "q", b"", **message),
+            self.app.task(name=f"work{number}", **task)(print),
+        )
+        item.change(Step.CLAIM)
+        item.sent()
+        self.process.items[number] = item
         self.process.since[number] = START
-        self.keeper.hold(self.requests, [job.lease])
-        return job
+        self.keeper.hold(self.requests, [item.lease])
+        return item
 
     def on_lost(self, lease):
         """As the supervisor does."""
         self.lost.append(lease)
-        self.limits.stop(self.job, "lease", lease.lost_reason)
+        self.limits.stop(self.item, "lease", lease.lost_reason)
 
     def at(self, now, *, renewing=True):
         """The supervisor's turn and the keeper's, at START + now."""
@@ -174,7 +178,7 @@ def test_without_limits_a_task_may_run():
     for now in range(0, 499, 10):
         bench.at(now)
     assert (bench.process.told, bench.process.killed) == ([], [])
-    assert bench.job.lease.state is LeaseState.HELD
+    assert bench.item.lease.state is LeaseState.HELD
 
 
 def test_limits_count_from_the_start_that_the_process_noted():
@@ -188,7 +192,7 @@ def test_limits_count_from_the_start_that_the_process_noted():
 
 def test_a_task_that_is_not_known_has_the_limits_of_its_message():
     bench = Bench(message={"time_limit": 9.0, "soft_time_limit": 5.0})
-    bench.job.task = None
+    bench.item.open(bench.item.opened.message, None)
     bench.at(4.9)
     assert bench.process.told == []
     bench.at(5.0)
@@ -217,17 +221,17 @@ def test_a_task_that_ignores_its_lost_lease_is_killed_after_the_grace():
     assert bench.process.told == []
     bench.at(9.0)
     assert bench.interrupts == [(1, "lease")]
-    assert bench.job.kill_at == START + 9.0 + STOP_GRACE
+    assert bench.item.stop.kill_at == START + 9.0 + STOP_GRACE
     for now in (9.3, 9.6, 9.999):
         bench.at(now)
-        bench.limits.stop(bench.job, "cancel", "noticed once more")
+        bench.limits.stop(bench.item, "cancel", "noticed once more")
     assert bench.process.killed == []
     bench.at(10.0)
     assert bench.process.killed == [
         ("task task-1 did not stop: its lease was not renewed in time", 1)
     ]
     assert bench.interrupts == [(1, "lease")]
-    assert bench.lost == [bench.job.lease]
+    assert bench.lost == [bench.item.lease]
 
 
 def test_the_grace_is_a_second():
@@ -256,7 +260,7 @@ def test_whatever_notices_the_loss_the_task_is_told_once_and_killed_once_a_grace
     assert bench.interrupts == [(1, "lease")]
     assert told_at == [at]
     assert killed_at == [at + STOP_GRACE]
-    assert bench.lost == [bench.job.lease]
+    assert bench.lost == [bench.item.lease]
 
 
 @pytest.mark.parametrize("seen_first_by", ["keeper", "limits"])
@@ -267,7 +271,7 @@ def test_a_keeper_that_was_asleep_past_the_deadline_tells_once(seen_first_by):
     bench.at(60.0, renewing=seen_first_by == "keeper")
     bench.at(60.5)
     assert bench.interrupts == [(1, "lease")]
-    assert bench.lost == [bench.job.lease]
+    assert bench.lost == [bench.item.lease]
     bench.at(61.0)
     assert len(bench.process.killed) == 1
 
@@ -275,19 +279,19 @@ def test_a_keeper_that_was_asleep_past_the_deadline_tells_once(seen_first_by):
 def test_a_refused_settlement_is_not_told_as_a_loss():
     """Who settles knows it already; the task has ended."""
     bench = Bench(held=10.0)
-    bench.keeper.begin(bench.job.lease)
-    bench.keeper.lapse(bench.job.lease, "refused")
-    bench.job.settled = True
+    bench.keeper.begin(bench.item.lease)
+    bench.keeper.lapse(bench.item.lease, "refused")
+    bench.item.settled = True
     bench.at(20.0)
     assert (bench.lost, bench.process.told) == ([], [])
     with pytest.raises(LeaseLost):
-        bench.keeper.begin(bench.job.lease)
+        bench.keeper.begin(bench.item.lease)
 
 
 def test_a_settled_delivery_has_no_lease_to_watch():
     bench = Bench(held=10.0)
-    bench.job.settled = True
-    bench.keeper.drop([bench.job.lease])
+    bench.item.settled = True
+    bench.keeper.drop([bench.item.lease])
     bench.at(20.0)
     bench.at(2000.0)
     assert (bench.process.told, bench.process.killed) == ([], [])
@@ -313,17 +317,17 @@ def test_before_the_grace_has_passed_the_hard_limit_counts_too():
 
 def test_only_the_process_that_runs_the_task_is_told():
     bench = Bench()
-    bench.limits.stop(bench.job, "lease", "why")
+    bench.limits.stop(bench.item, "lease", "why")
     assert bench.process.told == [["interrupt", 1, "lease", "why"]]
     assert bench.idle.told == []
-    assert bench.job.stop_reason == "why"
+    assert bench.item.stop.reason == "why"
 
 
 def test_a_cancelled_task_is_told_once_and_killed_after_the_grace():
     bench = Bench()
-    bench.limits.cancel(bench.job)
-    bench.limits.cancel(bench.job)
-    assert bench.job.cancelled is True
+    bench.limits.cancel(bench.item)
+    bench.limits.cancel(bench.item)
+    assert bench.item.run.cancelled is True
     assert bench.process.told == [["interrupt", 1, "cancel", "it was cancelled"]]
     bench.at(0.999)
     assert bench.process.killed == []
@@ -351,10 +355,10 @@ def test_the_longest_lease_counts_from_the_start_and_then_the_task_must_stop(
     for now in range(3, int(longest)):
         bench.at(now)
     assert bench.process.told == []
-    assert bench.job.lease.limit_at == START + 3.0 + longest
-    assert bench.limits.limit_at(bench.job) == START + 3.0 + longest
+    assert bench.item.lease.limit_at == START + 3.0 + longest
+    assert bench.limits.limit_at(bench.item) == START + 3.0 + longest
     # its lease ends with the limit: the margin before that stops it
-    stop_at = bench.job.lease.stop_at - START
+    stop_at = bench.item.lease.stop_at - START
     assert longest < stop_at < longest + 3.0
     bench.at(stop_at)
     assert bench.interrupts == [(1, "lease")]
@@ -374,9 +378,9 @@ def test_a_task_stops_at_the_longest_lease_although_its_lease_lasts_longer():
 
 def test_before_the_start_is_noted_the_limit_counts_from_now():
     bench = Bench()
-    bench.job.task = None
+    bench.item.open(bench.item.opened.message, None)
     bench.time.now = START + 7.0
-    assert bench.limits.limit_at(bench.job) == START + 507.0
+    assert bench.limits.limit_at(bench.item) == START + 507.0
 
 
 # -- the start ---------------------------------------------------------------------------------
@@ -388,7 +392,7 @@ def test_a_start_is_told_once():
     bench.at(3.0)
     assert [event.event for event in bench.events] == ["started"]
     assert bench.events[0].ts == START
-    assert bench.job.started_at == START
+    assert bench.item.run.started_at == START
 
 
 @pytest.mark.parametrize(
@@ -406,22 +410,22 @@ def test_a_tasks_own_lease_holds_from_its_start(options, wanted, asked):
     bench.at(1.0)
     bench.keeper.turn()
     assert bench.requests.asked == asked
-    assert bench.job.lease.limit_at == START + 500.0
+    assert bench.item.lease.limit_at == START + 500.0
 
 
 def test_a_delivery_without_a_task_is_limited_as_the_settings_say():
     bench = Bench()
-    bench.job.task = None
+    bench.item.open(bench.item.opened.message, None)
     bench.at(1.0)
-    assert bench.job.lease.limit_at == START + 500.0
+    assert bench.item.lease.limit_at == START + 500.0
 
 
 def test_at_most_once_there_is_no_lease_to_extend():
     bench = Bench(held=10.0)
-    bench.job.task = bench.app.task(name="eager", lease=250.0)(print)
-    bench.job.settled = True
+    bench.item.open(bench.item.opened.message, bench.app.task(name="eager", lease=250.0)(print))
+    bench.item.settled = True
     bench.at(1.0)
     bench.keeper.turn()
     assert bench.requests.asked == []
-    assert bench.job.lease.limit_at is None
+    assert bench.item.lease.limit_at is None
     assert [event.event for event in bench.events] == ["started"]

@@ -15,8 +15,8 @@ class Session:
     def __init__(self):
         self.told = []
 
-    def over(self, job):
-        self.told.append(job)
+    def over(self, item):
+        self.told.append(item)
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def test_a_session_is_told_once_that_a_delivery_is_over(app):
         receiver = app.broker.receiver("default", lease=30.0)
         (delivery,) = receiver.receive(1, 1.0)
         session = Session()
-        job = supervisor._deliveries.add("default", receiver, delivery, session)
-        supervisor._over([job])
-        supervisor._over([job])
-        assert session.told == [job]
+        item = supervisor._deliveries.add("default", receiver, delivery, session)
+        supervisor._over([item])
+        supervisor._over([item])
+        assert session.told == [item]
         receiver.close()
     finally:
         supervisor._shut()
@@ -58,13 +58,13 @@ def test_an_error_that_ends_the_worker_counts_as_a_start_of_what_was_begun(tmp_p
         for task_id in ("begun", "waiting"):
             app.send("shop.place", ["order-1"], task_id=task_id)
         receiver = app.broker.receiver("default", lease=30.0)
-        jobs = [
+        items = [
             supervisor._deliveries.add("default", receiver, delivery)
             for delivery in receiver.receive(2, 1.0)
         ]
-        supervisor.keeper.hold(receiver, [job.lease for job in jobs])
-        supervisor.executor.open(jobs)
-        supervisor.executor.claim([job for job in jobs if job.key.task_id == "begun"])
+        supervisor.keeper.hold(receiver, [item.lease for item in items])
+        supervisor.pipeline.open(items)
+        supervisor.pipeline.claim([item for item in items if item.key.task_id == "begun"])
 
         def broken():
             raise RuntimeError("the loop broke")

@@ -12,7 +12,7 @@ from aztask.errors import CapabilityError
 from aztask.worker.intake.intake import Intake
 from aztask.worker.intake.sessions import SessionIntake, SessionSlot
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 
 Source: TypeAlias = Intake | SessionSlot
 """Where deliveries come from: it has a `queue` and a `receiver`."""
@@ -116,8 +116,8 @@ class Intakes:
             intake.close()
 
 
-def tell_over(jobs: Iterable[Job]) -> None:
+def tell_over(items: Iterable[WorkItem]) -> None:
     """Tell the sessions of these that they are done with."""
-    for job in jobs:
-        if job.session is not None:
-            job.session.over(job)
+    for item in items:
+        if item.session is not None:
+            item.session.over(item)

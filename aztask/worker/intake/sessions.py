@@ -25,7 +25,7 @@ from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.intake.intake import pause_after
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class SessionSlot:
         self._intake = intake
         self._clock = clock
         self.looks = False
-        self._over: SimpleQueue[Job] = SimpleQueue()
+        self._over: SimpleQueue[WorkItem] = SimpleQueue()
         self._set_aside = False
         self._failures = 0
         self._thread = threading.Thread(
@@ -242,9 +242,9 @@ class SessionSlot:
         self._set_aside = True
         self._intake.set_aside(1)
 
-    def over(self, job: Job) -> None:
+    def over(self, item: WorkItem) -> None:
         """The delivery is done with, however it ended."""
-        self._over.put(job)
+        self._over.put(item)
 
     # -- the thread --------------------------------------------------------------------------
 
@@ -270,12 +270,12 @@ class SessionSlot:
             if delivery.session != session:  # where it costs nothing the receiver takes the next
                 session, since = delivery.session or "", self._clock.monotonic()
             self._intake.take(self, [delivery])
-            job = self._over.get()
+            item = self._over.get()
             if self._set_aside:
                 self._set_aside = False
                 self._intake.set_aside(-1)
-            if not job.settled:
-                self._wait_for_lapse(job)
+            if not item.settled:
+                self._wait_for_lapse(item)
             elif self._intake.go_on(since):
                 delivery = self._receive(0.0)
                 if delivery is not None and self._intake.stopping:
@@ -305,11 +305,11 @@ class SessionSlot:
             self._failures += 1
             self._intake.pause(pause_after(self.queue, error, self._failures))
 
-    def _wait_for_lapse(self, job: Job) -> None:
+    def _wait_for_lapse(self, item: WorkItem) -> None:
         """A message that is left to lapse comes again when the lease ends, not before."""
-        if job.left_to_lapse:
+        if item.left_to_lapse:
             self._intake.set_aside(1)
-            self._intake.pause(job.delivery.deadline - self._clock.monotonic())
+            self._intake.pause(item.delivery.deadline - self._clock.monotonic())
             self._intake.set_aside(-1)
 
     def _let_go(self) -> None:

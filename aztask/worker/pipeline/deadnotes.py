@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from aztask.results.deadindex import DeadIndex, NotedDead
 from aztask.settlement import DeadLetter
 from aztask.support.failpoint import hit
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 
 
-def note_dead(index: DeadIndex | None, jobs: Sequence[Job], now: float) -> None:
-    """Note those of `jobs` that are about to be dead-lettered. Raises BrokerUnavailable.
+def note_dead(index: DeadIndex | None, items: Sequence[WorkItem], now: float) -> None:
+    """Note those of `items` that are about to be dead-lettered. Raises BrokerUnavailable.
 
     Crash window: if the worker dies before the dead letter is stored, the note is there too early,
     or, if the next delivery ends otherwise, in vain; see `aztask.results.deadindex`.
@@ -20,15 +20,15 @@ def note_dead(index: DeadIndex | None, jobs: Sequence[Job], now: float) -> None:
         return
     letters = [
         NotedDead(
-            job.queue,
-            job.delivery.envelope,
-            job.settlement.reason,
-            job.settlement.description,
+            item.queue,
+            item.delivery.envelope,
+            item.settlement.reason,
+            item.settlement.description,
             now,
-            job.delivery.delivery_count,
+            item.delivery.delivery_count,
         )
-        for job in jobs
-        if isinstance(job.settlement, DeadLetter)
+        for item in items
+        if isinstance(item.settlement, DeadLetter)
     ]
     if letters:
         index.note(letters)

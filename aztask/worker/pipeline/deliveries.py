@@ -11,7 +11,7 @@ from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery
 from aztask.lease.state import Lease
 from aztask.support.clock import Clock
-from aztask.worker.pipeline.work import Job, SessionSlot
+from aztask.worker.pipeline.work import SessionSlot, WorkItem
 
 RETRY_PAUSE = 0.5
 LONGEST_RETRY_PAUSE = 10.0
@@ -19,22 +19,22 @@ RENEWAL_PAUSE = 0.01
 
 
 class Deliveries:
-    """All jobs, two queues: opened (to be claimed) and ready (to be sent to the pool), and those
+    """All items, two queues: opened (to be claimed) and ready (to be sent to the pool), and those
     that are held aside until their retry is due.
 
     Only the supervisor's loop uses it.
     """
 
     def __init__(self, worker: str, clock: Clock) -> None:
-        self.opened: deque[Job] = deque()
-        self.ready: deque[Job] = deque()
+        self.opened: deque[WorkItem] = deque()
+        self.ready: deque[WorkItem] = deque()
         self._worker = worker
         self._clock = clock
         self._numbers = count(1)
-        self._jobs: dict[int, Job] = {}
-        self._by_lease: dict[Lease, Job] = {}
-        self._later: list[tuple[float, Job]] = []
-        self._held: dict[int, Job] = {}
+        self._jobs: dict[int, WorkItem] = {}
+        self._by_lease: dict[Lease, WorkItem] = {}
+        self._later: list[tuple[float, WorkItem]] = []
+        self._held: dict[int, WorkItem] = {}
         self._held_until: list[tuple[float, int]] = []
 
     @property
@@ -45,7 +45,7 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[WorkItem]:
         return iter(list(self._jobs.values()))
 
     def add(
@@ -54,15 +54,11 @@ class Deliveries:
         receiver: Receiver,
         delivery: Delivery,
         session: SessionSlot | None = None,
-    ) -> Job:
-        """A new delivery becomes a job."""
+    ) -> WorkItem:
+        """A new delivery becomes a item."""
         number = next(self._numbers)
-        lease = Lease(
-            delivery,
-            seconds=delivery.lease_seconds,
-            granted_at=delivery.deadline - delivery.lease_seconds,
-        )
-        job = Job(
+        lease = Lease.of(delivery)
+        item = WorkItem(
             number,
             delivery,
             receiver,
@@ -72,74 +68,74 @@ class Deliveries:
             f"{self._worker}/{number}",
             session=session,
         )
-        self._jobs[number] = job
-        self._by_lease[lease] = job
-        return job
+        self._jobs[number] = item
+        self._by_lease[lease] = item
+        return item
 
-    def of(self, lease: Lease) -> Job | None:
-        """The job that a lease belongs to, while it is held."""
+    def of(self, lease: Lease) -> WorkItem | None:
+        """The item that a lease belongs to, while it is held."""
         return self._by_lease.get(lease)
 
-    def swapped(self, job: Job) -> None:
+    def swapped(self, item: WorkItem) -> None:
         """It is held under another lease now: that of the message its pointer points to."""
-        if job.pointer is not None and self._by_lease.pop(job.pointer.lease, None) is not None:
-            self._by_lease[job.lease] = job
+        if item.pointer is not None and self._by_lease.pop(item.pointer.lease, None) is not None:
+            self._by_lease[item.lease] = item
 
-    def remove(self, job: Job) -> bool:
+    def remove(self, item: WorkItem) -> bool:
         """Done with; False when it was already."""
-        self._by_lease.pop(job.lease, None)
-        if job.pointer is not None:
-            self._by_lease.pop(job.pointer.lease, None)
-        self._held.pop(job.number, None)
-        return self._jobs.pop(job.number, None) is not None
+        self._by_lease.pop(item.lease, None)
+        if item.pointer is not None:
+            self._by_lease.pop(item.pointer.lease, None)
+        self._held.pop(item.number, None)
+        return self._jobs.pop(item.number, None) is not None
 
-    def back(self, jobs: Iterable[Job]) -> None:
+    def back(self, items: Iterable[WorkItem]) -> None:
         """These were taken out of `ready` too early: put them in front, in order."""
-        self.ready.extendleft(reversed(list(jobs)))
+        self.ready.extendleft(reversed(list(items)))
 
-    def try_later(self, job: Job) -> float:
+    def try_later(self, item: WorkItem) -> float:
         """A stage could not be done: when to try again (clock of the deadlines).
 
         At once when only a renewal was in the way, slower and slower when something is down.
         """
         pause = RENEWAL_PAUSE
-        if job.failures:
-            pause = min(RETRY_PAUSE * 2 ** min(job.failures - 1, 6), LONGEST_RETRY_PAUSE)
+        if item.tries:
+            pause = min(RETRY_PAUSE * 2 ** min(item.tries - 1, 6), LONGEST_RETRY_PAUSE)
         at = self._clock.monotonic() + pause
-        self._later.append((at, job))
+        self._later.append((at, item))
         return at
 
-    def due(self, now: float) -> list[Job]:
-        """The jobs whose stage is to be tried again now."""
-        due = [job for at, job in self._later if at <= now]
+    def due(self, now: float) -> list[WorkItem]:
+        """The items whose stage is to be tried again now."""
+        due = [item for at, item in self._later if at <= now]
         if due:
             self._later = [entry for entry in self._later if entry[0] > now]
         return due
 
-    def hold(self, job: Job) -> float:
-        """Keep it aside until `Job.held_until`; returns that."""
-        until = job.held_until or 0.0
-        self._held[job.number] = job
-        heapq.heappush(self._held_until, (until, job.number))
+    def hold(self, item: WorkItem) -> float:
+        """Keep it aside until `WorkItem.held_until`; returns that."""
+        until = item.held_until
+        self._held[item.number] = item
+        heapq.heappush(self._held_until, (until, item.number))
         return until
 
-    def let_go(self, now: float) -> list[Job]:
+    def let_go(self, now: float) -> list[WorkItem]:
         """Take out those that are held no longer."""
-        jobs = []
+        items = []
         while self._held_until and self._held_until[0][0] <= now:
-            job = self._held.pop(heapq.heappop(self._held_until)[1], None)
-            if job is not None:
-                jobs.append(job)
-        return jobs
+            item = self._held.pop(heapq.heappop(self._held_until)[1], None)
+            if item is not None:
+                items.append(item)
+        return items
 
-    def waiting(self) -> list[Job]:
+    def waiting(self) -> list[WorkItem]:
         """Take out everything that has not been sent to the pool and has no outcome."""
         waiting = [
             *self.opened,
             *self.ready,
-            *(job for _, job in self._later if job.settlement is None),
+            *(item for _, item in self._later if item.decided is None),
         ]
         self.opened.clear()
         self.ready.clear()
-        self._later = [entry for entry in self._later if entry[1].settlement is not None]
+        self._later = [entry for entry in self._later if entry[1].decided is not None]
         return waiting

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aztask.errors import BrokerError, ConfigurationError
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 
 UNDONE = (BrokerError, ConfigurationError)
 """What a broker or a store raises when it did nothing, or not everything: every delivery waits.
@@ -18,28 +18,28 @@ Permissions that are refused may be granted again, and a worker does not end bec
 
 
 def isolated(
-    jobs: Sequence[Job],
-    work: Callable[[Sequence[Job]], None],
+    items: Sequence[WorkItem],
+    work: Callable[[Sequence[WorkItem]], None],
     *,
-    unavailable: Callable[[Sequence[Job], Exception], None],
-    refused: Callable[[Job, Exception], None],
+    unavailable: Callable[[Sequence[WorkItem], Exception], None],
+    refused: Callable[[WorkItem, Exception], None],
 ) -> None:
-    """Give `jobs` to `work`, so that a delivery that cannot be processed harms no other one.
+    """Give `items` to `work`, so that a delivery that cannot be processed harms no other one.
 
-    `work` may be called again with some of the jobs after it raised, so it must be repeatable.
-    `unavailable` gets the jobs of a call that raised one of `UNDONE`, `refused` each job that makes
-    `work` raise anything else when it is alone.
+    `work` may be called again with some of the items after it raised, so it must be repeatable.
+    `unavailable` gets the items of a call that raised one of `UNDONE`, `refused` each item that
+    makes `work` raise anything else when it is alone.
     """
-    if not jobs:
+    if not items:
         return
     try:
-        work(jobs)
+        work(items)
     except UNDONE as error:
-        unavailable(jobs, error)
+        unavailable(items, error)
     except Exception as error:  # noqa: BLE001  # a store, a codec or a broker may raise anything
-        if len(jobs) == 1:
-            refused(jobs[0], error)
+        if len(items) == 1:
+            refused(items[0], error)
             return
-        half = len(jobs) // 2
-        for part in (jobs[:half], jobs[half:]):
+        half = len(items) // 2
+        for part in (items[:half], items[half:]):
             isolated(part, work, unavailable=unavailable, refused=refused)

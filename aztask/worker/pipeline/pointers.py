@@ -49,9 +49,8 @@ from aztask.settlement import (
     Settlement,
 )
 from aztask.support.failpoint import hit
-from aztask.worker.pipeline.pointer import Pointer
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.work import Job, message_of
+from aztask.worker.pipeline.work import Pointer, Stage, WorkItem, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -73,54 +72,52 @@ class Pointers:
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def fetch(self, jobs: Sequence[Job]) -> list[Job]:
-        """The jobs that can go on: each pointer's job has become the deferred message's.
+    def fetch(self, items: Sequence[WorkItem]) -> list[WorkItem]:
+        """The items that can go on: each pointer's item has become the deferred message's.
 
         The others have a settlement. Raises BrokerError; asking again does no harm.
         """
-        pointing = [job for job in jobs if _points(job)]
+        pointing = [item for item in items if _points(item)]
         if not pointing:
-            return list(jobs)
-        groups: dict[int, list[Job]] = {}
-        for job in pointing:
-            groups.setdefault(id(job.receiver), []).append(job)
+            return list(items)
+        groups: dict[int, list[WorkItem]] = {}
+        for item in pointing:
+            groups.setdefault(id(item.receiver), []).append(item)
         for group in groups.values():
             self._fetch_group(group)
-        hit("fetched", sum(job.pointer is not None for job in pointing))
-        return [job for job in jobs if job.settlement is None]
+        hit("fetched", sum(item.pointer is not None for item in pointing))
+        return [item for item in items if item.stage is Stage.RECEIVED]
 
-    def _fetch_group(self, jobs: list[Job]) -> None:
-        receiver = jobs[0].receiver
-        wanted = {message_of(job).pointer for job in jobs}
+    def _fetch_group(self, items: list[WorkItem]) -> None:
+        receiver = items[0].receiver
+        wanted = {message_of(item).pointer for item in items}
         found = receiver.receive_deferred([each for each in wanted if each is not None])
         by_position = {int(each.position): each for each in found}
-        for job in jobs:
-            delivery = by_position.pop(message_of(job).pointer or 0, None)
+        for item in items:
+            delivery = by_position.pop(message_of(item).pointer or 0, None)
             if delivery is None:
-                job.settlement = self._not_there(job)
+                item.decide(self._not_there(item))
             else:
-                self._become(job, delivery)
+                self._become(item, delivery)
 
-    def _become(self, job: Job, delivery: Delivery) -> None:
-        """From now on the job is the deferred message's, and holds both leases."""
-        pointing = message_of(job)
-        job.pointer = Pointer(job.delivery, job.lease)
-        job.delivery = delivery
-        job.lease = Lease(
-            delivery, delivery.lease_seconds, delivery.deadline - delivery.lease_seconds
-        )
-        self._keeper.hold(job.receiver, [job.lease])
+    def _become(self, item: WorkItem, delivery: Delivery) -> None:
+        """From now on the item is the deferred message's, and holds both leases."""
+        pointing = message_of(item)
+        item.pointer = Pointer(item.delivery, item.lease)
+        item.delivery = delivery
+        item.lease = Lease.of(delivery)
+        self._keeper.hold(item.receiver, [item.lease])
         try:
-            message = self._app.codec.from_envelope(delivery.envelope, job.queue)
+            message = self._app.codec.from_envelope(delivery.envelope, item.queue)
         except CodecError as error:
-            job.settlement = DeadLetter(UNDECODABLE, str(error))
+            item.decide(DeadLetter(UNDECODABLE, str(error)))
             return
         if message.id != pointing.id:
-            job.settlement = Abandon()  # it is deferred again, for its own pointer
+            item.decide(Abandon())  # it is deferred again, for its own pointer
             text = f"it points to message {delivery.position}, which belongs to another task id"
-            self._settle_pointer(job, DeadLetter(FOREIGN_POINTER, text))
+            self._settle_pointer(item, DeadLetter(FOREIGN_POINTER, text))
             return
-        job.message, job.saved = self._called(message, pointing, delivery), message.saved
+        item.open(self._called(message, pointing, delivery), item.task)
 
     def _called(
         self, message: TaskMessage, pointing: TaskMessage, delivery: Delivery
@@ -145,70 +142,69 @@ class Pointers:
             delivery_base=pointing.delivery_base,
         )
 
-    def _not_there(self, job: Job) -> Decision:
+    def _not_there(self, item: WorkItem) -> Decision:
         """Its message is not among the deferred ones: see rule 3."""
-        position = message_of(job).pointer or 0
-        found = self._app.broker.peek(job.queue, after=position - 1, limit=1)
+        position = message_of(item).pointer or 0
+        found = self._app.broker.peek(item.queue, after=position - 1, limit=1)
         if not found or found[0].position != position:
-            logger.info("message %d of %s is gone, its pointer ends", position, job.queue)
+            logger.info("message %d of %s is gone, its pointer ends", position, item.queue)
             return Complete()
-        looks = job.delivery.delivery_count
+        looks = item.delivery.delivery_count
         if looks >= LAST_LOOK:
             logger.warning(
                 "message %d of %s is not deferred: it comes by itself, its pointer ends",
                 position,
-                job.queue,
+                item.queue,
             )
             return Complete()
-        lease = job.delivery.lease_seconds
+        lease = item.delivery.lease_seconds
         pause = lease if looks >= LOOKS_BEFORE_A_LEASE else FIRST_LOOK_SECONDS * 2 ** (looks - 1)
         return Hold(min(pause, lease))
 
     # -- settling ----------------------------------------------------------------------------
 
-    def send(self, jobs: Iterable[Job]) -> None:
+    def send(self, items: Iterable[WorkItem]) -> None:
         """Send the pointers of those that are about to be deferred. Raises BrokerError.
 
         Crash window: a worker that dies after this leaves a pointer to a message that is not
         deferred; see above.
         """
-        queues: dict[str, list[Job]] = {}
-        for job in jobs:
-            if isinstance(job.settlement, Defer):
-                queues.setdefault(job.queue, []).append(job)
+        queues: dict[str, list[WorkItem]] = {}
+        for item in items:
+            if isinstance(item.settlement, Defer):
+                queues.setdefault(item.queue, []).append(item)
         for queue, group in queues.items():
-            self._app.broker.send(queue, [self._redelivery.pointer(job) for job in group])
+            self._app.broker.send(queue, [self._redelivery.pointer(item) for item in group])
             hit("pointed", len(group))
 
-    def follow(self, jobs: Sequence[Job], answers: Sequence[Settled | Lost | Unknown]) -> None:
+    def follow(
+        self, items: Sequence[WorkItem], answers: Sequence[Settled | Lost | Unknown]
+    ) -> None:
         """Settle the pointers of messages that were settled just now (rule 2)."""
-        for job, answer in zip(jobs, answers, strict=True):
-            if job.pointer is not None and isinstance(answer, Settled):
+        for item, answer in zip(items, answers, strict=True):
+            if item.pointer is not None and isinstance(answer, Settled):
                 hit("parted")
-                how = job.settlement
-                self._settle_pointer(job, how if isinstance(how, Abandon | Release) else Complete())
+                how = item.settlement
+                self._settle_pointer(
+                    item, how if isinstance(how, Abandon | Release) else Complete()
+                )
 
-    def _settle_pointer(self, job: Job, how: Settlement) -> None:
+    def _settle_pointer(self, item: WorkItem, how: Settlement) -> None:
         """One that cannot be settled comes again, and finds what became of its message."""
-        pointer = job.pointer
+        pointer = item.pointer
         if pointer is None:
             return
         try:
             self._keeper.begin(pointer.lease)
-            answer = job.receiver.settle([(pointer.delivery, how)])[0]
+            answer = item.receiver.settle([(pointer.delivery, how)])[0]
         except LeaseError as error:
-            logger.info("the pointer to message %s is not ours: %s", job.delivery.position, error)
+            logger.info("the pointer to message %s is not ours: %s", item.delivery.position, error)
         except BrokerError as error:
-            logger.warning("a pointer on %s was not settled: %s", job.queue, error)
+            logger.warning("a pointer on %s was not settled: %s", item.queue, error)
             self._keeper.settlement_failed(pointer.lease)
         else:
-            if isinstance(answer, Settled):
-                self._keeper.settled([pointer.lease])
-            elif isinstance(answer, Lost):
-                self._keeper.lapse(pointer.lease, answer.reason)
-            else:
-                self._keeper.settlement_failed(pointer.lease)
+            self._keeper.book([(pointer.lease, answer)])
 
 
-def _points(job: Job) -> bool:
-    return job.pointer is None and job.message is not None and job.message.pointer is not None
+def _points(item: WorkItem) -> bool:
+    return item.pointer is None and message_of(item).pointer is not None

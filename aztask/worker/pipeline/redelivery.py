@@ -46,7 +46,7 @@ from aztask.settlement import (
     with_envelope,
 )
 from aztask.support.clock import Clock
-from aztask.worker.pipeline.work import Job, Stage, message_of
+from aztask.worker.pipeline.work import WorkItem, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,60 +76,61 @@ class Redelivery:
 
     # -- counts ------------------------------------------------------------------------------
 
-    def strategy(self, job: Job) -> str:
-        """The retry strategy of the job's task, in a session one that suits it."""
+    def strategy(self, item: WorkItem) -> str:
+        """The retry strategy of the item's task, in a session one that suits it."""
         default = self._app.settings.retry_strategy
-        if job.session is not None:
-            return strategy_in_session(job.task, default, ordered=job.in_order)
-        return job.task.retry_strategy if job.task else default
+        if item.session is not None:
+            return strategy_in_session(item.task, default, ordered=item.in_order)
+        return item.task.retry_strategy if item.task else default
 
-    def own(self, job: Job, answer: Owned) -> None:
+    def own(self, item: WorkItem, answer: Owned) -> None:
         """The run is ours: its message gets the counts of what happened to it so far (rule 1)."""
-        job.own(answer.starts, answer.saved)
+        item.claim(answer.starts)
+        if answer.saved is not None:
+            item.rewrite(saved=answer.saved)
         failures, snoozes = answer.failures, answer.snoozes
-        if self._counted_by_service(job):
+        if self._counted_by_service(item):
             failures = max(0, answer.starts - 1)
         if failures or snoozes:
-            message = message_of(job)
-            job.message = replace(
-                message,
+            message = message_of(item)
+            item.rewrite(
                 resubmit_count=message.resubmit_count + failures,
                 snooze_count=message.snooze_count + snoozes,
             )
 
-    def start_limit(self, job: Job) -> int:
+    def start_limit(self, item: WorkItem) -> int:
         """How often it may be started without an outcome that counts by itself."""
         limit = self._app.settings.max_deliveries
-        if self._counted_by_service(job) and job.task is not None:
-            limit = max(limit, job.task.retry.max_retries + 1)
+        if self._counted_by_service(item) and item.task is not None:
+            limit = max(limit, item.task.retry.max_retries + 1)
         return limit
 
-    def _counted_by_service(self, job: Job) -> bool:
+    def _counted_by_service(self, item: WorkItem) -> bool:
         return (
             not self._counts_in_row
             and not self._counts_in_message
-            and self.strategy(job) not in ("resubmit", "defer")
+            and self.strategy(item) not in ("resubmit", "defer")
         )
 
     # -- decisions ---------------------------------------------------------------------------
 
-    def decide(self, job: Job, decision: Decision) -> Decision:
+    def decide(self, item: WorkItem, decision: Decision) -> Decision:
         """What becomes of a run that failed, given what its retry policy said."""
-        if not isinstance(decision, Resubmit) or job.settled:
+        if not isinstance(decision, Resubmit) or item.settled:
             return decision
-        made = self._made(job, decision)
+        made = self._made(item, decision)
         due = getattr(made, "due", None) or self._clock.wall()
-        expires = message_of(job).expires
+        expires = message_of(item).expires
         if expires is not None and due >= expires:
             return DeadLetter(EXPIRED, "it would expire before its next run")
         return made
 
-    def _made(self, job: Job, wanted: Resubmit) -> Decision:
-        strategy = self.strategy(job)
+    def _made(self, item: WorkItem, wanted: Resubmit) -> Decision:
+        strategy = self.strategy(item)
         if wanted.asked and strategy in UNTIMED:
-            strategy = "hold" if job.in_order else "resubmit"
-        if not wanted.counted and self._counted_by_service(job):
-            strategy = "hold" if job.in_order else "resubmit"
+            strategy = "hold" if item.in_order else "resubmit"
+        if not wanted.counted and self._counted_by_service(item):
+            strategy = "hold" if item.in_order else "resubmit"
         match strategy:
             case "abandon":
                 return Abandon()
@@ -142,9 +143,9 @@ class Redelivery:
                 return Defer(wanted.delay, due, counted=wanted.counted)
         return self.resubmit(wanted.delay, counted=wanted.counted)
 
-    def put_off(self, job: Job, delay: float) -> Decision:
+    def put_off(self, item: WorkItem, delay: float) -> Decision:
         """Let it wait uncounted, whatever its task says, but keep its place in a session."""
-        if job.in_order:
+        if item.in_order:
             return Hold(delay, self._clock.wall() + delay)
         return self.resubmit(delay, counted=False)
 
@@ -154,7 +155,7 @@ class Redelivery:
 
     # -- carrying out ------------------------------------------------------------------------
 
-    def write_counts(self, jobs: list[Job]) -> None:
+    def write_counts(self, items: list[WorkItem]) -> None:
         """Without a result store: the counts into the messages that come again themselves.
 
         Crash window: a worker that dies before has not counted the failure, one that dies after
@@ -162,74 +163,69 @@ class Redelivery:
         """
         if not self._counts_in_message:
             return
-        for job in jobs:
-            outcome = job.outcome
-            if outcome is None or not outcome.again or job.settled:
+        for item in items:
+            outcome = item.outcome
+            if outcome is None or not outcome.again or item.settled:
                 continue
             counted = outcome.state.value == "retrying"
             message = replace(
-                message_of(job),
-                resubmit_count=message_of(job).resubmit_count + counted,
-                snooze_count=message_of(job).snooze_count + (not counted),
-                saved=job.saved,
-                delivery_base=job.delivery.delivery_count,
+                message_of(item),
+                resubmit_count=message_of(item).resubmit_count + counted,
+                snooze_count=message_of(item).snooze_count + (not counted),
+                delivery_base=item.delivery.delivery_count,
             )
             try:
-                self._keeper.update(job.lease, job.receiver, self._app.codec.to_envelope(message))
+                self._keeper.update(item.lease, item.receiver, self._app.codec.to_envelope(message))
             except (CodecError, LeaseError) as error:
                 logger.warning("a failure of %s is not counted: %s", message.id, error)
 
-    def waits(self, job: Job) -> bool:
+    def waits(self, item: WorkItem) -> bool:
         """Whether nothing is settled now."""
-        return isinstance(job.settlement, Hold | Lapse)
+        return isinstance(item.settlement, Hold | Lapse)
 
-    def keep(self, job: Job) -> None:
+    def keep(self, item: WorkItem) -> None:
         """Its outcome is durable: wait as was decided."""
-        hold = job.settlement
+        hold = item.settlement
         if isinstance(hold, Hold):
             left = hold.delay if hold.due is None else max(0.0, hold.due - self._clock.wall())
-            job.held_until = self._clock.monotonic() + left
-            for lease in job.leases:
-                self._keeper.limit(lease, job.held_until + 2 * lease.seconds)
-            job.stage = Stage.HELD
+            item.hold(self._clock.monotonic() + left)
+            for lease in item.leases:
+                self._keeper.limit(lease, item.held_until + 2 * lease.seconds)
         else:
-            job.stage = Stage.DONE
+            item.end()
 
-    def check(self, job: Job) -> None:
-        """Raise CodecError where the broker would refuse the clone that `job` is settled with."""
-        settlement = job.settlement
-        if isinstance(settlement, Resubmit) and not job.settled:
-            clone = job.clone or self._clone(job, settlement)
-            self._app.broker.check(self._app.codec.to_envelope(clone))
+    def check(self, item: WorkItem) -> None:
+        """Raise CodecError where the broker would refuse the clone that `item` is settled with."""
+        settlement = item.settlement
+        if isinstance(settlement, Resubmit) and not item.settled:
+            self._app.broker.check(self._app.codec.to_envelope(self._clone(item, settlement)))
 
-    def pairs(self, jobs: Sequence[Job]) -> list[tuple[Delivery, Settlement]]:
+    def pairs(self, items: Sequence[WorkItem]) -> list[tuple[Delivery, Settlement]]:
         """Deliveries and settlements, as a receiver takes them."""
-        return [(job.delivery, self.ready(job)) for job in jobs]
+        return [(item.delivery, self.ready(item)) for item in items]
 
-    def ready(self, job: Job) -> Settlement:
+    def ready(self, item: WorkItem) -> Settlement:
         """The settlement as the broker takes it: a resubmission with its clone and what is left
         of its delay. The clone follows from the message and the record alone, so a repeated
         settlement sends the same clone under the same id.
         """
-        settlement = job.settlement
-        # every job that is settled has one, and nobody asks for those that wait
-        assert settlement is not None
-        assert not isinstance(settlement, Hold | Lapse)
+        settlement = item.settlement
+        assert not isinstance(settlement, Hold | Lapse)  # those that wait are not settled
         if not isinstance(settlement, Resubmit):
             return settlement
-        clone = job.clone or self._clone(job, settlement)
+        clone = self._clone(item, settlement)
         delay = self._left(settlement)
         envelope = self._app.codec.to_envelope(clone, delay=delay)
         return with_envelope(settlement, envelope, delay)
 
-    def pointer(self, job: Job) -> Envelope:
-        """The pointer to a job that is about to be deferred; repeated, it has the same id."""
-        settlement = job.settlement
+    def pointer(self, item: WorkItem) -> Envelope:
+        """The pointer to a item that is about to be deferred; repeated, it has the same id."""
+        settlement = item.settlement
         assert isinstance(settlement, Defer)  # asked for no others
-        message = message_of(job).pointing(
-            int(job.delivery.position),
+        message = message_of(item).pointing(
+            int(item.delivery.position),
             counted=settlement.counted,
-            delivery_base=job.delivery.delivery_count,
+            delivery_base=item.delivery.delivery_count,
         )
         return self._app.codec.to_envelope(message, delay=self._left(settlement))
 
@@ -238,19 +234,20 @@ class Redelivery:
             return settlement.delay
         return max(0.0, settlement.due - self._clock.wall())
 
-    def _clone(self, job: Job, settlement: Resubmit) -> TaskMessage:
-        message = message_of(job)
-        unknown = job.outcome is not None and job.outcome.error_type == UNKNOWN_TASK
+    def _clone(self, item: WorkItem, settlement: Resubmit) -> TaskMessage:
+        if item.decided is not None and item.decided.clone is not None:
+            return item.decided.clone
+        message = message_of(item)
+        unknown = item.outcome is not None and item.outcome.error_type == UNKNOWN_TASK
         since = message.unknown_since
-        if unknown and since is None and job.outcome is not None:
-            since = job.outcome.at
+        if unknown and since is None and item.outcome is not None:
+            since = item.outcome.at
         return message.resubmitted(
             counted=settlement.counted,
-            saved=job.saved,
             unknown_since=since if unknown else None,
-            delivery_base=self.delivery_base(job),
+            delivery_base=self.delivery_base(item),
         )
 
-    def delivery_base(self, job: Job) -> int:
+    def delivery_base(self, item: WorkItem) -> int:
         """What the clone's deliveries count from: its own, where the broker's count goes on."""
-        return job.delivery.delivery_count if self._in_place else 0
+        return item.delivery.delivery_count if self._in_place else 0

@@ -21,7 +21,7 @@ from aztask.support.display import safe_str
 from aztask.worker.pipeline.isolation import UNDONE
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.settling import Settling
-from aztask.worker.pipeline.work import Job, Stage, message_of
+from aztask.worker.pipeline.work import WorkItem, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,73 +47,76 @@ class Refusals:
         self._results = results
         self._name = name
 
-    def unclaimable(self, job: Job, error: Exception) -> None:
-        """Claiming `job` alone raised `error`."""
+    def unclaimable(self, item: WorkItem, error: Exception) -> None:
+        """Claiming `item` alone raised `error`."""
         text = text_of(error)
-        job.stage = Stage.RECEIVED
-        job.failures += 1
-        logger.warning("message %s could not be claimed: %s", job.delivery.position, text)
-        if job.failures >= TRIES:
-            job.settlement = DeadLetter(UNPROCESSABLE, text)
+        item.tries += 1
+        logger.warning("message %s could not be claimed: %s", item.delivery.position, text)
+        if item.tries >= TRIES:
+            item.decide(DeadLetter(UNPROCESSABLE, text))
 
-    def unfinishable(self, job: Job, error: Exception) -> None:
-        """Recording or settling `job` alone raised `error`."""
-        self._settling.undo([job])
-        job.failures += 1
+    def unfinishable(self, item: WorkItem, error: Exception) -> None:
+        """Recording or settling `item` alone raised `error`."""
+        self._settling.undo([item])
+        item.tries += 1
         text = text_of(error)
-        name = job.delivery.position if job.message is None else job.message.id
+        name = item.delivery.position if item.opened is None else item.opened.message.id
         logger.warning("%s could not be recorded or settled: %s", name, text)
-        if job.failures < TRIES:
+        if item.tries < TRIES:
             return
-        if job.refused:
+        if item.decided is not None and item.decided.refused:
             logger.error("%s is left to its lease: it cannot be dead-lettered either", name)
-            job.note("settle_failed", text)
-            job.stage = Stage.DONE
-        elif self._dead_letter(job, DeadLetter(UNPROCESSABLE, text)):
-            job.failures = 0
+            item.note("settle_failed", text)
+            item.end()
+        elif self._dead_letter(item, DeadLetter(UNPROCESSABLE, text)):
+            item.tries = 0
 
-    def sendable(self, job: Job) -> bool:
-        """Whether `job` can be settled now. A retry that the broker would refuse becomes a dead
+    def sendable(self, item: WorkItem) -> bool:
+        """Whether `item` can be settled now. A retry that the broker would refuse becomes a dead
         letter, before anything is recorded.
         """
         try:
-            self._redelivery.check(job)
+            self._redelivery.check(item)
         except CodecError as error:
             reason = RETRY_TOO_LARGE if isinstance(error, MessageTooLarge) else UNPROCESSABLE
-            return self._dead_letter(job, DeadLetter(reason, f"the retry cannot be sent: {error}"))
+            return self._dead_letter(item, DeadLetter(reason, f"the retry cannot be sent: {error}"))
         return True
 
-    def _dead_letter(self, job: Job, dead: DeadLetter) -> bool:
+    def _dead_letter(self, item: WorkItem, dead: DeadLetter) -> bool:
         """Decide so; False where the store cannot record it now, and it is tried again later."""
-        outcome = job.outcome
-        if outcome is not None:
-            failed = replace(
-                outcome,
-                state=State.FAILED,
-                settlement=dead,
-                value=None,
-                error_type=outcome.error_type or dead.reason,
-                error=outcome.error or dead.description,
-            )
-            if not job.recorded:
-                job.outcome = failed
-            elif not self._buried(job, failed):
-                return False
-        job.settlement, job.refused = dead, True
+        decided = item.decided
+        outcome = decided.outcome if decided is not None else None
+        if decided is None or outcome is None:
+            item.decide(dead, refused=True)
+            return True
+        failed = replace(
+            outcome,
+            state=State.FAILED,
+            settlement=dead,
+            value=None,
+            error_type=outcome.error_type or dead.reason,
+            error=outcome.error or dead.description,
+        )
+        if not decided.recorded:
+            item.decide(dead, failed, refused=True)
+            return True
+        if not self._buried(item, failed):
+            return False
+        item.decide(dead, outcome, recorded=True, repeated=decided.repeated, refused=True)
         return True
 
-    def _buried(self, job: Job, failed: Outcome) -> bool:
+    def _buried(self, item: WorkItem, failed: Outcome) -> bool:
         """Whether the run that was to follow is recorded as failed (rule 3)."""
         if self._results is None:
             return True
-        key = RunKey(job.key.task_id, job.key.generation, job.key.hop + 1)
-        task = message_of(job).task
+        key = RunKey(item.key.task_id, item.key.generation, item.key.hop + 1)
+        task = message_of(item).task
         try:
-            run = RunRecord(key, task, job.queue, State.FAILED, self._name, outcome=failed)
+            run = RunRecord(key, task, item.queue, State.FAILED, self._name, outcome=failed)
             self._results.bury([run])
         except UNDONE as error:
-            logger.warning("the failure of %s could not be recorded: %s", job.key.task_id, error)
-            job.failures += 1
+            logger.warning("the failure of %s could not be recorded: %s", item.key.task_id, error)
+            item.tries += 1
             return False
         return True
 

@@ -26,7 +26,7 @@ from aztask.worker.pipeline.deadnotes import note_dead
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.work import Job, Stage
+from aztask.worker.pipeline.work import Stage, WorkItem
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Refused:
 
 
 Answer: TypeAlias = Settled | Lost | Unknown | Refused
-Answers: TypeAlias = list[tuple[Job, Answer]]
+Answers: TypeAlias = list[tuple[WorkItem, Answer]]
 
 
 class Settling:
-    """Settles jobs and books the answers on their leases. Any thread may call."""
+    """Settles items and books the answers on their leases. Any thread may call."""
 
     def __init__(
         self,
@@ -63,93 +63,93 @@ class Settling:
         self._clock = clock
         self._joint = joint
 
-    def settle(self, jobs: Sequence[Job]) -> None:
+    def settle(self, items: Sequence[WorkItem]) -> None:
         """Carry out and book; an answer that is not clear leaves the lease held."""
-        self.book(self.carry_out(jobs))
+        self.book(self.carry_out(items))
 
-    def carry_out(self, jobs: Sequence[Job]) -> Answers:
-        """The broker's answers, of the jobs whose leases may be settled now.
+    def carry_out(self, items: Sequence[WorkItem]) -> Answers:
+        """The broker's answers, of the items whose leases may be settled now.
 
         If this raises, nothing is settled and the leases are held again.
         """
-        groups: dict[tuple[int, str], list[Job]] = {}
-        for job, may in zip(
-            jobs, self._keeper.begin_settlement(job.lease for job in jobs), strict=True
+        groups: dict[tuple[int, str], list[WorkItem]] = {}
+        for item, may in zip(
+            items, self._keeper.begin_settlement(item.lease for item in items), strict=True
         ):
             if may:
-                groups.setdefault((id(job.receiver), self._first(job)), []).append(job)
-            elif job.settled or job.lease.state is not LeaseState.RENEWING:
+                groups.setdefault((id(item.receiver), self._first(item)), []).append(item)
+            elif item.settled or item.lease.state is not LeaseState.RENEWING:
                 # settled before, or the lease is unknown or lost: what is recorded is recorded,
                 # and the redelivery will settle from it
-                job.stage = Stage.DONE
+                item.end()
         try:
             return [answer for group in groups.values() for answer in self._settle_group(group)]
         except BaseException:
-            self.undo(jobs)
+            self.undo(items)
             raise
 
-    def book(self, answers: Answers) -> list[tuple[Job, Exception]]:
+    def book(self, answers: Answers) -> list[tuple[WorkItem, Exception]]:
         """Note the answers, once they are sure (a joint transaction is committed).
 
-        Returns the jobs whose settlement was refused, and why.
+        Returns the items whose settlement was refused, and why.
         """
-        settled, refused = [], []
-        for job, answer in answers:
-            if isinstance(answer, Settled):
-                job.settled = True
-                job.stage = Stage.DONE
-                settled.append(job.lease)
-            elif isinstance(answer, Lost):
-                self._keeper.lapse(job.lease, answer.reason or "the broker says so")
-                job.note("settle_failed", job.lease.lost_reason)
-                job.stage = Stage.DONE
+        refused = []
+        self._keeper.book(
+            (item.lease, answer) for item, answer in answers if not isinstance(answer, Refused)
+        )
+        for item, answer in answers:
+            if isinstance(answer, Refused):
+                self.undo([item])
+                refused.append((item, answer.error))
             elif isinstance(answer, Unknown):
-                self._keeper.settlement_failed(job.lease)
-                job.failures += 1
+                item.tries += 1
+            elif isinstance(answer, Lost):
+                item.note("settle_failed", item.lease.lost_reason)
+                item.end()
             else:
-                self.undo([job])
-                refused.append((job, answer.error))
-        self._keeper.settled(settled)
+                item.settled = True
+                if item.stage is not Stage.READY:  # else it is about to run, at most once
+                    item.end()
         return refused
 
-    def undo(self, jobs: Sequence[Job]) -> None:
+    def undo(self, items: Sequence[WorkItem]) -> None:
         """The settlements that were begun did not happen: the leases are held again."""
-        for job in jobs:
-            if job.lease.state is LeaseState.SETTLING:
-                self._keeper.settlement_failed(job.lease)
+        for item in items:
+            if item.lease.state is LeaseState.SETTLING:
+                self._keeper.settlement_failed(item.lease)
 
-    def _first(self, job: Job) -> str:
+    def _first(self, item: WorkItem) -> str:
         """What has to be stored before it is settled: that may fail without harming others."""
-        if isinstance(job.settlement, Defer):
+        if isinstance(item.settlement, Defer):
             return "pointer"
-        return "note" if self._dead_index and isinstance(job.settlement, DeadLetter) else ""
+        return "note" if self._dead_index and isinstance(item.settlement, DeadLetter) else ""
 
-    def _settle_group(self, group: list[Job]) -> Answers:
-        """The answers for jobs of one receiver; rule 1."""
+    def _settle_group(self, group: list[WorkItem]) -> Answers:
+        """The answers for items of one receiver; rule 1."""
         if self._joint:
             return self._ask(group)
-        answers: dict[Job, Answer] = {}
+        answers: dict[WorkItem, Answer] = {}
 
-        def unavailable(jobs: Sequence[Job], error: Exception) -> None:
-            logger.warning("could not settle, %d deliveries wait: %s", len(jobs), error)
-            answers.update((job, Unknown(str(error))) for job in jobs)
+        def unavailable(items: Sequence[WorkItem], error: Exception) -> None:
+            logger.warning("could not settle, %d deliveries wait: %s", len(items), error)
+            answers.update((item, Unknown(str(error))) for item in items)
 
-        def refused(job: Job, error: Exception) -> None:
+        def refused(item: WorkItem, error: Exception) -> None:
             # settled in the batch that raised because of another one
             done = isinstance(error, AlreadySettled)
-            answers[job] = Settled() if done else Refused(error)
+            answers[item] = Settled() if done else Refused(error)
 
         isolated(
             group,
-            lambda jobs: answers.update(self._ask(jobs)),
+            lambda items: answers.update(self._ask(items)),
             unavailable=unavailable,
             refused=refused,
         )
         return list(answers.items())
 
-    def _ask(self, jobs: Sequence[Job]) -> Answers:
-        self._pointers.send(jobs)
-        note_dead(self._dead_index, jobs, self._clock.wall())
-        answers = jobs[0].receiver.settle(self._redelivery.pairs(jobs))
-        self._pointers.follow(jobs, answers)
-        return list(zip(jobs, answers, strict=True))
+    def _ask(self, items: Sequence[WorkItem]) -> Answers:
+        self._pointers.send(items)
+        note_dead(self._dead_index, items, self._clock.wall())
+        answers = items[0].receiver.settle(self._redelivery.pairs(items))
+        self._pointers.follow(items, answers)
+        return list(zip(items, answers, strict=True))

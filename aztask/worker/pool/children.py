@@ -22,7 +22,7 @@ from typing import Any
 
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.logs import configured
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.forking import Forked, Server
 from aztask.worker.pool.packets import Packets, socket_pair
@@ -50,7 +50,7 @@ class PoolProcess:
         self._inbox, self.outbox, self._control = self._sockets
         self.board = Board.create(slots)
         self.slots = slots
-        self.jobs: dict[int, Job] = {}
+        self.items: dict[int, WorkItem] = {}
         self.ready = False
         self.retiring = False
         self.kill_reason = ""
@@ -78,14 +78,15 @@ class PoolProcess:
     def __str__(self) -> str:
         return f"pool process {self.forked.pid}"
 
-    def send(self, job: Job, packet: list[Any]) -> bool:
+    def send(self, item: WorkItem, packet: list[Any]) -> bool:
         """Put one delivery into its socket; False when it is full or the process is gone."""
         try:
             if not self._inbox.send(packet):
                 return False
         except OSError:
             return False
-        self.jobs[job.number] = job
+        item.sent()
+        self.items[item.number] = item
         return True
 
     def tell(self, packet: list[Any]) -> None:
@@ -108,23 +109,24 @@ class PoolProcess:
             pass
         return packets
 
-    def running(self) -> list[tuple[Job, float]]:
+    def running(self) -> list[tuple[WorkItem, float]]:
         """What its slots run, and since when (clock of the deadlines)."""
-        if not self.jobs:
+        if not self.items:
             return []
-        found = ((self.jobs.get(number), at) for number, at in self.board.running().items())
-        return [(job, at) for job, at in found if job is not None]
+        found = ((self.items.get(number), at) for number, at in self.board.running().items())
+        return [(item, at) for item, at in found if item is not None]
 
-    def take_back(self) -> list[Job]:
+    def take_back(self) -> list[WorkItem]:
         """The deliveries that it has not read; from now on it will not see them."""
-        jobs = []
+        items = []
         try:
             while packet := self._peek.receive(socket.MSG_DONTWAIT):
-                if job := self.jobs.pop(packet[0], None):
-                    jobs.append(job)
+                if item := self.items.pop(packet[0], None):
+                    item.taken_back()
+                    items.append(item)
         except BlockingIOError:
             pass  # nothing is left
-        return jobs
+        return items
 
     def retire(self) -> None:
         """Let every slot end after what it has."""
@@ -234,7 +236,7 @@ class Pool:
             self.on_server(self._server)
         return self._server
 
-    def running(self) -> list[tuple[Job, float]]:
+    def running(self) -> list[tuple[WorkItem, float]]:
         """What runs, and since when (clock of the deadlines)."""
         return [pair for process in self.processes for pair in process.running()]
 
@@ -242,21 +244,23 @@ class Pool:
         """How many deliveries can be sent now, those sent ahead included."""
         window = self._slots + self._ahead()
         return sum(
-            max(0, window - len(process.jobs)) for process in self.processes if process.ready
+            max(0, window - len(process.items)) for process in self.processes if process.ready
         )
 
-    def feed(self, jobs: Iterable[Job], packet: Callable[[Job], list[Any]]) -> list[Job]:
+    def feed(
+        self, items: Iterable[WorkItem], packet: Callable[[WorkItem], list[Any]]
+    ) -> list[WorkItem]:
         """Send each to the process with the most room; those that found none come back."""
         window = self._slots + self._ahead()
-        left: list[Job] = []
+        left: list[WorkItem] = []
         open_processes = [process for process in self.processes if process.ready]
-        for job in jobs:
-            process = min(open_processes, key=lambda each: len(each.jobs), default=None)
-            if process is None or len(process.jobs) >= window:
-                left.append(job)
-            elif not process.send(job, packet(job)):
+        for item in items:
+            process = min(open_processes, key=lambda each: len(each.items), default=None)
+            if process is None or len(process.items) >= window:
+                left.append(item)
+            elif not process.send(item, packet(item)):
                 open_processes.remove(process)
-                left.append(job)
+                left.append(item)
         return left
 
     def observe(self, seconds: float) -> None:
@@ -266,19 +270,19 @@ class Pool:
         else:
             self.mean_seconds += 0.05 * (seconds - self.mean_seconds)
 
-    def take_back_stuck(self, now: float) -> list[Job]:
+    def take_back_stuck(self, now: float) -> list[WorkItem]:
         """What waits behind tasks that run longer than expected."""
-        jobs: list[Job] = []
+        items: list[WorkItem] = []
         for process in self.processes:
-            if process.ready and len(process.jobs) > process.slots:
+            if process.ready and len(process.items) > process.slots:
                 running = process.board.running()
                 if len(running) == process.slots and all(
                     now - at > STUCK_SECONDS for at in running.values()
                 ):
-                    jobs += process.take_back()
-        if jobs:
+                    items += process.take_back()
+        if items:
             self.mean_seconds = max(self.mean_seconds or 0.0, STUCK_SECONDS)
-        return jobs
+        return items
 
     def ended(self, process: PoolProcess) -> None:
         """Forget a process that is gone; starting the next waits if it never got ready."""

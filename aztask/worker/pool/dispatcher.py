@@ -12,8 +12,8 @@ from aztask.settlement import Abandon, from_record
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.deliveries import Deliveries
-from aztask.worker.pipeline.pipeline import Executor
-from aztask.worker.pipeline.work import Job, Stage
+from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import Server
 from aztask.worker.pool.requests import Requests
@@ -30,19 +30,20 @@ class Dispatcher:
         self,
         pool: Pool,
         deliveries: Deliveries,
-        executor: Executor,
+        pipeline: Pipeline,
         keeper: LeaseKeeper,
         requests: Requests,
         selector: selectors.BaseSelector,
         *,
         clock: Clock,
-        finish: Callable[[Sequence[Job]], None],
-        over: Callable[[Sequence[Job]], None],
+        finish: Callable[[Sequence[WorkItem]], None],
+        over: Callable[[Sequence[WorkItem]], None],
     ) -> None:
-        """finish: takes jobs with an outcome. over: takes jobs with nothing left to do."""
+        """finish: takes items with an outcome. over: takes items with nothing left to do."""
         self._pool = pool
         self._deliveries = deliveries
-        self._executor = executor
+        self._pipeline = pipeline
+        self._verdicts = pipeline.verdicts
         self._keeper = keeper
         self._requests = requests
         self._selector = selector
@@ -59,31 +60,27 @@ class Dispatcher:
         if not room or not ready:
             return
         now = self._clock.monotonic()
-        batch: list[Job] = []
+        batch: list[WorkItem] = []
         while ready and len(batch) < room:
-            job = ready.popleft()
-            if job.settled or job.lease.alive(now):
-                batch.append(job)
+            item = ready.popleft()
+            if item.settled or item.lease.alive(now):
+                batch.append(item)
             else:
-                job.note("lease_lost", "it lapsed before the task could start")
+                item.note("lease_lost", "it lapsed before the task could start")
                 logger.warning(
                     "task %s: the lease lapsed while the message waited in this worker; "
                     "lower --prefetch or raise --lease",
-                    job.key.task_id,
+                    item.key.task_id,
                 )
-                self._over([job])
+                self._over([item])
         left = self._pool.feed(batch, _packet)
-        for job in batch:
-            job.stage = Stage.SENT
-        for job in left:
-            job.stage = Stage.READY
         self._deliveries.back(left)
         hit("sent", len(batch) - len(left))
 
-    def tell(self, job: Job, packet: list[Any]) -> None:
-        """A control packet to the process that runs the job."""
+    def tell(self, item: WorkItem, packet: list[Any]) -> None:
+        """A control packet to the process that runs the item."""
         for process in self._pool.processes:
-            if job.number in process.jobs:
+            if item.number in process.items:
                 process.tell(packet)
 
     def _watch(self, process: PoolProcess) -> None:
@@ -103,18 +100,19 @@ class Dispatcher:
 
     def _read(self, process: PoolProcess) -> None:
         """Take a process's answers; see `aztask.worker.pool.runner` for what they are."""
-        concluded: list[Job] = []
+        concluded: list[WorkItem] = []
         for kind, *rest in process.answers():
             if kind in ("done", "failed", "lost"):
                 number, started_at, seconds, *details = rest
-                job = process.jobs.pop(number, None)
-                if job is None:
+                item = process.items.pop(number, None)
+                if item is None:
                     logger.warning("%s answered for run %s, which it does not run", process, number)
                     continue
-                job.started_at, job.duration = started_at, seconds
+                if item.run is not None:
+                    item.run.started_at, item.run.duration = started_at, seconds
                 self._pool.observe(seconds)
-                if self._conclude(job, kind, details):
-                    concluded.append(job)
+                if self._conclude(item, kind, details):
+                    concluded.append(item)
             elif kind == "ready":
                 process.ready = True
                 self._pool.fill()
@@ -124,35 +122,34 @@ class Dispatcher:
                 self._requests.answer(process, kind, *rest)
         self._finish(concluded)
 
-    def _conclude(self, job: Job, kind: str, details: list[Any]) -> bool:
-        """Turn an answer into the job's outcome; False when there is nothing to settle."""
-        if job.stage is Stage.DONE:
+    def _conclude(self, item: WorkItem, kind: str, details: list[Any]) -> bool:
+        """Turn an answer into the item's outcome; False when there is nothing to settle."""
+        if item.stage is not Stage.RUNNING:
             return False
-        job.stage = Stage.FINISHING
         if kind == "done":
-            self._executor.succeeded(job, details[0])
-        elif job.cancelled:
-            self._executor.cancelled(job)
+            self._verdicts.succeeded(item, details[0])
+        elif item.run is not None and item.run.cancelled:
+            self._verdicts.cancelled(item)
         elif kind == "failed":
             record, error_type, error, trace = details
-            self._executor.failed(job, from_record(record), error_type, error, trace)
+            self._verdicts.failed(item, from_record(record), error_type, error, trace)
         else:
-            self._gone(job, job.stop_reason or "the task gave up")
+            self._gone(item, item.stop.reason if item.stop else "the task gave up")
             return False
         return True
 
-    def _gone(self, job: Job, why: str) -> None:
+    def _gone(self, item: WorkItem, why: str) -> None:
         """The task stopped because of its lease. Nothing is recorded.
 
         A lost lease is not settled; one that is held still (the task reached its `max_lease`) is
         abandoned, so that the message need not wait for its end.
         """
-        job.note("lease_lost", why)
-        if job.settled or not job.lease.alive(self._clock.monotonic()):
-            self._over([job])
+        item.note("lease_lost", why)
+        if item.settled or not item.lease.alive(self._clock.monotonic()):
+            self._over([item])
         else:
-            job.settlement = Abandon()
-            self._finish([job])
+            item.decide(Abandon())
+            self._finish([item])
 
     def _ended(self, process: PoolProcess) -> None:
         """A pool process is gone: what it had not read goes on, what it ran has failed."""
@@ -160,37 +157,37 @@ class Dispatcher:
         self._selector.unregister(process.outbox)
         reason = process.ending()
         self._deliveries.back(process.take_back())
-        running = list(process.jobs.values())
-        process.jobs.clear()
+        running = list(process.items.values())
+        process.items.clear()
         if running or not process.retiring:
             logger.warning("%s (%d tasks ran in it)", reason, len(running))
         self._pool.ended(process)
-        for job in running:
-            self._interrupted(job, process.culprit, reason)
+        for item in running:
+            self._interrupted(item, process.culprit, reason)
         self._pool.fill()
 
-    def _interrupted(self, job: Job, culprit: int | None, reason: str) -> None:
+    def _interrupted(self, item: WorkItem, culprit: int | None, reason: str) -> None:
         """What ran in a process that is gone: failed, lost, or merely beside the culprit."""
-        if job.stage is Stage.DONE:
+        run = item.run
+        if item.stage is not Stage.RUNNING or run is None:
             return
-        job.stage = Stage.FINISHING
-        now = self._clock.monotonic()
-        job.duration = now - (now if job.started_at is None else job.started_at)
-        if job.cancelled:
-            self._executor.cancelled(job)
-            self._finish([job])
-        elif job.stop_reason:
-            self._gone(job, job.stop_reason)
-        elif culprit is not None and job.number != culprit:
-            self._executor.release([job], f"it ran beside another task: {reason}")
-            self._over([job])
+        if run.started_at is not None:
+            run.duration = self._clock.monotonic() - run.started_at
+        if run.cancelled:
+            self._verdicts.cancelled(item)
+            self._finish([item])
+        elif run.stop is not None:
+            self._gone(item, run.stop.reason)
+        elif culprit is not None and item.number != culprit:
+            self._pipeline.release([item], f"it ran beside another task: {reason}")
+            self._over([item])
         else:
             kind = "WorkerCrashed" if culprit is None else "TimeLimitExceeded"
-            self._executor.died(job, kind, reason)
-            self._finish([job])
+            self._verdicts.died(item, kind, reason)
+            self._finish([item])
 
 
-def _packet(job: Job) -> list[Any]:
+def _packet(item: WorkItem) -> list[Any]:
     """A delivery as the pool gets it; see `aztask.worker.pool.runner`."""
-    deadline = NO_DEADLINE if job.settled else job.delivery.deadline
-    return [job.number, job.message_fields(), job.delivery.delivery_count, deadline]
+    deadline = NO_DEADLINE if item.settled else item.delivery.deadline
+    return [item.number, item.message_fields(), item.delivery.delivery_count, deadline]

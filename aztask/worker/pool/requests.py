@@ -17,7 +17,7 @@ from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
 from aztask.support.display import safe_str
 from aztask.worker.lane import Lane, Mailbox
-from aztask.worker.pipeline.work import Job, message_of
+from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
 from aztask.worker.pool.timelimits import Limits
@@ -33,7 +33,7 @@ class Request:
     """kind: "save", "state" or "set-state". error: why it could not be done, "" when it was."""
 
     process: PoolProcess
-    job: Job
+    item: WorkItem
     kind: str
     value: bytes | None = None
     error: str = ""
@@ -62,17 +62,17 @@ class Requests:
 
     def answer(self, process: PoolProcess, kind: str, number: int, *details: Any) -> None:
         """Begin to do what the task that delivery `number` runs asked for."""
-        job = process.jobs.get(number)
-        if job is None:
+        item = process.items.get(number)
+        if item is None:
             return
         if kind == "extend":
-            if job.settled:  # at most once: there is no lease to lose
-                process.tell(["renewed", number, job.delivery.deadline])
+            if item.settled:  # at most once: there is no lease to lose
+                process.tell(["renewed", number, item.delivery.deadline])
                 return
-            seconds = max(details[0], job.lease.seconds)
-            self._keeper.extend(job.lease, seconds, self._limits.limit_at(job))
+            seconds = max(details[0], item.lease.seconds)
+            self._keeper.extend(item.lease, seconds, self._limits.limit_at(item))
         elif kind in ("save", "state", "set-state"):
-            self._lane.submit([Request(process, job, kind, *details)])
+            self._lane.submit([Request(process, item, kind, *details)])
             self._lane.turn()
 
     def stop(self) -> None:
@@ -83,29 +83,29 @@ class Requests:
         for request in requests:
             try:
                 if request.kind == "save":
-                    request.error = self._save(request.job, request.value or b"")
+                    request.error = self._save(request.item, request.value or b"")
                 else:
                     self._exchange(request)
             except Exception as error:  # it is this task's alone, and the task waits for an answer
-                logger.exception("task %s: %s failed", request.job.key.task_id, request.kind)
+                logger.exception("task %s: %s failed", request.item.key.task_id, request.kind)
                 request.error = f"{type(error).__name__}: {safe_str(error)}"
 
     def _answer_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            job, value = request.job, None
+            item, value = request.item, None
             if request.kind == "state":
                 value = request.value
             elif request.kind == "save" and not request.error:
-                job.saved = request.value
-            request.process.tell(["answer", job.number, request.error, value])
+                item.rewrite(saved=request.value)
+            request.process.tell(["answer", item.number, request.error, value])
 
     def _exchange(self, request: Request) -> None:
-        """Read or write the state of the job's session, on the connection that holds it."""
-        job, holder = request.job, request.job.receiver
-        session = job.delivery.session or ""
+        """Read or write the state of the item's session, on the connection that holds it."""
+        item, holder = request.item, request.item.receiver
+        session = item.delivery.session or ""
         if not isinstance(holder, SessionHolder):
-            request.error = f"queue {job.queue!r} has no sessions, so there is no state to keep"
-        elif not job.settled and not job.lease.alive(self._clock.monotonic()):
+            request.error = f"queue {item.queue!r} has no sessions, so there is no state to keep"
+        elif not item.settled and not item.lease.alive(self._clock.monotonic()):
             request.error = LOST
         else:
             try:
@@ -119,20 +119,20 @@ class Requests:
                 logger.warning("the state of session %s: %s", session, error)
                 request.error = str(error)
 
-    def _save(self, job: Job, state: bytes) -> str:
+    def _save(self, item: WorkItem, state: bytes) -> str:
         """Why it could not be stored, `LOST` when the lease is; "" when it is stored.
 
         One request replaces the content and renews the lease: either both happen or neither.
         """
-        if job.message is None or job.settled:
+        if item.opened is None or item.settled:
             return "a message that is gone already (at-most-once) cannot hold a checkpoint"
         if not self._app.broker.capabilities.update:
-            return self._keep(job, state)
+            return self._keep(item, state)
         try:
-            envelope = self._checked(job.message, state)
-            answer = self._keeper.update(job.lease, job.receiver, envelope)
+            envelope = self._checked(item.opened.message, state)
+            answer = self._keeper.update(item.lease, item.receiver, envelope)
         except AztaskError as error:
-            return _reason(job, error)
+            return _reason(item, error)
         return "" if isinstance(answer, Renewed) else LOST
 
     def _checked(self, message: TaskMessage, state: bytes) -> Envelope:
@@ -141,7 +141,7 @@ class Requests:
         self._app.broker.check(envelope, reserve=RETRY_RESERVE)
         return envelope
 
-    def _keep(self, job: Job, state: bytes) -> str:
+    def _keep(self, item: WorkItem, state: bytes) -> str:
         """As `_save`, where the service cannot change a message: in the run's row of the result
         store. A redelivery finds it there; a clone carries it in its headers as usual.
         """
@@ -149,16 +149,16 @@ class Requests:
         if results is None:
             return "checkpoints need a result store here: this service cannot change a message"
         try:
-            self._checked(message_of(job), state)
-            kept = results.save(job.key, job.owner, state)
+            self._checked(message_of(item), state)
+            kept = results.save(item.key, item.owner, state)
         except AztaskError as error:
-            return _reason(job, error)
+            return _reason(item, error)
         return "" if kept else LOST
 
 
-def _reason(job: Job, error: AztaskError) -> str:
+def _reason(item: WorkItem, error: AztaskError) -> str:
     """Why a checkpoint is not stored, as `Answers` understands it."""
-    logger.warning("could not store the checkpoint of %s: %s", job.key.task_id, error)
+    logger.warning("could not store the checkpoint of %s: %s", item.key.task_id, error)
     if isinstance(error, LeaseError):
         return LOST
     if isinstance(error, MessageTooLarge):

@@ -17,7 +17,7 @@ from aztask.lease.keeper import LeaseKeeper
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import Run, Stop, WorkItem, message_of
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.upkeep.journal import Journal
 
@@ -49,66 +49,71 @@ class Limits:
     def enforce(self, now: float) -> None:
         """Look at everything that runs."""
         for process in self._pool.processes:
-            for job, at in process.running():
-                if job.started_at is None:
-                    self._started(job, at)
-                self._check(process, job, now - at, now)
+            for item, at in process.running():
+                run = item.run
+                if run is None:
+                    continue
+                if run.started_at is None:
+                    self._started(item, run, at)
+                self._check(process, item, run, now - at, now)
 
-    def stop(self, job: Job, kind: str, text: str) -> None:
+    def stop(self, item: WorkItem, kind: str, text: str) -> None:
         """Tell the task to stop, and end its process when it does not within the grace."""
-        if job.stop_reason:
+        run = item.run
+        if run is None or run.stop is not None:
             return
-        job.stop_reason = text
-        now = self._clock.monotonic()
-        job.kill_at = now + STOP_GRACE
-        logger.warning("task %s must stop: %s", job.key.task_id, text)
+        run.stop = Stop(text, self._clock.monotonic() + STOP_GRACE)
+        logger.warning("task %s must stop: %s", item.key.task_id, text)
         for process in self._pool.processes:
-            if job.number in process.jobs:
-                process.tell(["interrupt", job.number, kind, text])
+            if item.number in process.items:
+                process.tell(["interrupt", item.number, kind, text])
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, item: WorkItem) -> None:
         """The task was cancelled: stop it.
 
         Crash window: a worker that dies from here on until the end is recorded leaves the mark of
         the cancellation; the redelivery finds it and is cancelled without a start.
         """
-        job.cancelled = True
-        self.stop(job, "cancel", "it was cancelled")
+        if item.run is not None:
+            item.run.cancelled = True
+        self.stop(item, "cancel", "it was cancelled")
         hit("stopping")
 
-    def limit_at(self, job: Job) -> float:
+    def limit_at(self, item: WorkItem) -> float:
         """When renewing its lease ends: `max_lease` after the start of the run."""
-        task = job.task
+        task = item.task
         longest = self._options.max_lease or (task.max_lease if task else None)
-        started = job.started_at if job.started_at is not None else self._clock.monotonic()
+        started = item.run.started_at if item.run is not None else None
+        if started is None:
+            started = self._clock.monotonic()
         return started + (longest or self._settings.max_lease_seconds)
 
-    def _started(self, job: Job, at: float) -> None:
+    def _started(self, item: WorkItem, run: Run, at: float) -> None:
         """First seen running: from now on `max_lease` counts, and the task's own lease holds."""
-        job.started_at = at
-        self._journal.started(job)
-        if job.settled:
+        run.started_at = at
+        self._journal.started(item)
+        if item.settled:
             return
-        wanted = job.task.lease if job.task else None
-        if wanted is not None and self._options.lease is None and wanted > job.lease.seconds:
-            self._keeper.extend(job.lease, wanted, self.limit_at(job))
+        wanted = item.task.lease if item.task else None
+        if wanted is not None and self._options.lease is None and wanted > item.lease.seconds:
+            self._keeper.extend(item.lease, wanted, self.limit_at(item))
         else:
-            self._keeper.limit(job.lease, self.limit_at(job))
+            self._keeper.limit(item.lease, self.limit_at(item))
 
-    def _check(self, process: PoolProcess, job: Job, ran: float, now: float) -> None:
-        task, message = job.task, job.message
-        hard = (message.time_limit if message else None) or (task.time_limit if task else None)
-        soft = (message.soft_time_limit if message else None) or (
-            task.soft_time_limit if task else None
-        )
-        if job.kill_at is not None and now >= job.kill_at:
-            process.kill(f"task {job.key.task_id} did not stop: {job.stop_reason}", job.number)
+    def _check(
+        self, process: PoolProcess, item: WorkItem, run: Run, ran: float, now: float
+    ) -> None:
+        task, message = item.task, message_of(item)
+        hard = message.time_limit or (task.time_limit if task else None)
+        soft = message.soft_time_limit or (task.soft_time_limit if task else None)
+        if run.stop is not None and now >= run.stop.kill_at:
+            process.kill(f"task {item.key.task_id} did not stop: {run.stop.reason}", item.number)
         elif hard is not None and ran >= hard:
-            process.kill(f"the time limit of {hard:g} s passed", job.number)
-        elif soft is not None and ran >= soft and not job.soft_told:
-            job.soft_told = True
-            process.tell(["interrupt", job.number, "limit", f"soft time limit of {soft:g} s"])
-        elif not job.settled and now >= job.lease.stop_at:
-            self.stop(job, "lease", "its lease was not renewed in time")
-        elif not job.settled and now >= self.limit_at(job):
-            self.stop(job, "lease", MAX_LEASE_REACHED)
+            process.kill(f"the time limit of {hard:g} s passed", item.number)
+        elif soft is not None and ran >= soft and not run.soft_told:
+            run.soft_told = True
+            process.tell(["interrupt", item.number, "limit", f"soft time limit of {soft:g} s"])
+        elif not item.settled and now >= item.lease.stop_at:
+            self.stop(item, "lease", "its lease was not renewed in time")
+        elif not item.settled and now >= self.limit_at(item):
+            self.stop(item, "lease", MAX_LEASE_REACHED)

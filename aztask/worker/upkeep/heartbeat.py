@@ -8,7 +8,7 @@ from typing import Final
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.deliveries import Deliveries
-from aztask.worker.pipeline.work import Job, message_of
+from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.children import Pool
 
 MOST_TASKS: Final = 100
@@ -30,7 +30,7 @@ class LifeSign:
 
     def running_ids(self) -> list[str]:
         """The ids of the tasks that run."""
-        return [job.key.task_id for job, _ in self._pool.running()]
+        return [item.key.task_id for item, _ in self._pool.running()]
 
     def record(self, finished: int, *, stopped: bool = False) -> WorkerRecord:
         """The worker as it is now. finished: tasks since it began."""
@@ -46,10 +46,10 @@ class LifeSign:
             finished,
             stopped,
             len(self._deliveries),
-            tuple(_told(job, at + behind) for job, at in running[:MOST_TASKS]),
+            tuple(_told(item, at + behind) for item, at in running[:MOST_TASKS]),
         )
 
 
-def _told(job: Job, started_at: float) -> RunningTask:
-    message = message_of(job)
-    return RunningTask(message.id, message.task, job.queue, started_at, message.resubmit_count)
+def _told(item: WorkItem, started_at: float) -> RunningTask:
+    message = message_of(item)
+    return RunningTask(message.id, message.task, item.queue, started_at, message.resubmit_count)

@@ -11,7 +11,7 @@ from aztask.message.message import TaskMessage
 from aztask.results.base import State
 from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 
 _KINDS: dict[State, EventKind] = {
     State.SUCCEEDED: "succeeded",
@@ -24,62 +24,64 @@ _KINDS: dict[State, EventKind] = {
 
 
 class Journal:
-    """Turns jobs into events. Only the supervisor's loop calls it."""
+    """Turns items into events. Only the supervisor's loop calls it."""
 
     def __init__(self, sink: EventSink, clock: Clock) -> None:
         self._sink = sink
         self._clock = clock
         self.counts: Counter[str] = Counter()
 
-    def received(self, jobs: Iterable[Job]) -> None:
+    def received(self, items: Iterable[WorkItem]) -> None:
         """Deliveries came in."""
-        for job in jobs:
-            self._emit("received", job)
+        for item in items:
+            self._emit("received", item)
 
-    def started(self, job: Job) -> None:
+    def started(self, item: WorkItem) -> None:
         """A task began; for short tasks this is told together with their end."""
-        if not job.start_told and job.started_at is not None:
-            job.start_told = True
-            wall = self._clock.wall() - (self._clock.monotonic() - job.started_at)
-            due = job.delivery.enqueued_at
+        run = item.run
+        if run is not None and not run.told and run.started_at is not None:
+            run.told = True
+            wall = self._clock.wall() - (self._clock.monotonic() - run.started_at)
+            due = item.delivery.enqueued_at
             wait = max(0.0, wall - due)
-            self._emit("started", job, ts=wall, wait=wait, lease=job.delivery.lease_seconds)
+            self._emit("started", item, ts=wall, wait=wait, lease=item.delivery.lease_seconds)
 
-    def renewed(self, job: Job, age: float) -> None:
+    def renewed(self, item: WorkItem, age: float) -> None:
         """A lease was renewed when `age` (a share of it) had passed."""
-        lease = job.delivery.lease_seconds
-        self._emit("renewed", job, lease=lease, margin=lease * (1.0 - age))
+        lease = item.delivery.lease_seconds
+        self._emit("renewed", item, lease=lease, margin=lease * (1.0 - age))
 
-    def ended(self, job: Job) -> None:
+    def ended(self, item: WorkItem) -> None:
         """A delivery is done with: what the stages noted, and how it ended."""
-        self.started(job)
+        self.started(item)
         now = self._clock.monotonic()
-        held = now - job.received_at
-        for kind, text in job.notes:
+        held = now - item.received_at
+        for kind, text in item.notes:
             self.counts[kind] += 1
             known: EventKind = "settle_failed" if kind == "settle_failed" else "lease_lost"
-            lease = job.delivery.lease_seconds
-            self._emit(known, job, lease=lease, held=held, error_type=kind, error=text)
-        outcome = job.outcome
-        if outcome is not None and not job.repeated and (job.settled or not job.notes):
+            lease = item.delivery.lease_seconds
+            self._emit(known, item, lease=lease, held=held, error_type=kind, error=text)
+        outcome = item.outcome
+        repeated = item.decided is not None and item.decided.repeated
+        if outcome is not None and not repeated and (item.settled or not item.notes):
             self.counts[outcome.state.value] += 1
             self._emit(
                 _KINDS[outcome.state],
-                job,
-                duration=None if job.started_at is None else job.duration,
-                lease=job.delivery.lease_seconds,
-                margin=job.delivery.deadline - now,
+                item,
+                duration=None if item.run is None else item.duration,
+                lease=item.delivery.lease_seconds,
+                margin=item.delivery.deadline - now,
                 held=held,
                 error_type=outcome.error_type or None,
                 error=outcome.error or None,
             )
-        if isinstance(job.settlement, DeadLetter) and job.settled:
+        if isinstance(item.settlement, DeadLetter) and item.settled:
             self.counts["dead-lettered"] += 1
             self._emit(
                 "dead_lettered",
-                job,
-                error_type=job.settlement.reason,
-                error=job.settlement.description,
+                item,
+                error_type=item.settlement.reason,
+                error=item.settlement.description,
             )
 
     def buried(self, message: TaskMessage, queue: str, deliveries: int, dead: DeadLetter) -> None:
@@ -135,7 +137,7 @@ class Journal:
     def _emit(
         self,
         kind: EventKind,
-        job: Job,
+        item: WorkItem,
         *,
         ts: float = 0.0,
         duration: float | None = None,
@@ -146,14 +148,14 @@ class Journal:
         error_type: str | None = None,
         error: str | None = None,
     ) -> None:
-        message = job.message
+        message = item.opened.message if item.opened is not None else None
         self._sink.emit(
             Event(
                 kind,
-                message.id if message else job.delivery.envelope.message_id,
+                message.id if message else item.delivery.envelope.message_id,
                 message.task if message else "",
-                job.queue,
-                job.delivery.delivery_count,
+                item.queue,
+                item.delivery.delivery_count,
                 message.resubmit_count if message else 0,
                 duration,
                 wait,
@@ -163,6 +165,6 @@ class Journal:
                 error,
                 ts,
                 held_seconds=held,
-                renewals=None if held is None else job.lease.renewals,
+                renewals=None if held is None else item.lease.renewals,
             )
         )

@@ -32,7 +32,7 @@ from aztask.lease.state import LeaseState
 from aztask.support.clock import Clock
 from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.work import Job
+from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
 from aztask.worker.upkeep.journal import Journal
 
@@ -80,40 +80,42 @@ class LeaseWatch:
             return self._options.lease
         return self._app.lease_now(queue)
 
-    def received(self, jobs: Sequence[Job]) -> None:
+    def received(self, items: Sequence[WorkItem]) -> None:
         """Extend those whose senders were told a longer lease than they were received under."""
         if self._options.lease is not None or self._app.broker.capabilities.fixed_lease:
             return
-        for job in jobs:
-            advised = job.message.lease_seconds if job.message is not None else None
-            if advised is not None and advised > LONGER * job.lease.seconds:
-                self._extend(job, advised)
+        for item in items:
+            opened = item.opened
+            advised = opened.message.lease_seconds if opened is not None else None
+            if advised is not None and advised > LONGER * item.lease.seconds:
+                self._extend(item, advised)
 
-    def _extend(self, job: Job, advised: float) -> None:
-        settings = self._app.queue_settings(job.queue)
+    def _extend(self, item: WorkItem, advised: float) -> None:
+        settings = self._app.queue_settings(item.queue)
         if settings.adaptive is False:
             return
         longest = self._app.broker.capabilities.max_lease_seconds
         wanted = bounds_of(settings, longest).clamp(advised)
-        if wanted > LONGER * job.lease.seconds:
-            self._keeper.extend(job.lease, wanted, None)
+        if wanted > LONGER * item.lease.seconds:
+            self._keeper.extend(item.lease, wanted, None)
             self._hurry()  # the sender knows what this worker does not
 
-    def ended(self, job: Job) -> None:
+    def ended(self, item: WorkItem) -> None:
         """A delivery is done with, however it ended."""
         if self._lane is None:
             return
-        seen = self._seen.setdefault(job.queue, Seen())
-        held = self._clock.monotonic() - job.received_at
-        noted = {kind for kind, _ in job.notes}
+        seen = self._seen.setdefault(item.queue, Seen())
+        held = self._clock.monotonic() - item.received_at
+        noted = {kind for kind, _ in item.notes}
         if "settle_failed" in noted:
-            seen.refused(held, job.lease.seconds)
+            seen.refused(held, item.lease.seconds)
         elif "lease_lost" in noted:
-            lost = None if job.stop_reason == MAX_LEASE_REACHED else job.lease.seconds
+            at_limit = item.stop is not None and item.stop.reason == MAX_LEASE_REACHED
+            lost = None if at_limit else item.lease.seconds
             seen.cut_off(held, lost)
-        elif job.lease.state is LeaseState.UNKNOWN:
-            seen.unsettled(held, job.lease.seconds)
-        elif job.settled and job.outcome is not None and not job.outcome.again:
+        elif item.lease.state is LeaseState.UNKNOWN:
+            seen.unsettled(held, item.lease.seconds)
+        elif item.settled and item.outcome is not None and not item.outcome.again:
             seen.settled(held)  # one that was held for its retry says nothing of the work
         if seen.losses:
             self._hurry()

@@ -1,0 +1,153 @@
+"""What is decided about a delivery: before it runs, and when its run has ended.
+
+Each method decides (`WorkItem.decide`), or makes the item ready to run. Nothing is recorded or sent
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from aztask.app import App
+from aztask.results.base import (
+    Cancelled,
+    Elsewhere,
+    Outcome,
+    Recorded,
+    StartAnswer,
+    State,
+    Unreadable,
+)
+from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
+from aztask.support.clock import Clock
+from aztask.support.display import storable
+from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
+from aztask.worker.pipeline.work import Step, WorkItem, message_of
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_LIMIT: Final = "delivery-limit"
+UNREADABLE_RECORD: Final = "unreadable-record"
+
+UNKNOWN_TASK_STEPS: Final = 10
+LONGEST_UNKNOWN_PAUSE: Final = 30.0
+
+
+class Verdicts:
+    """Decides. Any thread may call."""
+
+    def __init__(self, app: App, redelivery: Redelivery, clock: Clock) -> None:
+        self._app = app
+        self._redelivery = redelivery
+        self._clock = clock
+
+    # -- before the run ----------------------------------------------------------------------
+
+    def early(self, item: WorkItem) -> bool:
+        """Whether it came before its eta, which foreign producers set: then it is put off in the
+        broker, never held here.
+        """
+        message = message_of(item)
+        early = (message.eta or 0.0) - self._clock.wall()
+        if early <= 0:
+            return False
+        clone = message.chained(delivery_base=self._redelivery.delivery_base(item))
+        item.decide(Resubmit(delay=early, counted=False), clone=clone)
+        return True
+
+    def claimed(self, item: WorkItem, answer: StartAnswer) -> None:
+        """The store has answered to the start."""
+        if isinstance(answer, Recorded):
+            outcome = answer.outcome
+            item.decide(outcome.settlement, outcome, recorded=True, repeated=True)
+        elif isinstance(answer, Elsewhere):
+            item.decide(Complete())
+        elif isinstance(answer, Unreadable):
+            # it may have ended, so it is not run; as a dead letter nothing of it is lost
+            item.decide(DeadLetter(UNREADABLE_RECORD, answer.reason))
+        elif isinstance(answer, Cancelled):
+            item.claim(answer.starts)
+            self.cancelled(item)
+        else:
+            self._redelivery.own(item, answer)
+            self._before_run(item, answer.starts)
+        item.tries = 0
+
+    def _before_run(self, item: WorkItem, starts: int) -> None:
+        """The reasons not to run a delivery that we own; else it is ready."""
+        message = message_of(item)
+        limit = self._redelivery.start_limit(item)
+        now = self._clock.wall()
+        if message.expires is not None and now >= message.expires:
+            self._conclude(item, State.EXPIRED, Complete())
+        elif starts > limit:
+            text = f"started {limit} times without an outcome; see the worker's log for the cause"
+            self._conclude(item, State.FAILED, DeadLetter(DELIVERY_LIMIT, text))
+        elif item.task is None:
+            self._unknown_task(item, now)
+        else:
+            item.change(Step.CLAIM)
+
+    def _unknown_task(self, item: WorkItem, now: float) -> None:
+        """Put it off while a rolling deploy may still bring the task, then give up."""
+        message = message_of(item)
+        grace = self._app.settings.unknown_task_grace_seconds
+        delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
+        since = message.unknown_since if message.unknown_since is not None else now
+        # In its place in a session the same message comes again, and its snoozes tell how long it
+        # has waited.
+        waited = message.snooze_count * delay if item.in_order else now - since
+        if waited < grace:
+            logger.warning("task %s is unknown here; trying again later", message.task)
+            settlement = self._redelivery.put_off(item, delay)
+            self._conclude(item, State.SNOOZED, settlement, UNKNOWN_TASK)
+        else:
+            text = f"no worker knew the task {message.task!r} for {grace:g} s"
+            self._conclude(item, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
+
+    # -- after the run -----------------------------------------------------------------------
+
+    def succeeded(self, item: WorkItem, value: bytes) -> None:
+        """The task returned."""
+        settlement = Complete()
+        outcome = Outcome(
+            State.SUCCEEDED, settlement, value, at=self._clock.wall(), duration=item.duration
+        )
+        item.decide(settlement, outcome)
+
+    def failed(
+        self, item: WorkItem, decision: Decision, error_type: str, error: str, trace: str
+    ) -> None:
+        """The task raised; `decision` is what its retry policy says."""
+        state = State.FAILED
+        settlement = self._redelivery.decide(item, decision)
+        if not isinstance(settlement, DeadLetter) and not item.settled:
+            counted = not isinstance(decision, Resubmit) or decision.counted
+            state = State.RETRYING if counted else State.SNOOZED
+        self._conclude(item, state, settlement, error_type, error, trace)
+
+    def died(self, item: WorkItem, error_type: str, error: str) -> None:
+        """The task did not end by itself: its process died, or it was killed at a limit."""
+        policy = item.task.retry if item.task else self._app.retry
+        settlement = policy.decide_named(error_type, error, message_of(item))
+        self.failed(item, settlement, error_type, error, "")
+
+    def cancelled(self, item: WorkItem) -> None:
+        """The task was cancelled, before it ran or while it did."""
+        self._conclude(item, State.CANCELLED, Complete())
+
+    def _conclude(
+        self,
+        item: WorkItem,
+        state: State,
+        settlement: Decision,
+        error_type: str = "",
+        error: str = "",
+        trace: str = "",
+    ) -> None:
+        if isinstance(settlement, DeadLetter) and not error_type:
+            error_type, error = settlement.reason, settlement.description
+        texts = (storable(error_type), storable(error), storable(trace))
+        outcome = Outcome(state, settlement, None, *texts, self._clock.wall(), item.duration)
+        item.decide(settlement, outcome)
