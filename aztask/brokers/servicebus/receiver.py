@@ -129,8 +129,8 @@ class BusReceiver:
                 break
             if self._releasing:
                 time.sleep(YIELD)
-        if refusal:
-            raise ConfigurationError(refusal)
+        if refusal and self._watch is not None and self._watch.refusal:
+            raise ConfigurationError(self._watch.refusal)
         return []
 
     def _watched(self) -> str:
