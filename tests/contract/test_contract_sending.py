@@ -208,6 +208,8 @@ def test_queues_come_and_go(subject):
     subject.broker.declare(queue)
     assert queue in subject.broker.queues()
     assert subject.broker.queues() == sorted(subject.broker.queues())
+    assert queue in subject.broker.listing().queues
+    assert queue not in subject.broker.listing().foreign
     subject.send(queue, b"x")
     receiver = subject.receiver(queue)
     subject.broker.delete(queue)
