@@ -19,13 +19,14 @@ from aztask.connections import Connections
 from aztask.context import Context
 from aztask.errors import DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
+from aztask.hooks import HookedSink, Hooks
 from aztask.lease.held import HeldLease
 from aztask.message.codec import Codec
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
 from aztask.sending.queueplan import QueuePlan, plan_of
-from aztask.sending.send import Sending
+from aztask.sending.send import Sender
 from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
 
 P = ParamSpec("P")
@@ -72,7 +73,15 @@ class App:
             poll_ceiling=self.settings.poll_ceiling_seconds,
         )
         self.leases = LeaseAdvisor(self.settings, self._connections.broker_text)
-        self._sending = Sending(self._connections, self.codec, self.leases, self.open_events)
+        self.hooks = Hooks()
+        self.around_send = self.hooks.send
+        self.around_run = self.hooks.run
+        self.around_worker = self.hooks.worker
+        self.around_process = self.hooks.process
+        self.on_event = self.hooks.event
+        self._sender = Sender(
+            self._connections, self.codec, self.leases, self.open_events, self.hooks
+        )
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"
@@ -208,15 +217,15 @@ class App:
 
     def close(self) -> None:
         """Let go of connections and files; they open again when needed."""
-        self._sending.close()
+        self._sender.close()
         self._connections.close()
         self.leases.close()
 
     def open_events(self, writer: str) -> EventSink:
         """Where `writer` writes lifecycle events; the caller closes it."""
-        if self.settings.events is None:
-            return NullEventSink()
-        return FileEventSink(self.settings.events, writer)
+        directory = self.settings.events
+        inner = NullEventSink() if directory is None else FileEventSink(directory, writer)
+        return HookedSink(inner, self.hooks.event)
 
     def receive(self, queue: str, *, wait: float = 10.0, session: str | None = None) -> HeldLease:
         """``with app.receive("orders") as lease``: one message under a renewed lease, no task.
@@ -272,5 +281,5 @@ class App:
         queue = queue or self.settings.default_queue
         sessions = self.has_sessions(queue)
         return list(
-            map(self.result, self._sending.send(name, task, queue, calls, options, sessions))
+            map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
         )

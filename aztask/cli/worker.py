@@ -21,6 +21,7 @@ from aztask.cli.reload import Reloader
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError
+from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
@@ -148,7 +149,8 @@ def _run(app: App, options: WorkerOptions, server: Server | None, *, reload: boo
     _warn(app, options)
     if reloader is not None:
         reloader.start()
-    supervisor.run()
+    with app.hooks.worker.around(WorkerInfo(supervisor.name, options.queues)):
+        supervisor.run()
     logger.info("worker %s stopped: %s", supervisor.name, supervisor.journal.summary())
     if reloader is None:
         return False

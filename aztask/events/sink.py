@@ -63,6 +63,11 @@ _OPEN_NAME: Final = re.compile(r"\.(\d{4,}-\d\d-\d\d)T(\d\d)\.(.+\.jsonl)")
 class EventSink(Protocol):
     """Takes events. Any thread may call; nothing here raises because of a disk."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether events go nowhere, so that nobody needs to make them."""
+        ...
+
     def emit(self, event: Event) -> None:
         """Take one event; it is written by the next flush."""
         ...
@@ -78,6 +83,8 @@ class EventSink(Protocol):
 
 class NullEventSink:
     """Takes events and forgets them."""
+
+    idle = True
 
     def emit(self, event: Event) -> None:
         """Forget the event."""
@@ -96,6 +103,8 @@ class FileEventSink:
     file is published when it has so many bytes, is so old, or the hour (UTC) in which it was opened
     is over. dropped: how many events could not be written.
     """
+
+    idle = False
 
     def __init__(
         self,

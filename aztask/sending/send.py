@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -19,7 +20,8 @@ from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
 from aztask.errors import SendUnconfirmed
-from aztask.events.sink import Event, EventKind, EventSink, NullEventSink
+from aztask.events.sink import Event, EventKind, EventSink
+from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.results.base import RunKey, RunRecord, State
@@ -33,7 +35,7 @@ BATCH: Final = 500
 """Messages that `map` sends at once: one transaction, and little memory for millions of calls."""
 
 
-class Sending:
+class Sender:
     """What an app sends with. Any thread may call; a forked child opens what it needs anew."""
 
     def __init__(
@@ -42,11 +44,13 @@ class Sending:
         codec: Codec,
         leases: LeaseAdvisor,
         open_events: Callable[[str], EventSink],
+        hooks: Hooks,
     ) -> None:
         self._connections = connections
         self._codec = codec
         self._leases = leases
         self._open_events = open_events
+        self._hooks = hooks
         self._lock = threading.Lock()
         self._publisher: tuple[Broker, Publisher] | None = None
         self._sink: tuple[int, EventSink] | None = None
@@ -83,13 +87,16 @@ class Sending:
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
-            messages = [self._message(common, call, own_id or new_id()) for call in batch]
-            try:
-                self._publish(queue, messages, options.get("delay", 0.0))
-            except SendUnconfirmed as error:
-                self._tell_unconfirmed(messages, error)
-                raise
-            ids += [message.id for message in messages]
+            batch_ids = [own_id or new_id() for _ in batch]
+            sent = Sending(name, queue, batch_ids)
+            with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
+                messages = self._messages(_with_headers(common, sent.headers), batch, batch_ids)
+                try:
+                    self._publish(queue, messages, options.get("delay", 0.0))
+                except SendUnconfirmed as error:
+                    self._tell_unconfirmed(messages, error)
+                    raise
+            ids += batch_ids
             if own_id:
                 self._expect(messages)
             self._tell("enqueued", messages)
@@ -134,6 +141,12 @@ class Sending:
                 for message in messages
             )
 
+    def _messages(
+        self, common: dict[str, Any], calls: Sequence[Call], ids: Sequence[str]
+    ) -> list[TaskMessage]:
+        pairs = zip(calls, ids, strict=True)
+        return [self._message(common, call, task_id) for call, task_id in pairs]
+
     def _message(self, common: dict[str, Any], call: Call, task_id: str) -> TaskMessage:
         parent = current_context()
         body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
@@ -170,12 +183,21 @@ class Sending:
                 writer = f"sender-{socket.gethostname()}-{os.getpid()}"
                 self._sink = (os.getpid(), self._open_events(writer))
             sink = self._sink[1]
-            if isinstance(sink, NullEventSink):
+            if sink.idle:
                 return
             now = time.time()
             for message in messages:
                 sink.emit(Event(kind, message.id, message.task, message.queue, ts=now))
             sink.flush()
+
+
+def _with_headers(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
+    """What all messages of a send share, with the headers that hooks have set."""
+    if not headers:
+        return common
+    traceparent = headers.get("traceparent", common.get("traceparent"))
+    extra = {name: value for name, value in headers.items() if name != "traceparent"}
+    return {**common, "traceparent": traceparent, "extra": extra}
 
 
 def new_id() -> str:

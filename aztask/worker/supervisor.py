@@ -33,7 +33,7 @@ from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
-from aztask.worker.pool.children import Pool
+from aztask.worker.pool.children import Pool, PoolPlan
 from aztask.worker.pool.dispatcher import Dispatcher
 from aztask.worker.pool.forking import Server
 from aztask.worker.pool.requests import Requests
@@ -91,9 +91,8 @@ class Supervisor:
         )
         # across a network the next claims go out while the pool is busy
         self._claims_ahead = options.concurrency if threads else 0
-        self._pool = Pool(
-            app_spec, processes=options.processes, slots=options.slots, clock=clock, server=server
-        )
+        plan = PoolPlan(app_spec, options.processes, options.slots, self.name)
+        self._pool = Pool(plan, clock=clock, server=server)
         self._limits = Limits(self._pool, self.keeper, app.settings, options, self.journal, clock)
         self._requests = Requests(app, self.keeper, self._limits, mailbox, clock, threads=threads)
         self._deliveries = Deliveries(self.name, clock)

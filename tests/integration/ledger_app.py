@@ -6,14 +6,18 @@ A line is ``EVENT KEY PID TIME``: written with one O_APPEND write, it survives t
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import json
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 
 from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze
+from aztask.events import Event
+from aztask.hooks import WorkerInfo
 
 QUICK = RetryPolicy(max_retries=3, delay=0.05, backoff=1.0, jitter=False, max_snoozes=5)
 
@@ -265,6 +269,51 @@ def big(size: int) -> bytes:
 @app.task
 def echo(value: object) -> object:
     return value
+
+
+if os.environ.get("LEDGER_HOOKS"):
+    TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
+
+    @app.around_worker
+    def worker_hook(worker: WorkerInfo) -> Iterator[None]:
+        note("worker-begins", worker.queues[0])
+        yield
+        note("worker-ends", worker.queues[0])
+
+    @app.around_process
+    def process_hook(process: WorkerInfo) -> Iterator[None]:
+        note("process-begins", process.name.partition("-")[0])
+        yield
+        note("process-ends", process.name.partition("-")[0])
+
+    @app.around_run
+    def tenant_hook(context: Context) -> Iterator[None]:
+        if context.message.extra.get("tenant") == "banned":
+            raise PermissionError("this tenant may not run anything")
+        token = TENANT.set(str(context.message.extra.get("tenant", "none")))
+        note("run-begins", context.task_id)
+        try:
+            yield
+        except ValueError:
+            note("run-failed", context.task_id)
+            raise
+        finally:
+            note("run-ends", context.task_id)
+            TENANT.reset(token)
+
+    @app.on_event
+    def listen(event: Event) -> None:
+        if event.event in ("succeeded", "failed", "resubmitted"):
+            note(f"heard-{event.event}", event.task_id)
+
+    @app.task
+    def tenant(key: str) -> str:
+        return TENANT.get()
+
+    @app.task
+    async def tenant_later(key: str) -> str:
+        await asyncio.sleep(0)
+        return TENANT.get()
 
 
 # the same tasks under each of these strategies, for the tests of the strategies

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from aztask.worker.pool.children import Pool
+from aztask.worker.pool.children import Pool, PoolPlan
 from aztask.worker.pool.forking import Server
 
 
@@ -49,7 +49,7 @@ def test_what_a_server_was_asked_for_ends_with_it():
 @pytest.mark.usefixtures("broken")
 def test_starts_that_fail_are_tried_again_after_longer_and_longer(caplog):
     clock, servers, tries = Clock(), [], []
-    pool = Pool("shop:app", processes=2, slots=1, clock=clock)
+    pool = Pool(PoolPlan("shop:app", 2, 1), clock=clock)
     pool.on_server = servers.append
     while clock.now < 20:
         pool.fill()
@@ -68,7 +68,7 @@ def test_starts_that_fail_are_tried_again_after_longer_and_longer(caplog):
 
 def test_an_interpreter_that_is_not_there_is_logged(monkeypatch, caplog):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    pool = Pool("shop:app", processes=2, slots=1, clock=Clock())
+    pool = Pool(PoolPlan("shop:app", 2, 1), clock=Clock())
     with caplog.at_level(logging.ERROR):
         pool.fill()
     pool.close()

@@ -21,6 +21,7 @@ import sys
 import threading
 from typing import Any, Final, NoReturn
 
+from aztask.hooks import WorkerInfo
 from aztask.loading import load_app
 from aztask.worker.logs import configure
 from aztask.worker.pool.board import Board
@@ -82,6 +83,7 @@ class Child:
         self._slots = [Slot(index, main_thread=slots == 1) for index in range(slots)]
         self._app_spec: str = setup["app"]
         self._worker: int = setup["worker"]
+        self._name: str = setup["name"]
 
     @staticmethod
     def _packets(descriptor: int) -> Packets:
@@ -96,7 +98,11 @@ class Child:
             return
         self._runner = Runner(app, self._board, self._outbox, self._worker)
         threading.Thread(target=self._listen, name="aztask-control", daemon=True).start()
-        self._outbox.send(["ready"])
+        with app.hooks.process.around(WorkerInfo(self._name)):
+            self._outbox.send(["ready"])
+            self._serve_all()
+
+    def _serve_all(self) -> None:
         if len(self._slots) == 1:
             self._serve(self._slots[0])
             return

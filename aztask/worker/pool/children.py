@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -35,11 +36,25 @@ STUCK_SECONDS = 0.05
 ANSWERS_A_TURN = 512
 
 
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """What a pool is made of. app: ``module:app``. slots: tasks that run at once in each process.
+
+    worker: the worker's name.
+    """
+
+    app: str
+    processes: int
+    slots: int
+    worker: str = ""
+
+
 class PoolProcess:
     """One pool process as the worker sees it."""
 
-    def __init__(self, server: Server, app_spec: str, slots: int) -> None:
+    def __init__(self, server: Server, plan: PoolPlan) -> None:
         """Raises OSError where the server is gone."""
+        slots = plan.slots
         theirs: list[socket.socket] = []
         self._sockets: list[Packets] = []
         for _ in range(3):
@@ -56,9 +71,10 @@ class PoolProcess:
         self.kill_reason = ""
         self.culprit: int | None = None
         setup = {
-            "app": app_spec,
+            "app": plan.app,
             "slots": slots,
             "worker": os.getpid(),
+            "name": plan.worker,
             "path": [path for path in sys.path if path],
             "log": configured(),
         }
@@ -177,17 +193,15 @@ class Pool:
 
     def __init__(
         self,
-        app_spec: str,
+        plan: PoolPlan,
         *,
-        processes: int,
-        slots: int,
         clock: Clock = SYSTEM_CLOCK,
         server: Server | None = None,
     ) -> None:
         """server: one that is there already."""
-        self._app_spec = app_spec
-        self._wanted = processes
-        self._slots = slots
+        self._plan = plan
+        self._wanted = plan.processes
+        self._slots = plan.slots
         self.on_process: Callable[[PoolProcess], None] = lambda process: None
         self._clock = clock
         self.on_server: Callable[[Server], None] = lambda server: None
@@ -214,7 +228,7 @@ class Pool:
             and self._clock.monotonic() >= self._start_after
         ):
             try:
-                process = PoolProcess(self._serving(), self._app_spec, self._slots)
+                process = PoolProcess(self._serving(), self._plan)
             except OSError as error:
                 logger.error("a pool process cannot start: %s", error)
                 self._start_later()

@@ -22,13 +22,14 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import os
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 from aztask.app import App
@@ -162,12 +163,15 @@ class Runner:
     def _call(
         self, task: Task[..., Any], context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        value = task.call(context, args, kwargs)
-        if inspect.isawaitable(value):
-            runner: asyncio.Runner | None = getattr(self._local, "asyncio", None)
-            if runner is None:
-                runner = self._local.asyncio = asyncio.Runner()
-            value = runner.run(_awaited(value))
+        hook = self._app.hooks.run
+        with hook.around(context) if hook else nullcontext():
+            value = task.call(context, args, kwargs)
+            if inspect.isawaitable(value):
+                runner: asyncio.Runner | None = getattr(self._local, "asyncio", None)
+                if runner is None:
+                    runner = self._local.asyncio = asyncio.Runner()
+                # in the context of this call: hooks and tasks may have set variables in it
+                value = runner.run(_awaited(value), context=contextvars.copy_context())
         return value
 
     def _failed(

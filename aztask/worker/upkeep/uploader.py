@@ -247,6 +247,11 @@ class UploadingSink:
         self._uploader = uploader
         self._uploader.start()
 
+    @property
+    def idle(self) -> bool:
+        """Whether events go nowhere: they go into files."""
+        return self._sink.idle
+
     def emit(self, event: Event) -> None:
         """Take one event."""
         self._sink.emit(event)

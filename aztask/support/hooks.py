@@ -1,0 +1,116 @@
+"""Hooks: code that runs around something, or hears of something, without being called by name.
+
+Rules
+1. Hooks run in the order of their `order`, then of their registration. The first is the outermost.
+2. An error that a hook raises before the work begins stops the work and reaches the caller, so a
+   hook can refuse it. An error that it raises afterwards is logged: the work is done.
+3. A hook sees the error that the work raises and cannot swallow it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Around: TypeAlias = Callable[[T], Generator[None, Any, Any]]
+"""A generator function with one ``yield``: what comes before it runs before the work."""
+
+Listener: TypeAlias = Callable[[T], None]
+
+
+class Hook(Generic[T]):
+    """A place that code can run around. Register with the hook itself as a decorator."""
+
+    def __init__(self, name: str) -> None:
+        """name: for the log."""
+        self._name = name
+        self._hooks: list[tuple[float, Callable[[T], AbstractContextManager[None]]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def __call__(self, function: Around[T]) -> Around[T]:
+        """Register `function`."""
+        return self.add(function)
+
+    def add(self, function: Around[T], *, order: float = 0.0) -> Around[T]:
+        """Register `function`; a smaller `order` is further out."""
+        self._hooks.append((order, contextmanager(function)))
+        self._hooks.sort(key=lambda pair: pair[0])
+        return function
+
+    def around(self, value: T) -> AbstractContextManager[None]:
+        """Runs the hooks around a ``with`` block. Raises what a hook raises before it."""
+        return _Entered(self._name, [hook for _, hook in self._hooks], value)
+
+
+class _Entered(AbstractContextManager[None], Generic[T]):
+    """Hooks around one block."""
+
+    def __init__(
+        self, name: str, hooks: list[Callable[[T], AbstractContextManager[None]]], value: T
+    ) -> None:
+        self._name = name
+        self._hooks = hooks
+        self._value = value
+        self._open: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        try:
+            for hook in self._hooks:
+                manager = hook(self._value)
+                manager.__enter__()
+                self._open.append(manager)
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
+        for manager in reversed(self._open):
+            try:
+                manager.__exit__(kind, error, trace)
+            except BaseException as problem:
+                if problem is not error:
+                    logger.exception("a hook of %s failed afterwards", self._name)
+        self._open.clear()
+
+
+class Listeners(Generic[T]):
+    """A place that code can listen to. Register with it as a decorator."""
+
+    def __init__(self, name: str) -> None:
+        """name: for the log."""
+        self._name = name
+        self._listeners: list[Listener[T]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def __call__(self, function: Listener[T]) -> Listener[T]:
+        """Register `function`."""
+        self._listeners.append(function)
+        return function
+
+    def tell(self, value: T) -> None:
+        """Call each listener. An error of one is logged and stops no other."""
+        for listener in self._listeners:
+            try:
+                listener(value)
+            except Exception:
+                logger.exception("a listener of %s failed", self._name)
