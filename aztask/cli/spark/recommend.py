@@ -120,7 +120,7 @@ def _work(
     done = publish_seen(seen, store, bounds=bounds, queues=queues)
     if not done.queues:
         return done.recommendations, f"nothing to publish: revision {done.revision} stands"
-    names = ", ".join(done.queues)
+    names = visible(", ".join(done.queues))
     return done.recommendations, f"published revision {done.revision}: {names}"
 
 
