@@ -235,7 +235,7 @@ def test_what_a_long_task_costs(site: Site, proxy: Proxy) -> None:
 
 
 def test_what_an_idle_worker_costs(site: Site, proxy: Proxy) -> None:
-    """At the ceiling it only looks; tests/unit/test_polling.py counts the looks of whole hours."""
+    """At the ceiling it only looks; the unit tests of polling count the looks of whole hours."""
     site.worker(*ARGUMENTS)
     wait_until(lambda: proxy.counts["GET"] > 5, 20, "the worker looks")
     time.sleep(8.0)

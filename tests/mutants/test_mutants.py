@@ -174,7 +174,7 @@ def test_a_change_is_tried_with_the_tests_of_its_lines_nearest_first():
 
 
 def test_only_the_local_broker_and_store_are_tried_with():
-    assert is_local("tests/unit/test_lease.py::test_a[servicebus]")
+    assert is_local("tests/unit/lease/test_state.py::test_a[servicebus]")
     assert is_local("tests/contract/test_contract_leases.py::test_a[local-memory-x]")
     assert not is_local("tests/contract/test_contract_leases.py::test_a[servicebus]")
     assert not is_local("tests/contract/test_contract_results.py::test_a[tables]")
@@ -199,7 +199,7 @@ def test_a_run_tells_noticed_from_survived_and_changes_no_file():
     assert code == 0, out
     assert "6 of 6 mutants were noticed" in out
     assert "tests/unit/test_settlement.py::" in out
-    code, out = run(*command, "--tests", "tests/unit/test_crew.py")
+    code, out = run(*command, "--tests", "tests/unit/support/test_crew.py")
     assert code == 1
     assert out.count("# survived: settlement.py:") == 6
     assert "too low" in out

@@ -8,8 +8,8 @@ time 153/s, 50 tokens in each request 5,900/s.
 Rules
 1. `available` probes the SDK once. Where a call is missing or has another shape, the public call is
    used, one message at a time: slower, but right.
-2. ``tests/unit/test_servicebus_private.py`` pins what is relied on, so that a new SDK that changes
-   it is found by a failing test.
+2. ``tests/unit/brokers/servicebus/test_private.py`` pins what is relied on, so that a new SDK that
+   changes it is found by a failing test.
 3. Messages are decoded by our own decoder, see `aztask.brokers.servicebus.reading`. With the
    public calls, a message that the SDK cannot decode costs its batch.
 """

@@ -1,6 +1,6 @@
 """``docs/reference/cli.md`` says what the commands say.
 
-``python tests/unit/test_cli_reference.py`` writes the page anew after a command has changed.
+``python tests/unit/cli/test_reference.py`` writes the page anew after a command has changed.
 """
 
 import inspect
@@ -11,12 +11,12 @@ import click
 from aztask.cli.main import cli
 from aztask.cli.options import Duration
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 
 HEAD = """\
 # Command line
 
-<!-- Written by tests/unit/test_cli_reference.py out of the commands themselves. -->
+<!-- Written by tests/unit/cli/test_reference.py out of the commands themselves. -->
 
 ```text
 aztask [-A MODULE:APP] COMMAND [OPTIONS] [ARGUMENTS]
@@ -102,7 +102,7 @@ def kind(option):
 
 def test_the_page_says_what_the_commands_say():
     assert PAGE.read_text(encoding="utf-8") == render(), (
-        "the commands have changed: python tests/unit/test_cli_reference.py writes the page anew"
+        "the commands have changed: python tests/unit/cli/test_reference.py writes the page anew"
     )
 
 
