@@ -27,7 +27,7 @@ from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
 from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
-from aztask.task import Call, SendOptions, Task, TaskOptions, check_options
+from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -257,11 +257,11 @@ class App:
         check_options(options, SendOptions, "send")
         if not isinstance(args, list | tuple):
             raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
-        call = Call(tuple(args), kwargs if kwargs is not None else {})
+        call = Invocation(tuple(args), kwargs if kwargs is not None else {})
         return self._send(name, self.tasks.get(name), (call,), options)[0]
 
     def send_call(
-        self, task: Task[..., Any], calls: Sequence[Call], options: SendOptions
+        self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
     ) -> list[AsyncResult[Any]]:
         """What `Task.delay` and `Task.map` call."""
         return self._send(task.name, task, calls, options)
@@ -274,7 +274,7 @@ class App:
         self,
         name: str,
         task: Task[..., Any] | None,
-        calls: Sequence[Call],
+        calls: Sequence[Invocation],
         options: SendOptions,
     ) -> list[AsyncResult[Any]]:
         queue = options.get("queue") or (task.queue if task else None)

@@ -65,17 +65,17 @@ class SendOptions(TypedDict, total=False):
     ordered: bool
 
 
-class Sender(Protocol):
+class InvocationSender(Protocol):
     """Who sends invocations: the App."""
 
     def send_call(
-        self, task: Task[..., Any], calls: Sequence[Call], options: SendOptions
+        self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
     ) -> list[AsyncResult[Any]]:
         """Send all as one batch; results in order."""
         ...
 
 
-class Call(NamedTuple):
+class Invocation(NamedTuple):
     """The arguments of one invocation. A tuple, because `map` makes so many."""
 
     args: tuple[Any, ...]
@@ -105,7 +105,7 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        sender: Sender,
+        sender: InvocationSender,
         function: Callable[..., Any],
         name: str,
         options: TaskOptions,
@@ -148,7 +148,7 @@ class Task(Generic[P, R]):
         return f"<Task {self.name}>"
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> InvocationSender:
         """Who sends its invocations: the app."""
         return self._sender
 
@@ -188,7 +188,7 @@ class Task(Generic[P, R]):
         self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncResult[R]:
         self.check_arguments(args, kwargs)
-        return self._sender.send_call(self, (Call(args, kwargs),), options)[0]
+        return self._sender.send_call(self, (Invocation(args, kwargs),), options)[0]
 
     def _send_many(
         self, options: SendOptions, calls: Iterable[Sequence[Any]]
@@ -199,7 +199,7 @@ class Task(Generic[P, R]):
                 raise TypeError(f"map takes tuples of arguments, not {args!r}; write ({args!r},)")
             arguments = tuple(args)
             self.check_arguments(arguments, _NO_KEYWORDS)
-            batch.append(Call(arguments, _NO_KEYWORDS))
+            batch.append(Invocation(arguments, _NO_KEYWORDS))
         return self._sender.send_call(self, batch, options)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

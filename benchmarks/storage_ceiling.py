@@ -28,7 +28,7 @@ from storage_systems import Bench  # noqa: E402
 
 from aztask.azure.connection import bytes_of  # noqa: E402
 from aztask.azure.transport import LeanTransport  # noqa: E402
-from aztask.brokers.storagequeue.messages import Asked, MessagePipeline  # noqa: E402
+from aztask.brokers.storagequeue.messages import MessagePipeline, RequestSpec  # noqa: E402
 
 CONNECTIONS = 8
 WARMINGS = 8
@@ -40,7 +40,7 @@ def ceiling(bench: Bench, count: int) -> float:
     """Sends a second of `count`, over eight connections: more make no difference."""
     url = bench.service.get_queue_client("default").url
     pipeline = MessagePipeline(bench.service, LeanTransport())
-    asked = Asked("POST", f"{url}/messages?messagettl=-1", TEXT)
+    asked = RequestSpec("POST", f"{url}/messages?messagettl=-1", TEXT)
     composed = [bytes_of(pipeline.signed(asked)) for _ in range(count)]
     address = urlsplit(url)
     open_ones = [

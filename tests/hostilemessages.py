@@ -21,7 +21,7 @@ from aztask.brokers.servicebus.wire import message_of
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker import intake, stored
-from aztask.emulator.broker.stored import NO_TTL, Stored
+from aztask.emulator.broker.stored import NO_TTL, StoredMessage
 from aztask.engine import NewMessage
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
@@ -124,7 +124,7 @@ def taken_as_it_is() -> Iterator[None]:
         try:
             return checked(namespace, entity, raw, now)
         except AmqpError:
-            kept = Stored(0, 255, NO_TTL, 0, 0, b"", raw)
+            kept = StoredMessage(0, 255, NO_TTL, 0, 0, b"", raw)
             return NewMessage(kept.pack(), uuid4().hex, _sessions.get(raw), None, None)
 
     def completed(bare: bytes, changed: Mapping[str, object]) -> bytes:

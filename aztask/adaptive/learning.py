@@ -26,7 +26,7 @@ SAME: Final = 0.99
 
 
 @dataclass(slots=True)
-class Seen:
+class LeaseCounts:
     """Counts of one queue. held, cut: by bin; lost, failed: by the lease, in seconds."""
 
     held: Counter[int] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Seen:
         self.held[bin_of(held_seconds)] += 1
         self.lost[lease_seconds] += 1
 
-    def put_back(self, other: Seen) -> None:
+    def put_back(self, other: LeaseCounts) -> None:
         """Add what could not be told."""
         self.held += other.held
         self.cut += other.cut
@@ -96,7 +96,7 @@ def followed(entry: QueueEntry) -> float | None:
 def learn(
     document: LeaseDocument,
     queue: str,
-    seen: Seen,
+    seen: LeaseCounts,
     *,
     configured: float,
     bounds: Bounds,

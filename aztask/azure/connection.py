@@ -25,7 +25,7 @@ _BODY: Final = 16 * 1024 * 1024
 _PIECE: Final = 65536
 
 
-class Cut(ConnectionResetError):
+class TruncatedResponse(ConnectionResetError):
     """What has come of an answer ends within it."""
 
 
@@ -238,7 +238,7 @@ def _line(file: BinaryIO) -> str:
     if not line.endswith(b"\n"):
         if len(line) == _LINE:
             raise ValueError("the answer has a line that is too long")
-        raise Cut("the connection ended within an answer")
+        raise TruncatedResponse("the connection ended within an answer")
     return line.rstrip(b"\r\n").decode("latin-1")
 
 
@@ -248,7 +248,7 @@ def _body(file: BinaryIO, headers: dict[str, str], ended: bool) -> bytes:
     if "content-length" in headers:
         return _exactly(file, int(headers["content-length"]))
     if not ended:
-        raise Cut("the answer ends with its connection")
+        raise TruncatedResponse("the answer ends with its connection")
     headers["connection"] = "close"
     return file.read(_BODY)
 
@@ -270,7 +270,7 @@ def _exactly(file: BinaryIO, count: int) -> bytes:
         raise ValueError("the answer is too long")
     data = file.read(count)
     if len(data) < count:
-        raise Cut("the connection ended within an answer")
+        raise TruncatedResponse("the connection ended within an answer")
     return data
 
 

@@ -31,7 +31,7 @@ from azure.core.exceptions import (
 )
 from azure.core.rest import HttpRequest
 
-from aztask.azure.connection import Connection, Cut, Response, bytes_of, read_answer
+from aztask.azure.connection import Connection, Response, TruncatedResponse, bytes_of, read_answer
 
 Item = TypeVar("Item")
 Kept = TypeVar("Kept")
@@ -40,7 +40,7 @@ _SENDING: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PendingRequest:
     """A request under way. unsent: of it. came: of its answer. give_up_at: monotonic seconds.
 
     blocked: whether the kernel has no room for what is unsent.
@@ -54,7 +54,7 @@ class Call:
     blocked: bool = False
 
 
-class Lender(Protocol):
+class ConnectionSource(Protocol):
     """Where an exchange has its connections from."""
 
     def connect(self) -> Connection:
@@ -77,7 +77,7 @@ class Exchange(Generic[Item, Kept]):
         take: Callable[[Response], Kept],
         *,
         reading: float,
-        lender: Lender,
+        lender: ConnectionSource,
     ) -> None:
         """take: what is kept of an answer. reading: seconds for one."""
         self._todo = deque(enumerate(items))
@@ -86,7 +86,7 @@ class Exchange(Generic[Item, Kept]):
         self._reading = reading
         self._lender = lender
         self._free: deque[Connection] = deque()
-        self._calls: dict[Connection, Call] = {}
+        self._calls: dict[Connection, PendingRequest] = {}
         unsent = ServiceRequestError("the request was not sent")
         self._answers: list[Kept | AzureError] = [unsent] * len(items)
         self._selector = selectors.DefaultSelector()
@@ -135,7 +135,7 @@ class Exchange(Generic[Item, Kept]):
             self._free.append(connection)
             return
         give_up_at = time.monotonic() + self._reading
-        self._calls[connection] = Call(index, request, data, give_up_at)
+        self._calls[connection] = PendingRequest(index, request, data, give_up_at)
         self._send(connection)
 
     def _turn(self) -> None:
@@ -178,12 +178,12 @@ class Exchange(Generic[Item, Kept]):
         except (OSError, ValueError) as error:
             self._failed(connection, error)
 
-    def _complete(self, connection: Connection, call: Call, *, ended: bool) -> bool:
+    def _complete(self, connection: Connection, call: PendingRequest, *, ended: bool) -> bool:
         """Take the answer if it is whole. Raises OSError and ValueError as `read_answer`."""
         file = io.BytesIO(call.came)
         try:
             response = read_answer(file, call.request, ended=ended)
-        except Cut:
+        except TruncatedResponse:
             if ended:
                 raise
             return False

@@ -117,7 +117,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         with, and fewer where exchanges of other threads have theirs; as those end, it gets more.
         connecting, reading: seconds.
         """
-        loan = Loan(self, url, connecting)
+        loan = BorrowedConnections(self, url, connecting)
         try:
             try:
                 lent = loan.begin(min(connections, len(items)))
@@ -179,7 +179,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         return self._tls
 
 
-class Loan:
+class BorrowedConnections:
     """The connections that one exchange has of a transport's."""
 
     def __init__(self, transport: LeanTransport, url: str, connecting: float) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from aztask.cli.failures import Failed, visible
+from aztask.cli.failures import CommandFailed, visible
 from aztask.cli.options import app_option
 from aztask.cli.target import open_app, results_of
 from aztask.results.base import State
@@ -41,4 +41,4 @@ def command(task_ids: Sequence[str], running: bool) -> None:
             else:
                 click.echo(f"{visible(task_id)} is cancelled")
     if ended:
-        raise Failed(f"ended already, so not cancelled: {', '.join(ended)}")
+        raise CommandFailed(f"ended already, so not cancelled: {', '.join(ended)}")

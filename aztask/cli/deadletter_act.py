@@ -8,7 +8,7 @@ from functools import partial
 import click
 
 from aztask.cli.confirm import confirm
-from aztask.cli.failures import Failed, visible
+from aztask.cli.failures import CommandFailed, visible
 from aztask.cli.output import plural
 from aztask.deadletters.view import DeadLetters, Report
 
@@ -51,7 +51,7 @@ def act_on(
             err=True,
         )
     if lost := sum(report.lost for report in reports.values()):
-        raise Failed(
+        raise CommandFailed(
             f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or under somebody "
             "else's lease, which ends soon if that one died; look again: aztask dlq list"
         )

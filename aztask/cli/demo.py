@@ -28,7 +28,7 @@ from aztask.cli.demo_work import (
     register,
 )
 from aztask.cli.demo_worker import DemoWorker
-from aztask.cli.failures import Failed, NotFound, visible
+from aztask.cli.failures import CommandFailed, NotFound, visible
 from aztask.cli.options import json_option
 from aztask.cli.output import plural, print_fields, print_json, print_table
 from aztask.cli.progress import Progress
@@ -42,7 +42,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DemoFile:
     """One file: its name, its task's handle, and how that ended."""
 
     name: str
@@ -94,7 +94,7 @@ def command(path: str | None, as_json: bool) -> None:
     if wrong:
         shown = ", ".join(visible(name) for name in wrong[:NAMED])
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        raise Failed(f"{plural(len(wrong), 'result')} of {len(jobs):,} wrong: {shown}{more}")
+        raise CommandFailed(f"{plural(len(wrong), 'result')} of {len(jobs):,} wrong: {shown}{more}")
 
 
 def _input(path: str | None) -> tuple[str, list[str]]:
@@ -118,7 +118,7 @@ def _input(path: str | None) -> tuple[str, list[str]]:
 
 def _run(
     folder: Path, root: str, names: Sequence[str]
-) -> tuple[list[Job], float, dict[str, Facts]]:
+) -> tuple[list[DemoFile], float, dict[str, Facts]]:
     """(how each file's task ended, seconds from the first send, the facts computed here)."""
     address = f"local://{quote(str(folder))}/demo.db"
     app = App("demo", broker=address, results=address, events=str(folder / "events"))
@@ -171,20 +171,20 @@ def _check_some(root: str, left: Iterator[str], checks: dict[str, Facts]) -> Non
     time.sleep(max(0.0, until - time.monotonic()))
 
 
-def _job(app: App, name: str, result: AsyncResult[Facts]) -> Job:
+def _job(app: App, name: str, result: AsyncResult[Facts]) -> DemoFile:
     record = results_of(app).get(result.id)
     value = None
     if record is not None and record.outcome is not None and record.outcome.value is not None:
         value = app.codec.decode_value(record.outcome.value)
-    return Job(name, record, value)
+    return DemoFile(name, record, value)
 
 
-def _right(root: str, job: Job, expected: Facts) -> bool:
+def _right(root: str, job: DemoFile, expected: Facts) -> bool:
     """Whether the result is what the file gives here; a file may have changed: it is read anew."""
     return job.succeeded and (job.value == expected or job.value == facts(root, job.name))
 
 
-def _print_summary(jobs: Sequence[Job], seconds: float) -> None:
+def _print_summary(jobs: Sequence[DemoFile], seconds: float) -> None:
     values = [job.value for job in jobs if isinstance(job.value, dict)]
     succeeded = sum(job.succeeded for job in jobs)
     print_fields(

@@ -12,7 +12,7 @@ from typing import Self
 
 import aztask
 from aztask.cli.demo_work import APP, QUEUE
-from aztask.cli.failures import Failed
+from aztask.cli.failures import CommandFailed
 
 MOST_CONCURRENCY = 16
 PATIENCE_SECONDS = 5.0
@@ -73,7 +73,7 @@ class DemoWorker:
         code = self._process.poll() if self._process is not None else None
         if code:
             lines = self._log.read_text("utf-8", "replace").splitlines() or ["it said nothing"]
-            raise Failed(f"the worker ended with code {code}: {lines[-1]}")
+            raise CommandFailed(f"the worker ended with code {code}: {lines[-1]}")
         return code is None
 
     def _environment(self) -> dict[str, str]:

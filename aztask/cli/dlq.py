@@ -18,7 +18,7 @@ from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
 from aztask.cli.listing import all_queues, skipping
-from aztask.cli.options import Names, Rate, all_names, app_option, json_option
+from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.deadletters.letters import Group as LetterGroup
@@ -41,7 +41,7 @@ def queues_option(function: Command) -> Command:
     option: Callable[[Command], Command] = click.option(
         "-Q",
         "--queues",
-        type=Names(),
+        type=NameList(),
         multiple=True,
         help="Only these queues, a,b or several times. [default: all]",
     )

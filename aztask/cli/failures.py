@@ -47,7 +47,7 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 )
 
 
-class Failed(click.ClickException):
+class CommandFailed(click.ClickException):
     """What was asked for could not be done, or was done with a bad end."""
 
     exit_code = FAILURE

@@ -64,7 +64,7 @@ class Rate(click.FloatRange):
         return rate
 
 
-class Json(click.ParamType[Any]):
+class JsonValue(click.ParamType[Any]):
     """A JSON value of one kind: a list or an object."""
 
     def __init__(self, kind: type[list[Any]] | type[dict[str, Any]]) -> None:
@@ -86,7 +86,7 @@ class Json(click.ParamType[Any]):
         return found
 
 
-class Names(click.ParamType[tuple[str, ...]]):
+class NameList(click.ParamType[tuple[str, ...]]):
     """Names with commas between them."""
 
     name = "names"
@@ -106,7 +106,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 def queues_option(text: str) -> Callable[[Command], Command]:
     """``-Q a,b``, several times: `all_names` joins them. text: the help."""
     option: Callable[[Command], Command] = click.option(
-        "-Q", "--queues", type=Names(), multiple=True, help=text
+        "-Q", "--queues", type=NameList(), multiple=True, help=text
     )
     return option
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.cli.failures import Failed
-from aztask.cli.options import Duration, Json, app_option
+from aztask.cli.failures import CommandFailed
+from aztask.cli.options import Duration, JsonValue, app_option
 from aztask.cli.output import print_json
 from aztask.cli.target import app_spec, open_app, results_of
 from aztask.errors import (
@@ -26,8 +26,12 @@ from aztask.task import SendOptions
 @click.command("send")
 @app_option
 @click.argument("task")
-@click.option("--args", type=Json(list), default="[]", help="Positional arguments, a JSON list.")
-@click.option("--kwargs", type=Json(dict), default="{}", help="Keyword arguments, a JSON object.")
+@click.option(
+    "--args", type=JsonValue(list), default="[]", help="Positional arguments, a JSON list."
+)
+@click.option(
+    "--kwargs", type=JsonValue(dict), default="{}", help="Keyword arguments, a JSON object."
+)
 @click.option("--delay", type=Duration(), help="Time until it may start.")
 @click.option("-q", "--queue", help="Where to send it. [default: the task's queue]")
 @click.option("--task-id", help="An id of your own; one that is known already is not sent again.")
@@ -95,6 +99,6 @@ def _print_value(get: Any, task_id: str, timeout: float | None) -> None:
     try:
         print_json(get(timeout=timeout))
     except TaskFailed as error:
-        raise Failed(f"task {task_id} failed: {error}") from error
+        raise CommandFailed(f"task {task_id} failed: {error}") from error
     except (TaskCancelled, TaskExpired, ResultTimeout) as error:
-        raise Failed(str(error)) from error
+        raise CommandFailed(str(error)) from error

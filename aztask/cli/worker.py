@@ -25,7 +25,7 @@ from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
-from aztask.worker.pool.forking import Server, first_server
+from aztask.worker.pool.forking import ForkServerHandle, first_server
 from aztask.worker.supervisor import Supervisor
 
 logger = logging.getLogger("aztask.worker")
@@ -107,7 +107,7 @@ def command(
 
 
 def _start(
-    server: Server | None,
+    server: ForkServerHandle | None,
     queues: Sequence[tuple[str, ...]],
     log_format: str,
     options: dict[str, Any],
@@ -140,7 +140,9 @@ def _check(app: App, options: WorkerOptions) -> None:
         app.results.check()
 
 
-def _run(app: App, options: WorkerOptions, server: Server | None, *, reload: bool) -> bool:
+def _run(
+    app: App, options: WorkerOptions, server: ForkServerHandle | None, *, reload: bool
+) -> bool:
     supervisor = Supervisor(app, app_spec() or "", options, server=server)
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,13 +12,13 @@ from typing import Final
 from aztask.app import App
 from aztask.brokers.base import Delivery, MessageState, Peeked
 from aztask.deadletters.letters import DeadLetterView
-from aztask.results.deadindex import UNDER_WAY, NotedDead, index_for, key_of
+from aztask.results.deadindex import UNDER_WAY, IndexedDeadLetter, index_for, key_of
 from aztask.support.clock import Clock
 
 PAGE: Final = 100
 
 
-class DeadLooking:
+class DeadLetterBrowser:
     """Looks at the dead letters of one queue without taking them, and keeps the index true."""
 
     def __init__(
@@ -102,8 +102,8 @@ class DeadLooking:
             self._index.keep_only(self._queue, (), self._clock.wall())
 
 
-def _as_noted(delivery: Delivery, now: float) -> NotedDead:
-    return NotedDead(
+def _as_noted(delivery: Delivery, now: float) -> IndexedDeadLetter:
+    return IndexedDeadLetter(
         delivery.queue,
         delivery.envelope,
         delivery.dead_letter_reason or "",
@@ -113,7 +113,7 @@ def _as_noted(delivery: Delivery, now: float) -> NotedDead:
     )
 
 
-def _as_peeked(noted: NotedDead) -> Peeked:
+def _as_peeked(noted: IndexedDeadLetter) -> Peeked:
     return Peeked(
         noted.envelope,
         noted.key,

@@ -66,7 +66,7 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class HeldLetter:
     """A dead letter under a lease."""
 
     letter: DeadLetterView
@@ -138,7 +138,7 @@ class Sweep:
                 "only; replay or purge some of those before first"
             )
 
-    def replace(self, batch: Sequence[tuple[Taken, Replacement]]) -> None:
+    def replace(self, batch: Sequence[tuple[HeldLetter, Replacement]]) -> None:
         """Send the replacements, note the new runs, complete the dead letters.
 
         If the process dies between, replacements are on their way and their dead letters are
@@ -162,12 +162,12 @@ class Sweep:
             raise
         self._count([taken for taken, _ in batch], self._book(leases, answers))
 
-    def remove(self, batch: Sequence[Taken]) -> None:
+    def remove(self, batch: Sequence[HeldLetter]) -> None:
         """Complete these."""
         leases = [taken.lease for taken in batch if self._begin(taken.lease)]
         self._count(batch, self._book(leases, self._settle(leases, Complete())))
 
-    def settled(self, taken: Taken) -> bool:
+    def settled(self, taken: HeldLetter) -> bool:
         """Whether it is gone for sure."""
         return taken.lease.state is LeaseState.SETTLED
 
@@ -212,7 +212,7 @@ class Sweep:
             self._held.pop(lease, None)
         return {lease for lease, answer in booked if isinstance(answer, Settled)}
 
-    def _count(self, batch: Sequence[Taken], settled: set[Lease]) -> None:
+    def _count(self, batch: Sequence[HeldLetter], settled: set[Lease]) -> None:
         for taken in batch:
             self._held.pop(taken.lease, None)
             if taken.lease in settled:

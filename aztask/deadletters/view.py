@@ -23,10 +23,10 @@ from itertools import islice
 
 from aztask.app import App
 from aztask.brokers.base import Delivery, Peeked, Position
-from aztask.deadletters.browse import DeadLooking
+from aztask.deadletters.browse import DeadLetterBrowser
 from aztask.deadletters.letters import DeadLetterView, Group, Selection
 from aztask.deadletters.positions import Positions
-from aztask.deadletters.sweep import Replacement, Report, Sweep, Taken, joint
+from aztask.deadletters.sweep import HeldLetter, Replacement, Report, Sweep, joint
 from aztask.errors import CodecError, ConfigurationError
 from aztask.message.headers import SIGNATURE
 from aztask.message.message import TaskMessage
@@ -126,7 +126,7 @@ class DeadLetters:
         """
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
-        pace = _Pace(rate, self._clock, self._sleep)
+        pace = _RateLimiter(rate, self._clock, self._sleep)
         generations = _Generations(self._app)
         size = 1 if joint(self._app) else BATCH
         return self._act(
@@ -151,7 +151,7 @@ class DeadLetters:
             done = self._app.broker.purge(self.queue, dead_letter=True)
             self._looking().emptied()
             return Report(done=done)
-        pace = _Pace(None, self._clock, self._sleep)
+        pace = _RateLimiter(None, self._clock, self._sleep)
         return self._act(selection, BATCH, Sweep.remove, progress, pace)
 
     # -- inside ------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ class DeadLetters:
         self,
         selection: Selection,
         size: int,
-        act: Callable[[Sweep, Sequence[Taken]], None],
+        act: Callable[[Sweep, Sequence[HeldLetter]], None],
         progress: Callable[[Report], None],
-        pace: _Pace,
+        pace: _RateLimiter,
     ) -> Report:
         """Have `act` done to all that is selected now, in batches."""
         capabilities = self._app.broker.capabilities
@@ -192,11 +192,11 @@ class DeadLetters:
                 report.lost += len(wanted) - report.done - report.lost - report.unreadable
         return sweep.report
 
-    def _picked(self, sweep: Sweep, wanted: Positions) -> Iterator[Sequence[Taken]]:
+    def _picked(self, sweep: Sweep, wanted: Positions) -> Iterator[Sequence[HeldLetter]]:
         """Just those, by position."""
         positions = iter(wanted)
         while chunk := tuple(islice(positions, BATCH)):
-            yield [Taken(self._view(each.delivery), each) for each in sweep.take_at(chunk)]
+            yield [HeldLetter(self._view(each.delivery), each) for each in sweep.take_at(chunk)]
 
     def _swept(
         self,
@@ -204,12 +204,12 @@ class DeadLetters:
         selection: Selection,
         wanted: Positions | None,
         left: int,
-        looking: DeadLooking,
-    ) -> Iterator[Sequence[Taken]]:
+        looking: DeadLetterBrowser,
+    ) -> Iterator[Sequence[HeldLetter]]:
         """Those among all, in order, until `left` were met."""
         while left > 0 and (leases := sweep.take(BATCH)):
             looking.met([lease.delivery for lease in leases])
-            met = [Taken(self._view(lease.delivery), lease) for lease in leases]
+            met = [HeldLetter(self._view(lease.delivery), lease) for lease in leases]
             if wanted is None:
                 batch = [taken for taken in met if selection.matches(taken.letter)]
                 left -= len(met)
@@ -224,14 +224,16 @@ class DeadLetters:
         self._damaged.clear()
         return (self._view(each) for each in self._looking().all())
 
-    def _replace(self, sweep: Sweep, batch: Sequence[Taken], generations: _Generations) -> None:
+    def _replace(
+        self, sweep: Sweep, batch: Sequence[HeldLetter], generations: _Generations
+    ) -> None:
         """Replay these. What the client library could not read stays among the dead letters."""
         readable = [taken for taken in batch if not taken.letter.envelope.problem]
         sweep.report.unreadable += len(batch) - len(readable)
         sweep.replace([(taken, self._replacement(taken.letter, generations)) for taken in readable])
 
-    def _looking(self) -> DeadLooking:
-        return DeadLooking(self._app, self.queue, self._clock, self._damaged)
+    def _looking(self) -> DeadLetterBrowser:
+        return DeadLetterBrowser(self._app, self.queue, self._clock, self._damaged)
 
     def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:
         """What to send in the place of a dead letter."""
@@ -298,7 +300,7 @@ class _Generations:
         return newest if known.state.final or self._joint else newest - 1
 
 
-class _Pace:
+class _RateLimiter:
     """Keeps to a rate; without one it does nothing."""
 
     def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:

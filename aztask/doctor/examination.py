@@ -36,7 +36,7 @@ NAMED_ROWS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Expectations:
     """lease: seconds, None as the app says. named: whether there is an app to compare with."""
 
     lease: float | None
@@ -63,7 +63,7 @@ def examine(
     """
     what = f"{app.name}: {len(app.tasks)} tasks" if named else "none was named"
     yield fine("app", "app", f"{what}; queues {', '.join(queues)}")
-    yield from _of_broker(app, queues, Wish(lease, named))
+    yield from _of_broker(app, queues, Expectations(lease, named))
     yield from _of_results(app)
     yield from _of_events(app)
 
@@ -77,7 +77,7 @@ def contradictions(app: App, queues: Sequence[str], lease: float | None = None) 
     if not isinstance(broker, Inspectable):
         return []
     inspector = broker.inspector()
-    wish = Wish(lease)
+    wish = Expectations(lease)
     found: list[Finding] = []
     for queue in queues:
         facts = inspector.facts(queue)
@@ -87,7 +87,7 @@ def contradictions(app: App, queues: Sequence[str], lease: float | None = None) 
     return [each for each in found if each.level is not Level.OK]
 
 
-def _of_broker(app: App, queues: Sequence[str], wish: Wish) -> Iterator[Finding]:
+def _of_broker(app: App, queues: Sequence[str], wish: Expectations) -> Iterator[Finding]:
     try:
         broker = app.broker
         if not isinstance(broker, Inspectable):
@@ -107,7 +107,7 @@ def _of_broker(app: App, queues: Sequence[str], wish: Wish) -> Iterator[Finding]
 
 
 def _of_queue(
-    app: App, broker: Broker, inspector: Inspector, queue: str, wish: Wish
+    app: App, broker: Broker, inspector: Inspector, queue: str, wish: Expectations
 ) -> Iterator[Finding]:
     subject = f"queue {queue}"
     began = time.monotonic()

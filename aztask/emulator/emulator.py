@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from aztask.emulator.admin.http import AdminServer
-from aztask.emulator.amqp.connection import Limits
+from aztask.emulator.amqp.connection import ConnectionLimits
 from aztask.emulator.broker.access import Access
 from aztask.emulator.broker.committer import Committer
 from aztask.emulator.broker.context import Broker
-from aztask.emulator.broker.dispatch import Dispatcher
+from aztask.emulator.broker.dispatch import DeliveryDispatcher
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.locks import Locks
@@ -43,7 +43,7 @@ class Emulator:
         options: Options,
         *,
         trace: Trace | None = None,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         """clock: injected in tests, instead of the system's with the options' offset."""
@@ -57,7 +57,7 @@ class Emulator:
         engine = Engine(self.database, clock=self.clock)
         self.namespace = Namespace(self.database, engine, self.clock)
         forwarder = Forwarder(engine, self.namespace, self.clock)
-        dispatcher = Dispatcher(engine, self.clock, forwarder)
+        dispatcher = DeliveryDispatcher(engine, self.clock, forwarder)
         self.broker = Broker(
             engine,
             self.namespace,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aztask.emulator.amqp.connection import Connection, Limits, State, Tracer
+from aztask.emulator.amqp.connection import Connection, ConnectionLimits, State, Tracer
 from aztask.emulator.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.peer import Peer
@@ -146,11 +146,11 @@ class Server:
     def __init__(
         self,
         broker: Broker,
-        limits: Limits | None = None,
+        limits: ConnectionLimits | None = None,
         tracer: Callable[[str, str, int, Any], None] | None = None,
     ) -> None:
         self.broker = broker
-        self.limits = limits or Limits()
+        self.limits = limits or ConnectionLimits()
         self.tracer = tracer
         self.endpoints: set[Endpoint] = set()
         self.buffer = memoryview(bytearray(READ_BYTES))

@@ -8,8 +8,8 @@ from aztask.engine.messages import (
     TIME_TO_LIVE_EXPIRED,
     Counts,
     Leased,
-    Looked,
     NewMessage,
+    PeekedMessage,
     QueueSettings,
     SessionLease,
 )
@@ -24,7 +24,7 @@ __all__ = [
     "QueueSettings",
     "NewMessage",
     "Leased",
-    "Looked",
+    "PeekedMessage",
     "Counts",
     "SessionLease",
     "DUPLICATE",

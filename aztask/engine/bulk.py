@@ -13,7 +13,7 @@ _SIZES: Final = (100, 20)
 """Rows that one statement takes: few sizes, so that all stay prepared."""
 
 
-class Bulk:
+class BatchStatement:
     """A statement in two forms.
 
     one: for a single row. many: for several, with ``{rows}`` where `row` is repeated. Values are

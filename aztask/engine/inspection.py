@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, STATES, Counts, Looked
+from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, STATES, Counts, PeekedMessage
 from aztask.engine.sessions import Sessions
 
 _FROM: Final = (
@@ -42,7 +42,7 @@ class Inspection(Sessions):
 
     def peek(
         self, queue: str, from_seq: int = 0, limit: int = 100, *, dead_letter: bool = False
-    ) -> list[Looked]:
+    ) -> list[PeekedMessage]:
         """The messages from number `from_seq` on, in order, whatever their state."""
         found = self._queue(queue)
         box = found.box(dead_letter)
@@ -94,8 +94,8 @@ class Inspection(Sessions):
                 return deleted
 
 
-def _looked(row: tuple[Any, ...]) -> Looked:
+def _looked(row: tuple[Any, ...]) -> PeekedMessage:
     *common, state, moment, reason, description = row
     due = moment if state == SCHEDULED else None
     lease_until = moment if state == LEASED else None
-    return Looked._make((*common, STATES[state], due, lease_until, reason, description))
+    return PeekedMessage._make((*common, STATES[state], due, lease_until, reason, description))

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from aztask.engine.bulk import Bulk, Row
+from aztask.engine.bulk import BatchStatement, Row
 from aztask.engine.messages import DUPLICATE, READY, SCHEDULED, NewMessage
 from aztask.engine.queues import Queue
 from aztask.engine.sweeper import Sweeper
@@ -21,7 +21,7 @@ from aztask.errors import ConfigurationError
 _COLUMNS = "state, moment, enqueued_at, expires_at, message_id, session, payload, box"
 _ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT = f"INSERT INTO messages ({_COLUMNS}) VALUES {_ROW}"
-_INSERT_ALL = Bulk(_INSERT, f"INSERT INTO messages ({_COLUMNS}) VALUES {{rows}}", _ROW)
+_INSERT_ALL = BatchStatement(_INSERT, f"INSERT INTO messages ({_COLUMNS}) VALUES {{rows}}", _ROW)
 _INSERT_CHECKED = (
     f"INSERT INTO messages ({_COLUMNS}) "
     "SELECT ?, ?, ?, ?, ?, ?, ?, id FROM queues WHERE id = ? AND revision = ?"

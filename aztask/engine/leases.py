@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from aztask.engine.bulk import Bulk, Row
+from aztask.engine.bulk import BatchStatement, Row
 from aztask.engine.intake import Intake
 from aztask.engine.messages import DEFERRED, LEASED, READY, SCHEDULED, Leased, NewMessage
 from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Queue
@@ -68,9 +68,9 @@ _ALL_HELD: Final = (
 )
 
 
-def _for_held(action: str) -> Bulk:
+def _for_held(action: str) -> BatchStatement:
     """`action` on the messages whose leases hold: of one lease, or of many at once."""
-    return Bulk(f"{action} WHERE {_HELD}", f"{action} WHERE {_ALL_HELD}", "(?, ?)")
+    return BatchStatement(f"{action} WHERE {_HELD}", f"{action} WHERE {_ALL_HELD}", "(?, ?)")
 
 
 _COMPLETE: Final = _for_held("DELETE FROM messages")
@@ -286,7 +286,11 @@ class Leases(Intake):
         return answers
 
     def _settle(
-        self, action: Bulk, leases: Sequence[Lease], held: tuple[float, int], values: Row = ()
+        self,
+        action: BatchStatement,
+        leases: Sequence[Lease],
+        held: tuple[float, int],
+        values: Row = (),
     ) -> list[bool]:
         """Do `action` with each lease's message; True where it is still held (rule 2).
 

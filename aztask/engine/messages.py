@@ -63,7 +63,7 @@ class Leased(NamedTuple):
     description: str | None
 
 
-class Looked(NamedTuple):
+class PeekedMessage(NamedTuple):
     """A message looked at without taking it. state: one of `STATES`. due: when scheduled."""
 
     seq: int

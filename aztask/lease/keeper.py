@@ -21,7 +21,7 @@ from aztask.errors import AztaskError, LeaseLost
 from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class LeaseKeeper:
         self._on_settleable = on_settleable
         self._settlers_wait = False
         self._stopping = False
-        self._crew = Crew("renewing", RENEWERS) if broker.capabilities.remote else None
+        self._thread_pool = ThreadPool("renewing", RENEWERS) if broker.capabilities.remote else None
         self._thread = threading.Thread(target=self._run, name="aztask-leases", daemon=True)
 
     def start(self) -> LeaseKeeper:
@@ -78,8 +78,8 @@ class LeaseKeeper:
             self._condition.notify()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._crew is not None:
-            self._crew.close()
+        if self._thread_pool is not None:
+            self._thread_pool.close()
 
     def hold(self, receiver: Receiver, leases: Iterable[Lease]) -> None:
         """Renew these, which `receiver` was granted, from now on."""
@@ -233,11 +233,11 @@ class LeaseKeeper:
 
     def _renew_all(self, groups: list[Group]) -> None:
         """Across a network side by side: a connection that hangs must not hold up the others."""
-        if self._crew is None:
+        if self._thread_pool is None:
             for group in groups:
                 self._renew(group)
         else:
-            self._crew.map(self._renew, groups)
+            self._thread_pool.map(self._renew, groups)
 
     def _grouped(self, leases: list[Lease], now: float) -> list[Group]:
         """Leases that one request can renew: of one receiver, for the same duration."""

@@ -17,7 +17,7 @@ from aztask.errors import ConfigurationError, ContentRefused, DecodeError
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MessageLimits:
     """What one message may hold.
 
     body_bytes: of one body, decompressed. depth: of lists and maps in one another, the body's own
@@ -47,7 +47,7 @@ MAX_DEPTH = 500
 """msgpack refuses to write more than 511 levels, and Python's own recursion limit is 1,000."""
 
 
-def check_size(size: int, limits: Limits) -> None:
+def check_size(size: int, limits: MessageLimits) -> None:
     """Raises ContentRefused if a body of `size` bytes is too long."""
     if size > limits.body_bytes:
         raise ContentRefused(
@@ -56,7 +56,7 @@ def check_size(size: int, limits: Limits) -> None:
         )
 
 
-def check_msgpack(data: bytes, limits: Limits) -> None:
+def check_msgpack(data: bytes, limits: MessageLimits) -> None:
     """Walk `data`, one msgpack value. Raises DecodeError (broken) or ContentRefused (too much)."""
     size, position, items, steps = len(data), 0, 0, _STEPS
     open_items: list[int] = []  # per open container: how many values are still to come
@@ -124,7 +124,7 @@ _STEPS = _msgpack_steps()
 _JSON_MARKS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?|[\[\]{},:]', re.DOTALL)
 
 
-def check_json(data: bytes, limits: Limits) -> None:
+def check_json(data: bytes, limits: MessageLimits) -> None:
     """Count the marks of `data` outside of strings. Raises ContentRefused (too much)."""
     opened = data.count(b"[") + data.count(b"{")
     marks = opened + data.count(b",") + data.count(b":")
@@ -152,13 +152,13 @@ def _wrong_length(position: int, size: int) -> DecodeError:
     return DecodeError(f"{size - position} bytes follow the end of the body")
 
 
-def _too_many(limits: Limits) -> ContentRefused:
+def _too_many(limits: MessageLimits) -> ContentRefused:
     return ContentRefused(
         f"the body holds more than {limits.items} values; raise Limits.items or pass a reference"
     )
 
 
-def _too_deep(limits: Limits) -> ContentRefused:
+def _too_deep(limits: MessageLimits) -> ContentRefused:
     return ContentRefused(
         f"the body is nested more than {limits.depth} levels deep; raise Limits.depth or flatten it"
     )

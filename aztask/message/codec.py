@@ -29,7 +29,7 @@ from aztask.errors import (
     did_you_mean,
 )
 from aztask.message import serializer as formats
-from aztask.message.bounds import Limits, check_json, check_msgpack, check_size
+from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
 from aztask.message.envelope import NO_PROPERTIES, Envelope
 from aztask.message.headers import (
@@ -48,7 +48,7 @@ from aztask.support.frozen import build
 CONTENT_TYPES = {"msgpack": formats.MSGPACK, "json": formats.JSON}
 _ENCODINGS = frozenset({"binary", "utf-8", "utf8", "us-ascii", "ascii"})
 _NOT_ASCII = bytes(range(0x80))
-_CHECKS: dict[str, Callable[[bytes, Limits], None]] = {
+_CHECKS: dict[str, Callable[[bytes, MessageLimits], None]] = {
     formats.MSGPACK: check_msgpack,
     formats.JSON: check_json,
 }
@@ -65,7 +65,7 @@ class Codec:
         *,
         serializer: str = "msgpack",
         accept: Sequence[str] = ("msgpack", "json"),
-        limits: Limits = Limits(),
+        limits: MessageLimits = MessageLimits(),
         signing_keys: Sequence[bytes] = (),
     ) -> None:
         """serializer: what is written, "msgpack" or "json". accept: what is read.

@@ -1,7 +1,7 @@
 """Kombu's ``compression`` header: bodies that other producers compressed, read within bounds.
 
 Rules: aztask never compresses. It reads zlib, bzip2 and xz streams of Kombu and Celery producers,
-never more than ``Limits.body_bytes`` of output; every other method is refused.
+never more than ``MessageLimits.body_bytes`` of output; every other method is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lzma import FORMAT_AUTO, LZMADecompressor, LZMAError
 from typing import Any
 
 from aztask.errors import ContentRefused, DecodeError
-from aztask.message.bounds import Limits, check_size
+from aztask.message.bounds import MessageLimits, check_size
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "application/x-gzip": zlib.decompressobj,  # what Kombu calls gzip is a zlib stream
@@ -22,7 +22,7 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 }
 
 
-def decompress(data: bytes, kind: object, limits: Limits) -> bytes:
+def decompress(data: bytes, kind: object, limits: MessageLimits) -> bytes:
     """The body behind Kombu's ``compression`` header, never more than ``limits.body_bytes``.
 
     Raises ContentRefused (an unknown method, or a decompression bomb) and DecodeError.

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from aztask.errors import DecodeError, EncodeError
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
 
 PROTOCOL: Final = 1
@@ -92,7 +92,7 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
     return headers
 
 
-def check_outgoing(message: TaskMessage, limits: Limits) -> None:
+def check_outgoing(message: TaskMessage, limits: MessageLimits) -> None:
     """Refuse what no reader would accept. Raises EncodeError."""
     try:
         read_text("the task id", message.id)
@@ -109,7 +109,7 @@ def check_outgoing(message: TaskMessage, limits: Limits) -> None:
         raise EncodeError(str(error)) from None
 
 
-def read_headers(headers: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str, Any]:
     """The fields of a TaskMessage that `headers` hold. Raises DecodeError."""
     if not isinstance(headers, Mapping):
         raise DecodeError(f"the headers are not a map but {type(headers).__name__}")
@@ -257,7 +257,7 @@ def _number(header: str, value: object) -> float:
     return number
 
 
-def check_extra(extra: Mapping[Any, Any], limits: Limits) -> None:
+def check_extra(extra: Mapping[Any, Any], limits: MessageLimits) -> None:
     """Raises DecodeError unless every broker can carry these headers on."""
     stack: list[tuple[str, Any, int]] = [
         (name, value, 1) for name, value in extra.items() if read_text("a header's name", name)
@@ -279,7 +279,7 @@ def check_extra(extra: Mapping[Any, Any], limits: Limits) -> None:
             raise DecodeError(f"header {name} cannot be carried on: {_shown(value)}")
 
 
-def _is_plain(value: object, limits: Limits) -> bool:
+def _is_plain(value: object, limits: MessageLimits) -> bool:
     if isinstance(value, str):
         return _is_utf8(value, limits)
     if isinstance(value, bytes):
@@ -289,7 +289,7 @@ def _is_plain(value: object, limits: Limits) -> bool:
     return value is None or isinstance(value, float)
 
 
-def _is_utf8(value: str, limits: Limits) -> bool:
+def _is_utf8(value: str, limits: MessageLimits) -> bool:
     """Text as such may hold line breaks; a lone surrogate could never be written again."""
     if len(value) > limits.header_bytes:
         return False

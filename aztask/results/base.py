@@ -7,7 +7,7 @@ Rules
 2. What is recorded is the *settlement*: a redelivery of the message repeats exactly that.
 3. A start row of the same message (same position) may be taken over: the message came again, so
    the former owner's lease is gone. A start row of another copy of the message may not: that copy
-   is still in the broker, and it alone is responsible (`Elsewhere`).
+   is still in the broker, and it alone is responsible (`OwnedElsewhere`).
 4. An outcome after which the same message comes again (`Outcome.again`) ends a start, not the run:
    the store counts it, shows its state and error, and lets the next delivery start again.
 5. A store that cannot be reached raises BrokerUnavailable: the caller keeps the delivery unsettled
@@ -118,7 +118,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class OwnedElsewhere:
     """Another copy of the message owns the run; this copy is superfluous."""
 
 
@@ -138,7 +138,7 @@ class Unreadable:
     reason: str
 
 
-StartAnswer: TypeAlias = Owned | Recorded | Elsewhere | Cancelled | Unreadable
+StartAnswer: TypeAlias = Owned | Recorded | OwnedElsewhere | Cancelled | Unreadable
 
 
 @dataclass(frozen=True, slots=True)

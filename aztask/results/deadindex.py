@@ -30,7 +30,7 @@ UNDER_WAY: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class NotedDead:
+class IndexedDeadLetter:
     """A dead letter as it was noted. number: rises with each note of a store; 0 before.
 
     at: UTC epoch seconds of the note. damage: why the note cannot be read; then only the number and
@@ -55,11 +55,11 @@ class NotedDead:
 class DeadIndex(Protocol):
     """Any thread may call. Raises BrokerUnavailable."""
 
-    def note(self, letters: Sequence[NotedDead]) -> None:
+    def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
         """Keep these; one that is known already stays as it was noted first."""
         ...
 
-    def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
+    def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
         """Up to `limit` notes of the queue behind the number `after`, in order, damaged or not."""
         ...
 
@@ -90,7 +90,7 @@ def key_of(envelope: Envelope) -> str:
     return envelope.message_id or f"sha256-{sha256(envelope.body).hexdigest()}"
 
 
-def read_note(queue: str, number: int, values: Mapping[str, Any]) -> NotedDead:
+def read_note(queue: str, number: int, values: Mapping[str, Any]) -> IndexedDeadLetter:
     """The note with these fields: ``key``, ``envelope``, ``reason``, ``description``, ``at`` and
     ``delivery_count``; damaged or not.
     """
@@ -99,7 +99,7 @@ def read_note(queue: str, number: int, values: Mapping[str, Any]) -> NotedDead:
         key, envelope = columns.text("key"), envelope_of(columns.data("envelope") or b"")
         if not _is_whole(envelope) or key_of(envelope) != key:
             raise Damaged("its envelope cannot be read")
-        return NotedDead(
+        return IndexedDeadLetter(
             queue,
             envelope,
             columns.text("reason"),
@@ -112,10 +112,10 @@ def read_note(queue: str, number: int, values: Mapping[str, Any]) -> NotedDead:
         return damaged_note(queue, number, values.get("key"), damage)
 
 
-def damaged_note(queue: str, number: int, key: object, damage: Damaged) -> NotedDead:
+def damaged_note(queue: str, number: int, key: object, damage: Damaged) -> IndexedDeadLetter:
     """What is known of a note that cannot be read."""
     known = Envelope(b"", message_id=key if isinstance(key, str) else "")
-    return NotedDead(queue, known, "", "", 0.0, 0, number, damage.reason)
+    return IndexedDeadLetter(queue, known, "", "", 0.0, 0, number, damage.reason)
 
 
 def _is_whole(envelope: Envelope) -> bool:

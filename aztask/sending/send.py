@@ -29,7 +29,7 @@ from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
 from aztask.support.display import short_repr
 from aztask.support.frozen import build
-from aztask.task import Call, SendOptions, Task
+from aztask.task import Invocation, SendOptions, Task
 
 BATCH: Final = 500
 """Messages that `map` sends at once: one transaction, and little memory for millions of calls."""
@@ -61,7 +61,7 @@ class Sender:
         name: str,
         task: Task[..., Any] | None,
         queue: str,
-        calls: Sequence[Call],
+        calls: Sequence[Invocation],
         options: SendOptions,
         sessions: bool,
     ) -> list[str]:
@@ -142,12 +142,12 @@ class Sender:
             )
 
     def _messages(
-        self, common: dict[str, Any], calls: Sequence[Call], ids: Sequence[str]
+        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str]
     ) -> list[TaskMessage]:
         pairs = zip(calls, ids, strict=True)
         return [self._message(common, call, task_id) for call, task_id in pairs]
 
-    def _message(self, common: dict[str, Any], call: Call, task_id: str) -> TaskMessage:
+    def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
         parent = current_context()
         body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
         values = {

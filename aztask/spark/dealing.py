@@ -30,11 +30,11 @@ def deal(
     """
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
     packed = tuple(zlib.compress(pickle.dumps(part)) for part in parts)
-    return tasks.mapInArrow(_Dealt(packed, work), schema)
+    return tasks.mapInArrow(_NumberPartition(packed, work), schema)
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _NumberPartition:
     """What a task does: the parts of the numbers that it is given."""
 
     packed: tuple[bytes, ...]

@@ -44,7 +44,7 @@ Files: TypeAlias = dict[str, Path | bytes]
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedArchive:
     """A zip that was written.
 
     path, bytes: where it is, and its size. parts: what is in it, with versions. to_install: what
@@ -57,7 +57,7 @@ class Packed:
     to_install: tuple[str, ...]
 
 
-def pack(target: str | os.PathLike[str], sources: Sequence[str] = ()) -> Packed:
+def pack(target: str | os.PathLike[str], sources: Sequence[str] = ()) -> PackedArchive:
     """Write a zip of aztask, its needs, and `sources`, for ``--py-files`` and ``addPyFile``.
 
     target: the zip, which is replaced at once. sources: each a module that can be imported from
@@ -77,7 +77,7 @@ def pack(target: str | os.PathLike[str], sources: Sequence[str] = ()) -> Packed:
     own, names, to_install = _needs()
     files = {**own, **files}
     write_zip(path, files)
-    return Packed(str(path), path.stat().st_size, (*parts, *names), to_install)
+    return PackedArchive(str(path), path.stat().st_size, (*parts, *names), to_install)
 
 
 def write_zip(target: Path, files: Files) -> None:

@@ -1,4 +1,4 @@
-"""A crew: threads that carry out requests side by side, each waiting for its own answer.
+"""A thread pool: threads that carry out requests side by side, each waiting for its own answer.
 
 Threads start when they are needed and there is no idle one, up to a limit. They are daemons: a
 request that hangs does not keep a process alive.
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class Crew:
+class ThreadPool:
     """At most `size` threads. Any thread may call."""
 
     def __init__(self, name: str, size: int) -> None:

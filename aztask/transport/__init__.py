@@ -10,7 +10,7 @@ Transport options: ``broker``, a URL, a connection string, a function that retur
 Broker; ``lease``, seconds, default 60;
 ``declare``, False for credentials that may not create queues; ``accept``, content types that are
 handed to consumers besides msgpack, json, text and bytes; ``limits``,
-`aztask.message.bounds.Limits`.
+`aztask.message.bounds.MessageLimits`.
 
 Rules
 1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Everything handed out

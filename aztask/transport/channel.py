@@ -27,7 +27,7 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, 
 from aztask.support.display import one_line
 from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
-from aztask.transport.unacked import Holding, Source, Unacked
+from aztask.transport.unacked import QueueConsumer, Unacked, UnackedDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ BATCH: Final = 32
 _REMOTE_WAIT = 1.0
 
 
-class Link(Protocol):
+class ChannelConnection(Protocol):
     """What a channel needs of its connection."""
 
     client: Any
@@ -67,14 +67,14 @@ class Channel(virtual.Channel):
     do_restore = False
     supports_fanout = False
 
-    def __init__(self, connection: Link, **kwargs: Any) -> None:
+    def __init__(self, connection: ChannelConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.link = connection
         self.no_ack_consumers: set[str] = set()
-        self._sources: dict[str, Source] = {}
-        self._getters: dict[tuple[str, bool], Source] = {}
-        self._retired: list[Source] = []
-        self._ready: deque[Holding] = deque()
+        self._sources: dict[str, QueueConsumer] = {}
+        self._getters: dict[tuple[str, bool], QueueConsumer] = {}
+        self._retired: list[QueueConsumer] = []
+        self._ready: deque[UnackedDelivery] = deque()
         self._unacked: Unacked | None = None
         self._prefetch = 0
         self._tags = count(1)
@@ -222,7 +222,7 @@ class Channel(virtual.Channel):
             self._unacked = Unacked(self.link.keeper)
         return self._unacked
 
-    def open_sources(self) -> Iterator[Source]:
+    def open_sources(self) -> Iterator[QueueConsumer]:
         """The consumers that may receive now, as far as the prefetch count allows."""
         if not self._prefetch or len(self.unacked) < self._prefetch:
             yield from self._sources.values()
@@ -242,7 +242,7 @@ class Channel(virtual.Channel):
                 return True
         return False
 
-    def fetch(self, source: Source, wait: float, limit: int = BATCH) -> bool:
+    def fetch(self, source: QueueConsumer, wait: float, limit: int = BATCH) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; whether anything came."""
         if self._prefetch and source.consumer_tag:
             limit = min(limit, self._prefetch - len(self.unacked))
@@ -250,7 +250,7 @@ class Channel(virtual.Channel):
             limit = 1  # what is deleted at receipt and not handed out would be lost
         deliveries = source.receiver.receive(limit, wait)
         holdings = [
-            Holding(next(self._tags), source.receiver, delivery, source.consumer_tag)
+            UnackedDelivery(next(self._tags), source.receiver, delivery, source.consumer_tag)
             for delivery in deliveries
         ]
         if not source.no_ack:
@@ -260,9 +260,9 @@ class Channel(virtual.Channel):
 
     def _source(
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
-    ) -> Source:
+    ) -> QueueConsumer:
         lease = self.link.options.lease
-        return Source(
+        return QueueConsumer(
             self.link.broker,
             queue,
             lease=lease,
@@ -271,7 +271,7 @@ class Channel(virtual.Channel):
             callback=callback,
         )
 
-    def _hand_out(self, source: Source, holding: Holding) -> bool:
+    def _hand_out(self, source: QueueConsumer, holding: UnackedDelivery) -> bool:
         """Give one message to its consumer, unless no consumer may see it now."""
         delivery = holding.delivery
         verdict = self._judge(delivery.envelope, time())
@@ -308,7 +308,7 @@ class Channel(virtual.Channel):
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
         return fields
 
-    def _keep_back(self, holding: Holding, settlement: Settlement) -> None:
+    def _keep_back(self, holding: UnackedDelivery, settlement: Settlement) -> None:
         """Settle a message that no consumer gets to see.
 
         One that was deleted at receipt is gone: an early one is sent again, the others are told.

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.errors import ConfigurationError
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.codec import CONTENT_TYPES
 from aztask.support.durations import to_seconds
 
@@ -32,7 +32,7 @@ class TransportOptions:
     lease: float = LEASE_SECONDS
     declare: bool = True
     accept: frozenset[str] = frozenset()
-    limits: Limits = field(default_factory=Limits)
+    limits: MessageLimits = field(default_factory=MessageLimits)
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Self:
@@ -40,10 +40,10 @@ class TransportOptions:
 
         Raises ConfigurationError.
         """
-        limits = options.get("limits", Limits())
-        if not isinstance(limits, Limits):
+        limits = options.get("limits", MessageLimits())
+        if not isinstance(limits, MessageLimits):
             raise ConfigurationError(
-                "the transport option limits must be an aztask.message.bounds.Limits"
+                "the transport option limits must be an aztask.message.bounds.MessageLimits"
             )
         declare = options.get("declare", True)
         if not isinstance(declare, bool):

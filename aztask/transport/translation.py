@@ -16,7 +16,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from aztask.errors import ConfigurationError, DecodeError, EncodeError
-from aztask.message.bounds import Limits, check_size
+from aztask.message.bounds import MessageLimits, check_size
 from aztask.message.compression import decompress
 from aztask.message.envelope import Envelope
 from aztask.message.headers import COMPRESSION, read_time, to_iso
@@ -115,7 +115,7 @@ def _milliseconds(value: object) -> float:
         raise EncodeError(f"expiration {str(value)[:32]!r} is not milliseconds") from None
 
 
-def to_message(envelope: Envelope, limits: Limits) -> dict[str, Any]:
+def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
     """The arguments of Kombu's Message for what was received; a compressed body comes out plain.
 
     Raises CodecError for a message that could not be read, and for a body that is too long or is

@@ -35,7 +35,7 @@ RENEWAL_PAUSE = 0.005
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class UnackedDelivery:
     """One unacknowledged delivery. lease: None where it was received and deleted at once."""
 
     tag: int
@@ -49,7 +49,7 @@ class Holding:
         return self.lease is not None and not self.lease.alive(boot_seconds())
 
 
-class Source:
+class QueueConsumer:
     """One consumer of one queue, whose receiver is opened at the first use."""
 
     def __init__(
@@ -92,13 +92,13 @@ class Unacked:
 
     def __init__(self, keeper: LeaseKeeper) -> None:
         self._keeper = keeper
-        self._holdings: dict[int, Holding] = {}
+        self._holdings: dict[int, UnackedDelivery] = {}
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._holdings)
 
-    def hold(self, receiver: Receiver, holdings: list[Holding], seconds: float) -> None:
+    def hold(self, receiver: Receiver, holdings: list[UnackedDelivery], seconds: float) -> None:
         """Renew these from now on, each time for `seconds`."""
         for holding in holdings:
             holding.lease = Lease.of(holding.delivery, seconds=seconds)
@@ -147,7 +147,7 @@ class Unacked:
                 )
                 return
 
-    def drop(self, holding: Holding) -> None:
+    def drop(self, holding: UnackedDelivery) -> None:
         """Forget one whose lease lapsed before its consumer saw it: somebody else runs it."""
         self._holdings.pop(holding.tag, None)
         if holding.lease is not None:
@@ -164,7 +164,7 @@ class Unacked:
         with self._changed:
             self._changed.wait(seconds)
 
-    def _settle(self, holding: Holding, lease: Lease, settlement: Settlement) -> bool:
+    def _settle(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> bool:
         for attempt in range(SETTLE_TRIES):
             if not self._begin(lease):
                 self._too_late(holding, lease, settlement)
@@ -197,7 +197,7 @@ class Unacked:
         return True
 
     @staticmethod
-    def _answer(holding: Holding, settlement: Settlement) -> Settled | Lost | Unknown:
+    def _answer(holding: UnackedDelivery, settlement: Settlement) -> Settled | Lost | Unknown:
         try:
             answer = holding.receiver.settle([(holding.delivery, settlement)])[0]
         except BrokerUnavailable as error:
@@ -208,7 +208,7 @@ class Unacked:
         return answer
 
     @staticmethod
-    def _too_late(holding: Holding, lease: Lease, settlement: Settlement) -> None:
+    def _too_late(holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> None:
         logger.warning(
             "too late to %s message %s of queue %s, whose lease was lost (%s):"
             " it is delivered again; make the lease longer or the task shorter",

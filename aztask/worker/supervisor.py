@@ -34,12 +34,12 @@ from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolPlan
-from aztask.worker.pool.dispatcher import Dispatcher
-from aztask.worker.pool.forking import Server
-from aztask.worker.pool.requests import Requests
-from aztask.worker.pool.timelimits import Limits
-from aztask.worker.upkeep.chores import Chores
-from aztask.worker.upkeep.heartbeat import LifeSign
+from aztask.worker.pool.dispatcher import PoolDispatcher
+from aztask.worker.pool.forking import ForkServerHandle
+from aztask.worker.pool.requests import TaskRequests
+from aztask.worker.pool.timelimits import TimeLimits
+from aztask.worker.upkeep.chores import Housekeeping
+from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.leasewatch import LeaseWatch
 from aztask.worker.upkeep.uploader import worker_sink
@@ -64,7 +64,7 @@ class Supervisor:
         options: WorkerOptions,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        server: Server | None = None,
+        server: ForkServerHandle | None = None,
     ) -> None:
         self.app, self.options, self._clock = app, options, clock
         self.name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -93,10 +93,11 @@ class Supervisor:
         self._claims_ahead = options.concurrency if threads else 0
         plan = PoolPlan(app_spec, options.processes, options.slots, self.name)
         self._pool = Pool(plan, clock=clock, server=server)
-        self._limits = Limits(self._pool, self.keeper, app.settings, options, self.journal, clock)
-        self._requests = Requests(app, self.keeper, self._limits, mailbox, clock, threads=threads)
+        limits = TimeLimits(self._pool, self.keeper, app.settings, options, self.journal, clock)
+        requests = TaskRequests(app, self.keeper, limits, mailbox, clock, threads=threads)
+        self._limits, self._requests = limits, requests
         self._deliveries = Deliveries(self.name, clock)
-        self._dispatcher = Dispatcher(
+        self._dispatcher = PoolDispatcher(
             self._pool,
             self._deliveries,
             self.pipeline,
@@ -107,13 +108,13 @@ class Supervisor:
             finish=self._finishes.submit,
             over=self._over,
         )
-        self._chores = Chores(app, clock, mailbox, options.queues, self.journal)
+        self._chores = Housekeeping(app, clock, mailbox, options.queues, self.journal)
         self._leases = LeaseWatch(app, options, self.keeper, mailbox, self.journal, clock)
         self._intakes = Intakes(app, options, self._leases.seconds, self._take)
         self._next_tick = 0.0
         self._signals = 0
         self._draining_until: float | None = None
-        self._sign = LifeSign(self.name, options.queues, self._pool, self._deliveries, clock)
+        self._sign = Heartbeat(self.name, options.queues, self._pool, self._deliveries, clock)
         self.finished = 0
 
     # -- life --------------------------------------------------------------------------------

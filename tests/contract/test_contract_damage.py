@@ -23,10 +23,10 @@ from stores import Store
 from aztask.message.envelope import Envelope
 from aztask.results.base import (
     Cancelled,
-    Elsewhere,
     Finish,
     Outcome,
     Owned,
+    OwnedElsewhere,
     Recorded,
     ResultStore,
     RunKey,
@@ -37,7 +37,7 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
-from aztask.results.deadindex import Indexing, NotedDead
+from aztask.results.deadindex import IndexedDeadLetter, Indexing
 from aztask.settlement import Complete, DeadLetter, Resubmit
 
 FAR = 1e11
@@ -250,7 +250,7 @@ def test_a_position_that_no_copy_can_have_does_not_drop_the_message(store: Store
     store.outsider.damage_run(RunKey("a"), {"position": forged})
     answer, other = store.another.start([a_start("two", 7), a_start("two", 9, RunKey("b"))])
     assert isinstance(answer, Unreadable)
-    assert other == Elsewhere()
+    assert other == OwnedElsewhere()
     record = store.results.get("a")
     assert record is not None
     assert (record.state, record.damage) == (State.UNREADABLE, answer.reason)
@@ -308,9 +308,9 @@ def test_damaged_workers_hide_no_other_worker(store: Store) -> None:
     assert len(damaged) == len(WORKER_DAMAGES) - 1
 
 
-def a_letter(number: int) -> NotedDead:
+def a_letter(number: int) -> IndexedDeadLetter:
     envelope = Envelope(b"x" * number, headers={"a": 1}, message_id=f"m{number}")
-    return NotedDead("orders", envelope, "Reason", f"because {number}", 100.0 + number, 3)
+    return IndexedDeadLetter("orders", envelope, "Reason", f"because {number}", 100.0 + number, 3)
 
 
 def test_damaged_notes_of_dead_letters_hide_no_other_one(store: Store) -> None:
@@ -321,7 +321,7 @@ def test_damaged_notes_of_dead_letters_hide_no_other_one(store: Store) -> None:
         index.note([each])
     for each, changes in zip(letters[1::2], NOTE_DAMAGES.values(), strict=True):
         store.outsider.damage_note("orders", each.key, changes)
-    seen: list[NotedDead] = []
+    seen: list[IndexedDeadLetter] = []
     while page := index.page("orders", seen[-1].number if seen else 0, 2):
         seen += page
     assert [replace(each, number=0) for each in seen if not each.damage] == letters[::2]

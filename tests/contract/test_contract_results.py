@@ -12,10 +12,10 @@ from stores import Store
 from aztask.message.envelope import Envelope
 from aztask.results.base import (
     Cancelled,
-    Elsewhere,
     Finish,
     Outcome,
     Owned,
+    OwnedElsewhere,
     Recorded,
     ResultStore,
     RunKey,
@@ -25,7 +25,7 @@ from aztask.results.base import (
     State,
     WorkerRecord,
 )
-from aztask.results.deadindex import Indexing, NotedDead
+from aztask.results.deadindex import IndexedDeadLetter, Indexing
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 
 KEY = RunKey("a", 0, 0)
@@ -106,7 +106,7 @@ def test_a_run_that_the_broker_buried_has_failed(results: ResultStore) -> None:
 def test_another_copy_of_a_message_that_comes_again_is_superfluous(results: ResultStore) -> None:
     results.start([a_start("one", position=1)])
     results.record([Finish(KEY, "one", Outcome(State.RETRYING, Abandon()))])
-    assert results.start([a_start("two", position=2)]) == [Elsewhere()]
+    assert results.start([a_start("two", position=2)]) == [OwnedElsewhere()]
 
 
 def test_a_clone_ends_its_run(results: ResultStore) -> None:
@@ -118,7 +118,7 @@ def test_a_clone_ends_its_run(results: ResultStore) -> None:
 
 def test_another_copy_of_the_message_does_not_own_the_run(results: ResultStore) -> None:
     results.start([a_start("one", position=1)])
-    assert results.start([a_start("two", position=2)]) == [Elsewhere()]
+    assert results.start([a_start("two", position=2)]) == [OwnedElsewhere()]
     assert results.record([Finish(KEY, "one", ended())]) == [True]
 
 
@@ -384,7 +384,7 @@ def test_of_many_at_once_one_owns_and_one_records(store: Store) -> None:
                 )
             )
             assert answers.count(Owned(1)) == 1
-            assert answers.count(Elsewhere()) == 9
+            assert answers.count(OwnedElsewhere()) == 9
             recorded = list(
                 pool.map(
                     lambda n, key=key: stores[n].record([Finish(key, f"owner-{n}", ended(n))])[0],
@@ -469,9 +469,9 @@ def test_waiting_for_a_change_ends(results: ResultStore) -> None:
     assert results.wait_changed(seen, 0.01) >= seen
 
 
-def letter(number: int, body: bytes = b"x") -> NotedDead:
+def letter(number: int, body: bytes = b"x") -> IndexedDeadLetter:
     envelope = Envelope(body, headers={"a": [1, "é"]}, message_id=f"m/{number}")
-    return NotedDead("orders", envelope, "Reason", f"because {number}", 100.0 + number, 3)
+    return IndexedDeadLetter("orders", envelope, "Reason", f"because {number}", 100.0 + number, 3)
 
 
 def test_the_index_of_dead_letters(store: Store) -> None:

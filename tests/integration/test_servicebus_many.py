@@ -49,7 +49,7 @@ def test_two_thousand_leases_are_renewed_in_few_requests_and_none_late(
     requests: list[tuple[float, int]] = []
     renew = management.OPERATIONS["renew-lock"]
 
-    def counted(call: management.Call) -> management.Result:
+    def counted(call: management.ManagementCall) -> management.Result:
         requests.append((time.monotonic(), len(call.body["lock-tokens"])))
         return renew(call)
 

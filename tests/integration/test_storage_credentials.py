@@ -27,17 +27,17 @@ from storage import broker_at
 from aztask.address.addresses import StorageQueueAddress, TablesAddress
 from aztask.brokers.delivery import Settled
 from aztask.brokers.storagequeue.broker import StorageQueueBroker
-from aztask.brokers.storagequeue.delivery import Requests
+from aztask.brokers.storagequeue.delivery import QueueRequests
 from aztask.brokers.storagequeue.messages import MessagePipeline, QueueMessages
-from aztask.brokers.storagequeue.sending import Sending
+from aztask.brokers.storagequeue.sending import MessageSender
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Owned, RunKey, Start, State
-from aztask.results.deadindex import NotedDead
+from aztask.results.deadindex import IndexedDeadLetter
 from aztask.results.tables.store import TablesResults
 from aztask.settlement import Complete
 from aztask.support.clock import SYSTEM_CLOCK
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 from aztask.support.masking import SecretFilter
 
 
@@ -78,10 +78,10 @@ def test_the_sdks_own_transport_carries_the_composed_requests(server: azurite.Az
     token = messages.update(found.position, found.token, 0, None, seconds=5.0)
     messages.delete(found.position, token, seconds=5.0)
     assert messages.put_all([("a", 0), ("b", 0)], connections=2, seconds=5.0) is None
-    crew = Crew("proxied", 4)
-    sending = Sending(Requests("proxied", messages, SYSTEM_CLOCK), crew)
+    thread_pool = ThreadPool("proxied", 4)
+    sending = MessageSender(QueueRequests("proxied", messages, SYSTEM_CLOCK), thread_pool)
     assert sending.put_all([(str(n), 0.0) for n in range(20)]) == [None] * 20
-    crew.close()
+    thread_pool.close()
     found_texts = {each.text for each in messages.receive(32, 30, seconds=5.0)[0]}
     assert found_texts == {str(n) for n in range(20)}
     assert messages.receive(32, 30, seconds=5.0)[0] == []
@@ -221,7 +221,7 @@ def test_results_by_entra_id_over_tls(certificate, tmp_path, monkeypatch):
         outcome = Outcome(State.SUCCEEDED, Complete(), b"x" * 100_000, at=5.0)
         assert store.record([Finish(key, "me", outcome)]) == [True]
         assert store.history("a")[0].outcome == outcome
-        note = NotedDead("queue", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
+        note = IndexedDeadLetter("queue", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
         store.dead_index.note([note])
         assert len(store.dead_index.page("queue", 0, 10)) == 1
         assert credential.asked <= 4, "tokens are used again"

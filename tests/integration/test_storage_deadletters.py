@@ -21,7 +21,7 @@ from storage import storage_site
 from aztask import App
 from aztask.deadletters.view import DeadLetters, Selection
 from aztask.message.envelope import Envelope
-from aztask.results.deadindex import NotedDead, index_for
+from aztask.results.deadindex import IndexedDeadLetter, index_for
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
 
@@ -107,7 +107,9 @@ def test_a_note_whose_dead_letter_is_gone_is_dropped(site: Site) -> None:
     receiver.settle([(each, Complete()) for each in removed])
     index = index_for(app.broker, app.results)
     assert index is not None
-    index.note([NotedDead("default", Envelope(b"x", message_id="crashed"), "r", "", 1.0, 1)])
+    index.note(
+        [IndexedDeadLetter("default", Envelope(b"x", message_id="crashed"), "r", "", 1.0, 1)]
+    )
     assert len(notes(app)) == 51
     ahead = Clock(wall=lambda: time.time() + 600)  # none of these is being stored any more
     letters = DeadLetters(app, "default", clock=ahead)
@@ -124,7 +126,9 @@ def test_a_sweep_drops_notes_without_and_makes_notes_for_dead_letters_with_none(
     assert index is not None
     unknown = sorted(notes(app))[:20]
     index.drop("default", unknown)  # as if dead-lettered without a result store
-    index.note([NotedDead("default", Envelope(b"x", message_id="crashed"), "r", "", 1.0, 1)])
+    index.note(
+        [IndexedDeadLetter("default", Envelope(b"x", message_id="crashed"), "r", "", 1.0, 1)]
+    )
     letters = DeadLetters(app, "default", clock=Clock(wall=lambda: time.time() + 600))
     report = letters.replay(Selection(frozenset({"t7"})))
     assert (report.done, report.ids) == (1, ["t7"])

@@ -30,10 +30,10 @@ from aztask.errors import (
 from aztask.message.envelope import Envelope
 from aztask.result import AsyncResult
 from aztask.results.base import (
-    Elsewhere,
     Finish,
     Outcome,
     Owned,
+    OwnedElsewhere,
     Recorded,
     RunKey,
     RunRecord,
@@ -42,7 +42,7 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
-from aztask.results.deadindex import NotedDead
+from aztask.results.deadindex import IndexedDeadLetter
 from aztask.results.tables import client as tables_client
 from aztask.results.tables import index as tables_index
 from aztask.results.tables.rows import DAMAGE
@@ -143,7 +143,7 @@ def test_the_answer_to_a_start_is_lost(
 ) -> None:
     losing(tables.table, "POST", 1)
     assert results.start([a_start("one")]) == [Owned(1)]
-    assert direct.start([a_start("two", position=2)]) == [Elsewhere()]
+    assert direct.start([a_start("two", position=2)]) == [OwnedElsewhere()]
     losing(tables.table, "PUT", 1)
     assert results.start([a_start("two")]) == [Owned(2)], "taken over, counted once"
     assert results.record([Finish(KEY, "two", DONE)]) == [True]
@@ -192,7 +192,7 @@ def test_the_answers_to_everything_else_are_lost(
     assert results.forget("b")
     assert direct.get("b") is None
     assert [run.key for run in direct.recent()] == []
-    note = NotedDead("orders", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
+    note = IndexedDeadLetter("orders", Envelope(b"x", message_id="m"), "r", "d", 1.0, 1)
     losing(tables.table, "POST", 1)
     results.dead_index.note([note])
     assert len(direct.dead_index.page("orders", 0, 10)) == 1
@@ -227,7 +227,7 @@ def test_a_service_that_is_away_is_told_in_time(
     call: str,
 ) -> None:
     monkeypatch.setattr(tables_client, "READ_SECONDS", 0.5)
-    monkeypatch.setattr(tables_client.Call.__init__, "__defaults__", (1.5,))
+    monkeypatch.setattr(tables_client.TimeBudget.__init__, "__defaults__", (1.5,))
     monkeypatch.setattr(tables_index, "PURGE_SECONDS", 0.75)
     tables.table.set(mode)
     began = time.monotonic()
@@ -510,7 +510,8 @@ def test_rows_of_others_and_damaged_ones_in_the_index_hide_no_run(
 def test_half_of_a_note_of_a_dead_letter_is_dropped_too(direct: TablesResults) -> None:
     index, table = direct.dead_index, direct._requests._table
     letters = [
-        NotedDead("q", Envelope(b"x", message_id=f"m{n}"), "r", "d", 1.0, 1) for n in range(4)
+        IndexedDeadLetter("q", Envelope(b"x", message_id=f"m{n}"), "r", "d", 1.0, 1)
+        for n in range(4)
     ]
     for each in letters:
         index.note([each])

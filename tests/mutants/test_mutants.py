@@ -199,7 +199,7 @@ def test_a_run_tells_noticed_from_survived_and_changes_no_file():
     assert code == 0, out
     assert "6 of 6 mutants were noticed" in out
     assert "tests/unit/test_settlement.py::" in out
-    code, out = run(*command, "--tests", "tests/unit/support/test_crew.py")
+    code, out = run(*command, "--tests", "tests/unit/support/test_thread_pool.py")
     assert code == 1
     assert out.count("# survived: settlement.py:") == 6
     assert "too low" in out
@@ -215,7 +215,7 @@ def test_a_seed_draws_the_same_again_and_another_one_others():
 
 
 def test_tests_that_fail_by_themselves_end_the_run(tmp_path):
-    broken = ROOT / "tests" / "unit" / "test_crew.py"
+    broken = ROOT / "tests" / "unit" / "test_thread_pool.py"
     code, out = run(
         "--module", "aztask.lease.state", "--tests", str(broken.relative_to(ROOT)) + "::no"
     )

@@ -16,7 +16,7 @@ from aztask.brokers.base import MessageState
 from aztask.cli import main
 from aztask.deadletters.view import DeadLetters
 from aztask.message.envelope import Envelope
-from aztask.results.deadindex import NotedDead, index_for
+from aztask.results.deadindex import IndexedDeadLetter, index_for
 from aztask.settlement import DeadLetter
 from aztask.spark import Target
 from aztask.spark.deadletters.letters import (
@@ -233,7 +233,7 @@ def test_a_storage_queue_that_hides_some_needs_the_index(spark, azurite, tmp_pat
         dead_letters(spark, plain, ["many"]).count()
     index_for(app.broker, app.results).note(  # as workers do
         [
-            NotedDead("many", each.envelope, why.reason, why.description, 1.0, 1)
+            IndexedDeadLetter("many", each.envelope, why.reason, why.description, 1.0, 1)
             for each, why in buried
         ]
     )

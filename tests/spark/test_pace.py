@@ -2,7 +2,7 @@
 
 import pytest
 
-from aztask.spark.submission.pace import FIRST_PAUSE, LONGEST_PAUSE, Pace, Patience
+from aztask.spark.submission.pace import FIRST_PAUSE, LONGEST_PAUSE, Backoff, Pace
 
 
 class Time:
@@ -60,7 +60,7 @@ def test_slow_rates_send_few_at_once(time):
 
 
 def patience(time, seconds, chance=0.5):
-    return Patience(seconds, clock=time.clock, sleep=time.sleep, chance=lambda: chance)
+    return Backoff(seconds, clock=time.clock, sleep=time.sleep, chance=lambda: chance)
 
 
 def test_pauses_double_up_to_a_limit(time):

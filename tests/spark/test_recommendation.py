@@ -5,7 +5,7 @@ import pytest
 from aztask.adaptive.advice import Advice, Evidence
 from aztask.adaptive.observation import bin_of
 from aztask.lease.bounds import Bounds
-from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen, gathered
+from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, gathered
 from aztask.spark.recommendation.recommendation import prefetch_of, recommended, split_of
 
 BOUNDS = Bounds(30.0, 7 * 86400.0)
@@ -13,7 +13,7 @@ BOUNDS = Bounds(30.0, 7 * 86400.0)
 
 def task(seconds, count=1000, cut=()):
     """A task whose runs all take so long."""
-    seen = TaskSeen()
+    seen = TaskEvidence()
     seen.held[bin_of(seconds)] += count
     seen.run[bin_of(seconds)] += count
     for each in cut:
@@ -22,7 +22,7 @@ def task(seconds, count=1000, cut=()):
 
 
 def queue(lease=None, lost=0, **tasks):
-    seen = QueueSeen("orders", lease, tasks)
+    seen = QueueEvidence("orders", lease, tasks)
     if lost:
         seen.lost[bin_of(lease)] = lost
     return seen
@@ -147,7 +147,7 @@ class TestSplit:
 
     def test_many_classes_and_long_names(self):
         tasks = {f"t{power}": task(0.01 * 20**power) for power in range(5)}
-        seen = QueueSeen("q" * 63, 60.0, tasks)
+        seen = QueueEvidence("q" * 63, 60.0, tasks)
         classes, _ = split_of(seen, BOUNDS)
         assert [each.queue[-8:] for each in classes] == [f"-class-{n}" for n in range(1, 6)]
         assert max(len(each.queue) for each in classes) == 56

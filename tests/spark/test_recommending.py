@@ -22,7 +22,7 @@ from aztask.events.sink import read_events as read_plainly
 from aztask.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events
 from aztask.spark.events.statistics import OUTCOMES, RAN
-from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen, observe
+from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe
 from aztask.spark.recommendation.recommend import TRIES, publish_seen
 
 BOUNDS = Bounds(30.0, 600.0)
@@ -74,8 +74,8 @@ def test_edges_of_bins_are_counted_alike(spark):
 
 
 def seen_of(lease, lost=0, seconds=10.0):
-    task = TaskSeen(held=Counter({bin_of(seconds): 500}), run=Counter({bin_of(seconds): 500}))
-    return {"q": QueueSeen("q", lease, {"t": task}, Counter({bin_of(lease): lost}))}
+    task = TaskEvidence(held=Counter({bin_of(seconds): 500}), run=Counter({bin_of(seconds): 500}))
+    return {"q": QueueEvidence("q", lease, {"t": task}, Counter({bin_of(lease): lost}))}
 
 
 class TestPublish:

@@ -22,10 +22,10 @@ from still import Still
 
 from aztask.brokers.storagequeue import delivery as storage_delivery
 from aztask.brokers.storagequeue import renewal as storage_renewal
-from aztask.brokers.storagequeue.delivery import Requests, StorageDelivery
-from aztask.brokers.storagequeue.messages import Received
+from aztask.brokers.storagequeue.delivery import QueueRequests, StorageDelivery
+from aztask.brokers.storagequeue.messages import ReceivedMessage
 from aztask.brokers.storagequeue.renewal import Renewals
-from aztask.brokers.storagequeue.settling import Settling
+from aztask.brokers.storagequeue.settling import StorageSettler
 from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
 
@@ -100,7 +100,9 @@ class Service:
                     stored.token, stored.count = self._token(), stored.count + 1
                     stored.visible_at = self.time.now + hidden
                     received.append(
-                        Received(name, stored.token, stored.count, stored.put_at, stored.text)
+                        ReceivedMessage(
+                            name, stored.token, stored.count, stored.put_at, stored.text
+                        )
                     )
             return received
 
@@ -180,7 +182,7 @@ class Service:
         return f"token-{self.tokens}"
 
 
-class Crew:
+class ThreadPool:
     """Keeps what was submitted until the test carries it out, and its answer until it is due."""
 
     def __init__(self):
@@ -200,7 +202,7 @@ class Crew:
         """The service gets request `n` (from 0)."""
         try:
             self.outcomes[n] = (self.calls[n](), None)
-        except storage_delivery.Failed as error:
+        except storage_delivery.FailedRequest as error:
             self.outcomes[n] = (None, error)
 
     def deliver(self, n):
@@ -221,16 +223,16 @@ class Bench:
         self.time = Still(1000.0)
         self.clock = Clock(monotonic=self.time.monotonic, wall=self.time.wall)
         self.service, self.poison = Service(self.time), Service(self.time)
-        self.crew = Crew()
-        self.requests = Requests("q", self.service, self.clock)
-        self.renewals = Renewals(self.requests, self.crew)
+        self.thread_pool = ThreadPool()
+        self.requests = QueueRequests("q", self.service, self.clock)
+        self.renewals = Renewals(self.requests, self.thread_pool)
         self.client = SimpleNamespace(offset=offset)
         self.living = Service(self.time)
-        self.settling = Settling(
+        self.settling = StorageSettler(
             self.client,
             self.requests,
-            poison=Requests("q-poison", self.poison, self.clock),
-            living=Requests("q", self.living, self.clock) if dead_letter else None,
+            poison=QueueRequests("q-poison", self.poison, self.clock),
+            living=QueueRequests("q", self.living, self.clock) if dead_letter else None,
             renewals=self.renewals,
         )
         self.waited: list[float] = []
@@ -257,8 +259,8 @@ class Bench:
         """What a request with this fault raises."""
         service = Service(self.time, faults=deque([fault]))
         try:
-            Requests("q", service, self.clock).put("", 0.0, 1.0)
-        except storage_delivery.Failed as failed:
+            QueueRequests("q", service, self.clock).put("", 0.0, 1.0)
+        except storage_delivery.FailedRequest as failed:
             return failed
         raise AssertionError(f"{fault} is no failure")
 

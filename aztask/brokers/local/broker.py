@@ -32,9 +32,9 @@ from aztask.brokers.base import (
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.local.inspection import LocalInspector
 from aztask.brokers.local.payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
-from aztask.brokers.local.receiver import Bell, LocalReceiver, sequence_number
+from aztask.brokers.local.receiver import LocalReceiver, WakeUp, sequence_number
 from aztask.brokers.local.session import SessionReceiver
-from aztask.engine import Database, Engine, Looked, QueueSettings
+from aztask.engine import Database, Engine, PeekedMessage, QueueSettings
 from aztask.errors import (
     BrokerError,
     ConfigurationError,
@@ -77,7 +77,7 @@ class LocalBroker:
         self.engine = Engine(database, clock=clock)
         self._database = database
         self._clock = clock
-        self._bells: dict[str, Bell] = {}
+        self._bells: dict[str, WakeUp] = {}
         self._ensured: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -216,12 +216,12 @@ class LocalBroker:
         with self._database.transaction():
             yield
 
-    def bell(self, queue: str) -> Bell:
+    def bell(self, queue: str) -> WakeUp:
         """What wakes this process's receivers of the queue."""
         bell = self._bells.get(queue)
         if bell is None:
             with self._lock:
-                bell = self._bells.setdefault(queue, Bell(self._database.watch))
+                bell = self._bells.setdefault(queue, WakeUp(self._database.watch))
         return bell
 
     def _ensure(self, queue: str, *, sessions: bool = False) -> None:
@@ -262,7 +262,7 @@ def _changes(options: QueueOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _peeked(looked: Looked) -> Peeked:
+def _peeked(looked: PeekedMessage) -> Peeked:
     return Peeked(
         envelope_of(looked.payload),
         looked.seq,

@@ -39,7 +39,7 @@ RETRY_SECONDS: Final = 0.05
 GONE: Final = Lost("the lease has ended, or the message was settled before")
 
 
-class Bell:
+class WakeUp:
     """Wakes the threads that wait for a queue's messages."""
 
     def __init__(self, watch: Watch) -> None:
@@ -73,7 +73,7 @@ class LocalReceiver:
     def __init__(
         self,
         engine: Engine,
-        bell: Bell,
+        bell: WakeUp,
         queue: str,
         lease: float,
         *,

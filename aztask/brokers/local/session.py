@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 from aztask.brokers.base import Delivery, Lost, Renewed, Unknown
 from aztask.brokers.local.payload import MESSAGE_LIMIT
-from aztask.brokers.local.receiver import GONE, Bell, LocalDelivery, LocalReceiver, leases, renewed
+from aztask.brokers.local.receiver import (
+    GONE,
+    LocalDelivery,
+    LocalReceiver,
+    WakeUp,
+    leases,
+    renewed,
+)
 from aztask.engine import Engine, SessionLease
 from aztask.errors import LeaseLost, MessageTooLarge
 from aztask.message.envelope import Envelope
@@ -29,7 +36,7 @@ class SessionReceiver(LocalReceiver):
     def __init__(
         self,
         engine: Engine,
-        bell: Bell,
+        bell: WakeUp,
         queue: str,
         lease: float,
         wanted: str | None,

@@ -43,8 +43,8 @@ from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.inspection import BusInspector
 from aztask.brokers.servicebus.lock import LockWatch
-from aztask.brokers.servicebus.looking import PAGE, Looking
-from aztask.brokers.servicebus.pinning import Pinning
+from aztask.brokers.servicebus.looking import PAGE, Peeking
+from aztask.brokers.servicebus.pinning import ClockCalibration
 from aztask.brokers.servicebus.receiver import BusReceiver
 from aztask.brokers.servicebus.senders import Senders
 from aztask.brokers.servicebus.session import SessionReceiver
@@ -104,7 +104,7 @@ class ServiceBusBroker:
         self._service_clock = ServiceClock(clock)
         self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
         self._senders: dict[str, Senders] = {}
-        self._looking = Looking(self._client)
+        self._looking = Peeking(self._client)
         self._lock_seconds: dict[str, float | None] = {}
         self._receivers: list[Receiver] = []
         self._lock = threading.Lock()
@@ -303,7 +303,7 @@ class ServiceBusBroker:
             return self._lock_seconds[queue]
 
         probe = partial(self._probe, queue, in_session=in_session)
-        pinning = Pinning(self._service_clock, self._clock, probe, look)
+        pinning = ClockCalibration(self._service_clock, self._clock, probe, look)
         return LockWatch(
             queue,
             lease,

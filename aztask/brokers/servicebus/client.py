@@ -33,10 +33,10 @@ from aztask.address.addresses import ServiceBusAddress
 from aztask.azure.access import default_credential, filter_secrets, quiet_sdk
 from aztask.brokers.base import AnySession
 from aztask.brokers.servicebus import private
-from aztask.brokers.servicebus.connecting import Way
+from aztask.brokers.servicebus.connecting import ConnectionOptions
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.reading import decode_answers
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 
 REQUEST_SECONDS: Final = 10.0
 """How long one request may take where no lease says less."""
@@ -65,8 +65,8 @@ class BusClient:
         private.keep_refusals()
         self.address = address
         self._credential = credential_of(address, credential)
-        self._way = Way.find(address, websockets, endpoint)
-        self._closer = Crew("closing", 64)
+        self._way = ConnectionOptions.find(address, websockets, endpoint)
+        self._closer = ThreadPool("closing", 64)
         self._closing: list[Future[None]] = []
 
     def sender(self, queue: str) -> ServiceBusSender:
@@ -115,7 +115,7 @@ class BusClient:
     def close(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
         """Close it, in the background."""
         self._closing = [future for future in self._closing if not future.done()]
-        with suppress(RuntimeError):  # the crew is gone: the process is ending
+        with suppress(RuntimeError):  # the thread pool is gone: the process is ending
             self._closing.append(self._closer.submit(lambda: _close(handler)))
 
     def drop(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:

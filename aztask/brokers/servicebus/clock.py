@@ -30,7 +30,7 @@ PIN_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ClockBounds:
     """The service's time minus our monotonic clock lies between `low` and `high`, at instant `at`
     of that clock. number: tells one pin from another.
     """
@@ -40,7 +40,7 @@ class Pin:
     at: float
     number: int = 0
 
-    def widened(self, now: float) -> Pin:
+    def widened(self, now: float) -> ClockBounds:
         """The bounds at `now`, wider by what the clocks may have drifted apart."""
         drifted = abs(now - self.at) * DRIFT
         return replace(self, low=self.low - drifted, high=self.high + drifted)
@@ -52,7 +52,7 @@ class ServiceClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._offset: float | None = None
-        self._pin: Pin | None = None
+        self._pin: ClockBounds | None = None
         self._pins = 0
         self._lock = threading.Lock()
 
@@ -85,7 +85,7 @@ class ServiceClock:
         """
         with self._lock:
             self._pins += 1
-            self._pin = Pin(service_time - before, service_time - after, before, self._pins)
+            self._pin = ClockBounds(service_time - before, service_time - after, before, self._pins)
 
     def unpin(self) -> None:
         """Forget the pin: it contradicts other facts."""
@@ -93,7 +93,7 @@ class ServiceClock:
             self._pin = None
 
     @property
-    def pinned(self) -> Pin | None:
+    def pinned(self) -> ClockBounds | None:
         """The bounds at this instant; None without a recent pin."""
         pin, now = self._pin, self._clock.monotonic()
         return None if pin is None or now - pin.at > PIN_SECONDS else pin.widened(now)

@@ -27,7 +27,7 @@ TRANSPORTS: Final = ("amqp", "websockets")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ConnectionOptions:
     """websockets: AMQP over WebSockets, port 443. endpoint: ``host:port`` to connect to instead of
     the namespace's own host. certificates: a file of authorities, None for the usual ones.
     """

@@ -46,7 +46,7 @@ Verdict: TypeAlias = Settled | Lost | Unknown
 
 
 @dataclass(slots=True, eq=False)
-class Order:
+class LockRequest:
     """What is to be done to one lock. verb: `RENEW` or a key of `private.STATUSES`.
 
     unanswered: a request for it was sent and got no answer (rule 5).
@@ -71,7 +71,7 @@ class _Work:
     """Orders of one caller, or a call, with what tells the caller that they are done."""
 
     future: Future[Any]
-    orders: Sequence[Order] = ()
+    orders: Sequence[LockRequest] = ()
     call: Callable[[ServiceBusReceiver], Any] | None = None
 
 
@@ -100,7 +100,7 @@ class Control:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def carry_out(self, orders: Sequence[Order]) -> None:
+    def carry_out(self, orders: Sequence[LockRequest]) -> None:
         """Carry out all; each order then has its verdict."""
         self._post(_Work(Future(), orders)).result()
 
@@ -157,7 +157,7 @@ class Control:
             self._work.clear()
             return batch
 
-    def _carry_out(self, orders: list[Order]) -> None:
+    def _carry_out(self, orders: list[LockRequest]) -> None:
         orders.sort(key=lambda order: order.kind)
         for kind, group in groupby(orders, key=lambda order: order.kind):
             alike = list(group)
@@ -165,7 +165,7 @@ class Control:
             for first in range(0, len(alike), most):
                 self._request(kind[0], alike[first : first + most])
 
-    def _request(self, verb: str, orders: list[Order]) -> None:
+    def _request(self, verb: str, orders: list[LockRequest]) -> None:
         """One request for all; halves of it where one of them is lost (rule 3)."""
         error = self._attempt(verb, orders)
         if error is None:
@@ -182,7 +182,7 @@ class Control:
             self._request(verb, orders[:half])
             self._request(verb, orders[half:])
 
-    def _attempt(self, verb: str, orders: list[Order]) -> Exception | None:
+    def _attempt(self, verb: str, orders: list[LockRequest]) -> Exception | None:
         """What went wrong, after a second attempt over a new connection where the first broke."""
         for last in self._tries:
             connected = False
@@ -202,7 +202,7 @@ class Control:
                 return None
         return None
 
-    def _send(self, receiver: ServiceBusReceiver, verb: str, orders: list[Order]) -> None:
+    def _send(self, receiver: ServiceBusReceiver, verb: str, orders: list[LockRequest]) -> None:
         order = orders[0]
         if not private.available():
             if verb == RENEW:

@@ -30,10 +30,10 @@ from typing import Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
-from aztask.brokers.servicebus.clock import STEP_SECONDS, Pin, ServiceClock
+from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds, ServiceClock
 from aztask.brokers.servicebus.delivery import ages
 from aztask.brokers.servicebus.errors import SDK_ERRORS
-from aztask.brokers.servicebus.pinning import Pinning
+from aztask.brokers.servicebus.pinning import ClockCalibration
 from aztask.errors import AztaskError
 from aztask.support.clock import Clock
 
@@ -66,7 +66,7 @@ class LockWatch:
         lease: float,
         service_clock: ServiceClock,
         clock: Clock,
-        pinning: Pinning,
+        pinning: ClockCalibration,
         ask: Callable[[], float | None],
         *,
         managed: bool,
@@ -97,7 +97,7 @@ class LockWatch:
         self._most = math.inf  # greatest lock, plus that
         self._longest = math.inf  # greatest lock
         self._usual: float | None = None  # `locked until - read` of a lock that is right
-        self._doubted: Pin | None = None
+        self._doubted: ClockBounds | None = None
         self._began_at = self._clock.monotonic()
 
     # -- for receivers -----------------------------------------------------------------------

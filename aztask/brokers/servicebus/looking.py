@@ -26,7 +26,7 @@ MOST_COUNTED: Final = 10_000
 NOT_ALLOWED: Final = "amqp:not-allowed"
 
 
-class Looking:
+class Peeking:
     """Any thread may call."""
 
     def __init__(self, client: BusClient) -> None:

@@ -28,7 +28,7 @@ MOST_LOOKS: Final = 100
 """Peeks in one try: enough to find the end of any queue."""
 
 
-class Pinning:
+class ClockCalibration:
     """Finds pins in one queue. Any thread may call; `once` one at a time."""
 
     def __init__(

@@ -27,7 +27,7 @@ from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.client import BusClient
-from aztask.brokers.servicebus.control import RENEW, Control, Order, Verdict
+from aztask.brokers.servicebus.control import RENEW, Control, LockRequest, Verdict
 from aztask.brokers.servicebus.delivery import BusDelivery, delivery_of, unsettled, verb_of
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost
 from aztask.brokers.servicebus.lock import LockWatch
@@ -367,7 +367,7 @@ class BusReceiver:
         for delivery, (verb, reason, description) in wanted:
             if delivery.lock is None or delivery.message is None:
                 raise ConfigurationError("this delivery has no lock; it was received and deleted")
-            orders.append(Order(verb, delivery.lock, delivery.message, reason, description))
+            orders.append(LockRequest(verb, delivery.lock, delivery.message, reason, description))
         if orders:
             control.carry_out(orders)
         for order, (delivery, _) in zip(orders, wanted, strict=True):

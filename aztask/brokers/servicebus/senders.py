@@ -41,7 +41,7 @@ PROBE_MARGIN: Final = 60.0
 Pair = tuple[Envelope, ServiceBusMessage]
 
 
-class Probed(NamedTuple):
+class ClockProbe(NamedTuple):
     """The service wrote `time` (UTC epoch seconds) between two instants of our monotonic clock."""
 
     time: float
@@ -112,7 +112,7 @@ class Senders:
 
     def probed(
         self, clock: Clock, look: Callable[[int], list[Any]], *, in_session: bool = False
-    ) -> Probed:
+    ) -> ClockProbe:
         """A time that the service wrote: a message is scheduled far ahead, looked at, taken back.
 
         look: gives the message of a sequence number. in_session: where every message needs one. If
@@ -139,7 +139,7 @@ class Senders:
             self.cancelled(number)
         if enqueued is None or abs(enqueued - due) < PROBE_MARGIN:
             raise LookupError("the service does not say when it took the message")
-        return Probed(enqueued, after, before)
+        return ClockProbe(enqueued, after, before)
 
     @contextmanager
     def sender(self) -> Iterator[ServiceBusSender]:

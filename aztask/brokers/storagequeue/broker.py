@@ -37,13 +37,13 @@ from aztask.brokers.base import (
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.storagequeue.client import StorageClient
-from aztask.brokers.storagequeue.delivery import CONNECTIONS, Requests
+from aztask.brokers.storagequeue.delivery import CONNECTIONS, QueueRequests
 from aztask.brokers.storagequeue.errors import failure_of
 from aztask.brokers.storagequeue.inspection import StorageInspector
 from aztask.brokers.storagequeue.names import POISON_SUFFIX, check_name, poison_name
 from aztask.brokers.storagequeue.polling import CEILING, Polling
 from aztask.brokers.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
-from aztask.brokers.storagequeue.sending import Sending, judge
+from aztask.brokers.storagequeue.sending import MessageSender, judge
 from aztask.brokers.storagequeue.wire import (
     ENVELOPE_LIMIT,
     LONGEST_DELAY,
@@ -59,7 +59,7 @@ from aztask.errors import (
 )
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 
 RENEWERS: Final = 64
 MANAGE_SECONDS: Final = 30.0
@@ -98,8 +98,8 @@ class StorageQueueBroker:
         self._client = StorageClient(address, credential=credential, clock=clock)
         self._poll_ceiling = poll_ceiling
         self._clock = clock
-        self._workers = Crew("storage", CONNECTIONS)
-        self._renewers = Crew("renewals", RENEWERS)
+        self._workers = ThreadPool("storage", CONNECTIONS)
+        self._renewers = ThreadPool("renewals", RENEWERS)
         self._pollings: dict[str, WeakSet[Polling]] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -253,8 +253,8 @@ class StorageQueueBroker:
         texts = [(self._text(envelope), envelope.delay) for envelope in envelopes]
         if not texts:
             return
-        requests = Requests(queue, self._client.messages(queue), self._clock)
-        failures = Sending(requests, self._workers).put_all(texts)
+        requests = QueueRequests(queue, self._client.messages(queue), self._clock)
+        failures = MessageSender(requests, self._workers).put_all(texts)
         for polling in self._waiting(queue):
             polling.ring()
         judge(queue, envelopes, failures)

@@ -35,7 +35,7 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 
 
-class Failed(Exception):
+class FailedRequest(Exception):
     """A request that failed; `failure` says what is known of it."""
 
     def __init__(self, failure: Failure) -> None:
@@ -44,7 +44,7 @@ class Failed(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class PendingRenewal:
     """A renewal under way. confirmed: it took effect, only its answer is still to come."""
 
     answer: Future[str]
@@ -70,11 +70,11 @@ class StorageDelivery(Delivery):
     stored_dead: bool = False
     stored_again: bool = False
     doubtful: bool = False
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[PendingRenewal] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Requests:
+class QueueRequests:
     """What can be asked of one queue, with the time-outs that a lease allows."""
 
     def __init__(self, queue: str, messages: QueueMessages, clock: Clock) -> None:
@@ -148,7 +148,7 @@ class Requests:
         try:
             return call(*args, **options)
         except AzureError as error:
-            raise Failed(failure_of(error, self.queue)) from None
+            raise FailedRequest(failure_of(error, self.queue)) from None
 
 
 def reading_time(deadline: float, now: float) -> float:
@@ -169,7 +169,7 @@ def persist(
         try:
             call(reading_time(deadline, now))
             return None
-        except Failed as failed:
+        except FailedRequest as failed:
             failure = failed.failure
         if seen(failure) or failure.effect is Effect.REFUSED:
             return failure

@@ -53,7 +53,7 @@ _AGENT: Final = f"aztask/{__version__}"
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """A message as the service hands it out.
 
     count: of its deliveries, with this one. put_at: wall-clock seconds, 0 where the answer does not
@@ -68,7 +68,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSpec:
     """A request to be composed.
 
     text: the message's, where the request has one. late: asked when its turn comes, whether it is
@@ -81,7 +81,7 @@ class Asked:
     late: Callable[[], bool] | None = None
 
 
-class Nowhere(HttpTransport[HttpRequest, HttpResponse]):
+class NullTransport(HttpTransport[HttpRequest, HttpResponse]):
     """Sends nothing: a pipeline that ends here has signed its request, which goes another way."""
 
     def open(self) -> None:
@@ -104,7 +104,7 @@ class MessagePipeline:
     def __init__(self, service: QueueServiceClient, transport: HttpTransport[Any, Any]) -> None:
         self._transport = transport
         self._pipeline = _pipeline_to(transport, service.credential)
-        self._signing = _pipeline_to(Nowhere(), service.credential)
+        self._signing = _pipeline_to(NullTransport(), service.credential)
         self._version = str(service.api_version)
 
     def run(
@@ -122,7 +122,7 @@ class MessagePipeline:
         return response
 
     def run_all(
-        self, asked: Sequence[Asked], *, connections: int, connecting: float, reading: float
+        self, asked: Sequence[RequestSpec], *, connections: int, connecting: float, reading: float
     ) -> list[AzureError | None] | None:
         """Requests side by side, over at most so many connections: what went wrong with each.
 
@@ -141,7 +141,7 @@ class MessagePipeline:
             reading=reading,
         )
 
-    def signed(self, asked: Asked) -> HttpRequest:
+    def signed(self, asked: RequestSpec) -> HttpRequest:
         """The request as it travels. Raises AzureError: it is too late, or nothing can sign."""
         if asked.late and asked.late():
             raise ServiceRequestError("its time was over before it could be sent")
@@ -182,12 +182,12 @@ class QueueMessages:
         """Store messages side by side, in no certain order: what went wrong with each, as `put`
         would raise it. None where they are to be put one by one: an HTTP proxy is between.
         """
-        asked = [Asked("POST", self._url + _putting(delay), text) for text, delay in texts]
+        asked = [RequestSpec("POST", self._url + _putting(delay), text) for text, delay in texts]
         return self._run_all(asked, connections, seconds)
 
     def receive(
         self, limit: int, hidden: int, *, seconds: float
-    ) -> tuple[list[Received], Mapping[str, str]]:
+    ) -> tuple[list[ReceivedMessage], Mapping[str, str]]:
         """Up to `limit` (at most 32) messages, hidden for so many seconds; the answer's headers.
 
         Raises AzureError: DecodeError for an answer that is none.
@@ -223,13 +223,13 @@ class QueueMessages:
         leases: (message, receipt, whether it is too late for it).
         """
         asked = [
-            Asked("DELETE", self._url + _deleting(message, receipt), late=late)
+            RequestSpec("DELETE", self._url + _deleting(message, receipt), late=late)
             for message, receipt, late in leases
         ]
         return self._run_all(asked, connections, seconds)
 
     def _run_all(
-        self, asked: Sequence[Asked], connections: int, seconds: float
+        self, asked: Sequence[RequestSpec], connections: int, seconds: float
     ) -> list[AzureError | None] | None:
         return self._pipeline.run_all(
             asked, connections=connections, connecting=min(seconds, 5.0), reading=seconds
@@ -250,20 +250,20 @@ def _deleting(message: str, receipt: str) -> str:
     return f"/{quote(message)}?popreceipt={quote(receipt, safe='')}"
 
 
-def _messages_of(answer: HttpResponse) -> list[Received]:
+def _messages_of(answer: HttpResponse) -> list[ReceivedMessage]:
     try:
         return [_received(each) for each in ElementTree.fromstring(answer.content)]
     except (ElementTree.ParseError, ValueError) as error:
         raise DecodeError(f"the answer is no list of messages: {error}", answer) from error
 
 
-def _received(message: ElementTree.Element) -> Received:
+def _received(message: ElementTree.Element) -> ReceivedMessage:
     """Raises ValueError."""
     fields = {field.tag: field.text or "" for field in message}
     if not fields.get("MessageId") or not fields.get("PopReceipt"):
         raise ValueError("a message has no id or no pop receipt")
     put = fields.get("InsertionTime")
-    return Received(
+    return ReceivedMessage(
         fields["MessageId"],
         fields["PopReceipt"],
         int(fields.get("DequeueCount") or 1),

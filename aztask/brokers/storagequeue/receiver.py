@@ -16,23 +16,29 @@ from azure.core.exceptions import AzureError
 from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import (
-    Failed,
-    Requests,
+    FailedRequest,
+    QueueRequests,
     StorageDelivery,
     reading_time,
 )
 from aztask.brokers.storagequeue.errors import Effect, failure_of
-from aztask.brokers.storagequeue.messages import Received
+from aztask.brokers.storagequeue.messages import ReceivedMessage
 from aztask.brokers.storagequeue.names import poison_name
 from aztask.brokers.storagequeue.polling import Polling
 from aztask.brokers.storagequeue.renewal import ENDED, Renewals
-from aztask.brokers.storagequeue.settling import Settling, check
-from aztask.brokers.storagequeue.wire import TEXT_LIMIT, Written, read_text, text_of, whole_seconds
+from aztask.brokers.storagequeue.settling import StorageSettler, check
+from aztask.brokers.storagequeue.wire import (
+    TEXT_LIMIT,
+    WireMessage,
+    read_text,
+    text_of,
+    whole_seconds,
+)
 from aztask.errors import AlreadySettled, CapabilityError, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 
 RECEIVE_LIMIT: Final = 32
 LONGEST_RECEIVE: Final = 15.0
@@ -51,8 +57,8 @@ class StorageReceiver:
         polling: Polling,
         *,
         clock: Clock,
-        workers: Crew,
-        renewers: Crew,
+        workers: ThreadPool,
+        renewers: ThreadPool,
         dead_letter: bool = False,
         delete: bool = False,
     ) -> None:
@@ -65,15 +71,15 @@ class StorageReceiver:
         self._delete = delete
         name = poison_name(queue) if dead_letter else queue
         self._messages = client.messages(name)
-        self._requests = Requests(name, self._messages, clock)
+        self._requests = QueueRequests(name, self._messages, clock)
         poison = poison_name(queue)
         self._renewals = Renewals(self._requests, renewers)
         self._renewers = renewers
-        self._settling = Settling(
+        self._settling = StorageSettler(
             client,
             self._requests,
-            poison=Requests(poison, client.messages(poison), clock),
-            living=Requests(queue, client.messages(queue), clock) if dead_letter else None,
+            poison=QueueRequests(poison, client.messages(poison), clock),
+            living=QueueRequests(queue, client.messages(queue), clock) if dead_letter else None,
             renewals=self._renewals,
         )
 
@@ -120,13 +126,13 @@ class StorageReceiver:
             deliveries = self._only_deleted(deliveries)
         return len(messages), deliveries
 
-    def _left(self, message: Received, written: Written) -> float:
+    def _left(self, message: ReceivedMessage, written: WireMessage) -> float:
         """Seconds until the message is due, by the service's clock."""
         due = _due(message, written)
         return 0.0 if due is None else due - self._clock.wall() - self._client.offset
 
     def _delivery(
-        self, message: Received, written: Written, asked_at: float, lease: float
+        self, message: ReceivedMessage, written: WireMessage, asked_at: float, lease: float
     ) -> StorageDelivery:
         return StorageDelivery(
             self._queue,
@@ -142,7 +148,7 @@ class StorageReceiver:
             text=message.text,
         )
 
-    def _hide_again(self, delivery: StorageDelivery, written: Written, left: float) -> None:
+    def _hide_again(self, delivery: StorageDelivery, written: WireMessage, left: float) -> None:
         """The next link of a chained delay. If it fails the message comes again after the lease."""
         text = text_of(
             written.envelope,
@@ -154,7 +160,7 @@ class StorageReceiver:
         try:
             now = self._clock.monotonic()
             self._requests.hide(delivery, left, reading_time(delivery.deadline, now), text)
-        except Failed as failed:
+        except FailedRequest as failed:
             if failed.failure.effect is Effect.REFUSED and not failed.failure.gone:
                 raise failed.failure.error from None
 
@@ -205,7 +211,7 @@ class StorageReceiver:
             try:
                 seconds = reading_time(ours.deadline, now)
                 ours.token = self._requests.hide(ours, lease, seconds, text)
-            except Failed as failed:
+            except FailedRequest as failed:
                 failure = failed.failure
                 if failure.gone:
                     return Lost(f"{failure.code}: another worker took the message")
@@ -239,7 +245,7 @@ class StorageReceiver:
         self._polling.close()
 
 
-def _due(message: Received, written: Written) -> float | None:
+def _due(message: ReceivedMessage, written: WireMessage) -> float | None:
     if written.due is not None:
         return written.due
     if written.delay is None or not message.put_at:

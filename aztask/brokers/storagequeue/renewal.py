@@ -21,9 +21,14 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from aztask.brokers.delivery import Lost, Renewed, Unknown
-from aztask.brokers.storagequeue.delivery import Attempt, Failed, Requests, StorageDelivery
+from aztask.brokers.storagequeue.delivery import (
+    FailedRequest,
+    PendingRenewal,
+    QueueRequests,
+    StorageDelivery,
+)
 from aztask.brokers.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, Failure
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 
 Outcome: TypeAlias = Renewed | Lost | Unknown
 
@@ -40,10 +45,10 @@ VANISHED: Final = Unknown("the answer to a renewal was lost, and the new token w
 class Renewals:
     """Renews deliveries of one queue."""
 
-    def __init__(self, requests: Requests, crew: Crew) -> None:
+    def __init__(self, requests: QueueRequests, thread_pool: ThreadPool) -> None:
         self._requests = requests
         self._clock = requests.clock
-        self._crew = crew
+        self._thread_pool = thread_pool
 
     def renew(self, delivery: StorageDelivery, seconds: float) -> Outcome:
         """Extend the lease to `seconds` from now. The caller holds the delivery's lock."""
@@ -87,7 +92,7 @@ class Renewals:
             self._requests.hide_by, delivery, delivery.token, seconds, seconds
         )
         delivery.deadline = min(delivery.deadline, now + seconds)
-        delivery.attempts.append(Attempt(self._crew.submit(call), now, seconds))
+        delivery.attempts.append(PendingRenewal(self._thread_pool.submit(call), now, seconds))
 
     def collect(self, delivery: StorageDelivery) -> Outcome | None:
         """Book the answers that are there; None while nothing is decided."""
@@ -95,7 +100,7 @@ class Renewals:
             delivery.attempts.remove(attempt)
             try:
                 token = attempt.answer.result()
-            except Failed as failed:
+            except FailedRequest as failed:
                 outcome = self._failed(delivery, attempt, failed.failure)
             else:
                 delivery.token = token
@@ -109,7 +114,7 @@ class Renewals:
         return None
 
     def _failed(
-        self, delivery: StorageDelivery, attempt: Attempt, failure: Failure
+        self, delivery: StorageDelivery, attempt: PendingRenewal, failure: Failure
     ) -> Outcome | None:
         """What a failed attempt says; None while another one is to come."""
         others = delivery.attempts

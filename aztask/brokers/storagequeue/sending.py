@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from aztask.brokers.storagequeue.delivery import Failed, Requests
+from aztask.brokers.storagequeue.delivery import FailedRequest, QueueRequests
 from aztask.brokers.storagequeue.errors import Effect, Failure
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.message.envelope import Envelope
-from aztask.support.crew import Crew
+from aztask.support.crew import ThreadPool
 
 SEND_SECONDS: Final = 10.0
 SEND_PAUSES: Final = (0.1, 0.4, 1.0)
@@ -24,13 +24,13 @@ MOST_ASKED: Final = 2.0
 """Seconds: a service that asks for a longer pause than this gets it from the caller."""
 
 
-class Sending:
+class MessageSender:
     """Puts messages into one queue."""
 
-    def __init__(self, requests: Requests, crew: Crew) -> None:
-        """crew: whose threads put where the transport cannot have several requests under way."""
+    def __init__(self, requests: QueueRequests, thread_pool: ThreadPool) -> None:
+        """thread_pool: for transports that cannot have several requests under way."""
         self._requests = requests
-        self._crew = crew
+        self._thread_pool = thread_pool
 
     def put_all(self, texts: Sequence[tuple[str, float]]) -> list[Failure | None]:
         """Put these messages, each with its delay in seconds: what went wrong with each.
@@ -55,12 +55,12 @@ class Sending:
             failures = self._requests.put_all(texts, SEND_SECONDS)
             if failures is not None:
                 return failures
-        return self._crew.map(self._put, texts)
+        return self._thread_pool.map(self._put, texts)
 
     def _put(self, text: tuple[str, float]) -> Failure | None:
         try:
             self._requests.put(*text, SEND_SECONDS)
-        except Failed as failed:
+        except FailedRequest as failed:
             return failed.failure
         return None
 

@@ -20,7 +20,7 @@ from typing import Final
 from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import (
-    Requests,
+    QueueRequests,
     StorageDelivery,
     persist,
     reading_time,
@@ -64,16 +64,16 @@ def check(settlement: Settlement) -> None:
         )
 
 
-class Settling:
+class StorageSettler:
     """Settles deliveries of one queue, or of its dead letters."""
 
     def __init__(
         self,
         client: StorageClient,
-        requests: Requests,
+        requests: QueueRequests,
         *,
-        poison: Requests,
-        living: Requests | None,
+        poison: QueueRequests,
+        living: QueueRequests | None,
         renewals: Renewals,
     ) -> None:
         """poison: where dead letters go. living: where a replayed dead letter goes; else None."""
@@ -206,7 +206,9 @@ class Settling:
         due = self._clock.wall() + self._client.offset + delay if delay else None
         return text_of(envelope, limit=TEXT_LIMIT, due=due)
 
-    def _put(self, requests: Requests, text: str, delay: float, until: float) -> Failure | None:
+    def _put(
+        self, requests: QueueRequests, text: str, delay: float, until: float
+    ) -> Failure | None:
         """Put a message that a delivery turns into; an answer that is lost means another try."""
         return persist(
             lambda seconds: requests.put(text, delay, seconds),

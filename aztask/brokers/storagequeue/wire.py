@@ -29,7 +29,7 @@ from aztask.errors import (
     EncodeError,
     MessageTooLarge,
 )
-from aztask.message.bounds import Limits, check_msgpack
+from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
 from aztask.settlement import DeadLetter
 
@@ -47,7 +47,7 @@ LONGEST_DELAY: Final = 7 * 86400
 UNREADABLE: Final = "application/octet-stream"
 
 _VERSION: Final = 1
-_LIMITS: Final = Limits()
+_LIMITS: Final = MessageLimits()
 _NAMES: Final = (
     "message_id",
     "content_type",
@@ -66,7 +66,7 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WireMessage:
     """A message's text, read. due: UTC epoch seconds before which it is not to be delivered.
 
     delay: the same in seconds since it was put. hidden: how often it was received before that and
@@ -90,7 +90,7 @@ def text_of(
 ) -> str:
     """The envelope as text. Raises EncodeError, or MessageTooLarge when it passes `limit`.
 
-    due, delay, hidden: as in `Written`.
+    due, delay, hidden: as in `WireMessage`.
     """
     if envelope.session is not None:
         raise CapabilityError(
@@ -158,7 +158,7 @@ def _pack(envelope: Envelope, more: Mapping[str, Any]) -> str:
         ) from error
 
 
-def read_text(text: str) -> Written:
+def read_text(text: str) -> WireMessage:
     """What `text_of` or `dead_text_of` wrote; anything else as plain bytes (rule 1)."""
     try:
         data = base64.b64decode(text, validate=True)
@@ -169,14 +169,14 @@ def read_text(text: str) -> Written:
         pass
     except (ValueError, TypeError, msgpack.UnpackException):
         pass
-    return Written(Envelope(text.encode("utf-8", "surrogatepass"), content_type=UNREADABLE))
+    return WireMessage(Envelope(text.encode("utf-8", "surrogatepass"), content_type=UNREADABLE))
 
 
 class _NotOurs(Exception):
     """The text is no message of ours."""
 
 
-def _written(fields: Any) -> Written:
+def _written(fields: Any) -> WireMessage:
     if not isinstance(fields, dict) or fields.get("v") != _VERSION:
         raise _NotOurs
     body, headers, properties = (fields.get(name) for name in ("body", "headers", "properties"))
@@ -188,7 +188,7 @@ def _written(fields: Any) -> Written:
     foreign = properties.get("properties", {})
     if not isinstance(foreign, dict):
         raise _NotOurs
-    return Written(
+    return WireMessage(
         Envelope(body, headers, properties=foreign, **given),
         _seconds(properties.get("due")),
         _seconds(properties.get("delay")),

@@ -10,7 +10,7 @@ from aztask.cli.options import Duration, app_option, json_option
 from aztask.cli.output import plural, print_json
 from aztask.cli.progress import Progress
 from aztask.cli.spark.events import events_options
-from aztask.cli.spark.session import SessionWish, open_session
+from aztask.cli.spark.session import SessionOptions, open_session
 
 
 @click.command("compact")
@@ -29,7 +29,7 @@ def command(
     account_variable: str | None,
     closed_for: float,
     keep: bool,
-    wish: SessionWish,
+    wish: SessionOptions,
     as_json: bool,
 ) -> None:
     """Compact the events of closed hours into Parquet files.

@@ -14,10 +14,10 @@ from aztask.cli.confirm import dry_run_option, yes_option
 from aztask.cli.deadletter_act import act_on
 from aztask.cli.failures import visible
 from aztask.cli.group import Group
-from aztask.cli.options import Names, Rate, all_names, app_option, json_option
+from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
 from aztask.cli.output import local_time, print_json, print_table
 from aztask.cli.progress import Progress
-from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.target import app_spec, open_app
 from aztask.deadletters.view import DeadLetters, Report
 
@@ -35,12 +35,12 @@ def command() -> None:
 
 
 def letters_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Which dead letters, gathered into one `Wanted`."""
+    """Which dead letters, gathered into one `LetterOptions`."""
 
     @click.option(
         "-Q",
         "--queues",
-        type=Names(),
+        type=NameList(),
         multiple=True,
         help="Only these queues, a,b or several times. [default: all]",
     )
@@ -57,16 +57,16 @@ def letters_options(function: Callable[..., None]) -> Callable[..., None]:
         where: str | None,
         signature: str | None,
         snapshot: str | None,
-        wish: SessionWish,
+        wish: SessionOptions,
         **rest: Any,
     ) -> None:
-        wanted = Wanted(all_names(queues), where, signature, snapshot, wish)
+        wanted = LetterOptions(all_names(queues), where, signature, snapshot, wish)
         function(*args, wanted=wanted, **rest)
 
     return gathered
 
 
-class Wanted:
+class LetterOptions:
     """What the options of `letters_options` said."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Wanted:
         where: str | None,
         signature: str | None,
         snapshot: str | None,
-        wish: SessionWish,
+        wish: SessionOptions,
     ) -> None:
         self._queues = queues
         self.narrowed = where is not None or signature is not None
@@ -116,7 +116,9 @@ class Wanted:
 @click.option("--sample", type=click.IntRange(1), help="So many of every group, drawn by chance.")
 @click.option("--to", metavar="PATH", help="Write all of them to Parquet files there: a snapshot.")
 @json_option
-def list_(wanted: Wanted, limit: int, sample: int | None, to: str | None, as_json: bool) -> None:
+def list_(
+    wanted: LetterOptions, limit: int, sample: int | None, to: str | None, as_json: bool
+) -> None:
     """List dead letters, or write them down."""
     with wanted.letters() as letters:
         from aztask.spark import deadletters
@@ -141,7 +143,7 @@ def list_(wanted: Wanted, limit: int, sample: int | None, to: str | None, as_jso
 @app_option
 @letters_options
 @json_option
-def groups(wanted: Wanted, as_json: bool) -> None:
+def groups(wanted: LetterOptions, as_json: bool) -> None:
     """Count dead letters by task, reason and error signature, the largest groups first."""
     with wanted.letters() as letters:
         from aztask.spark import deadletters
@@ -165,7 +167,9 @@ def groups(wanted: Wanted, as_json: bool) -> None:
 @click.option("--rate", type=Rate(), help="At most so many a second.")
 @dry_run_option
 @yes_option
-def replay(wanted: Wanted, everything: bool, rate: float | None, dry_run: bool, yes: bool) -> None:
+def replay(
+    wanted: LetterOptions, everything: bool, rate: float | None, dry_run: bool, yes: bool
+) -> None:
     """Send dead letters again, with all their retries.
 
     They are removed from the dead letters once they are sent. Broken off and run again, each is

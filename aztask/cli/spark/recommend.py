@@ -13,13 +13,13 @@ from aztask.cli.failures import visible
 from aztask.cli.options import (
     LONGEST_LEASE,
     Duration,
-    Names,
+    NameList,
     all_names,
     app_option,
     json_option,
 )
 from aztask.cli.output import print_json, print_table
-from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.target import find_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
@@ -37,7 +37,7 @@ from aztask.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
 @click.option(
     "-Q",
     "--queues",
-    type=Names(),
+    type=NameList(),
     multiple=True,
     help="Only these queues, a,b or several times. [default: all in the log]",
 )
@@ -69,7 +69,7 @@ def command(
     most: float | None,
     min_samples: int,
     publish: bool,
-    wish: SessionWish,
+    wish: SessionOptions,
     as_json: bool,
 ) -> None:
     """Recommend leases, prefetch and a split of queues from the event log.
@@ -104,7 +104,7 @@ def _work(
     bounds: Bounds,
     store: LeaseStore | None,
     publish: bool,
-    wish: SessionWish,
+    wish: SessionOptions,
 ) -> tuple[Sequence[Any], str]:
     """(the recommendations, what was published)."""
     from aztask.spark.events.frame import read_events

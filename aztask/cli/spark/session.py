@@ -19,7 +19,7 @@ LOG_LEVEL = "OFF"
 
 
 @dataclass(frozen=True)
-class SessionWish:
+class SessionOptions:
     """What --master, --conf and --py-files said."""
 
     master: str | None = None
@@ -65,13 +65,13 @@ def session_options(function: Callable[..., None]) -> Callable[..., None]:
     def gathered(
         *args: Any, master: str | None, conf: Any, py_files: tuple[str, ...], **rest: Any
     ) -> None:
-        function(*args, wish=SessionWish(master, dict(conf), py_files), **rest)
+        function(*args, wish=SessionOptions(master, dict(conf), py_files), **rest)
 
     return gathered
 
 
 @contextmanager
-def open_session(wish: SessionWish, name: str) -> Iterator[Any]:
+def open_session(wish: SessionOptions, name: str) -> Iterator[Any]:
     """The SparkSession of one command, stopped at the end unless it ran before.
 
     name: as Spark's own pages show the job. Raises ConfigurationError where pyspark or Java is

@@ -12,7 +12,7 @@ from aztask.cli.failures import visible
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.spark.events import events_options
-from aztask.cli.spark.session import SessionWish, open_session
+from aztask.cli.spark.session import SessionOptions, open_session
 from aztask.errors import ConfigurationError
 
 COLUMNS = {
@@ -44,7 +44,7 @@ def command(
     path: str,
     account_variable: str | None,
     html: Path | None,
-    wish: SessionWish,
+    wish: SessionOptions,
     as_json: bool,
 ) -> None:
     """Show how tasks waited, ran and ended, from their events.

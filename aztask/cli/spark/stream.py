@@ -9,7 +9,7 @@ import click
 
 from aztask.cli.options import Duration, app_option, json_option
 from aztask.cli.output import plural, print_json
-from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.spark.submitoptions import submit_options
 
 LOOK_SECONDS = 1
@@ -39,7 +39,7 @@ def command(
     schema: str,
     max_files: int | None,
     options: dict[str, Any],
-    wish: SessionWish,
+    wish: SessionOptions,
     as_json: bool,
     **about: Any,
 ) -> None:

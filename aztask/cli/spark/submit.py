@@ -8,7 +8,7 @@ import click
 
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import print_fields, print_json
-from aztask.cli.spark.session import SessionWish, open_session, session_options
+from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.spark.submitoptions import submit_options
 from aztask.cli.spark.watch import watched
 from aztask.errors import SubmitFailed
@@ -37,7 +37,7 @@ def command(
     check_keys: bool,
     dry_run: bool,
     options: dict[str, Any],
-    wish: SessionWish,
+    wish: SessionOptions,
     as_json: bool,
 ) -> None:
     """Send one task for each row of files.

@@ -46,7 +46,7 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class EntitySnapshot:
     """An entity with what is only known when it is asked for. base: ``sb://host``.
 
     filters: how many SQL and how many correlation filters the subscriptions of a topic have.
@@ -144,7 +144,7 @@ def _inner(element: ElementTree.Element) -> str:
     return "".join(ElementTree.tostring(child, "unicode") for child in element)
 
 
-def description_of(shown: Shown) -> str:
+def description_of(shown: EntitySnapshot) -> str:
     """The description of an entity."""
     entity = shown.entity
     name = NAMES[entity.kind]
@@ -153,7 +153,7 @@ def description_of(shown: Shown) -> str:
     return f'<{name} xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{body}</{name}>'
 
 
-def _queue(shown: Shown) -> list[str]:
+def _queue(shown: EntitySnapshot) -> list[str]:
     entity = shown.entity
     return [
         tag("LockDuration", format_duration(entity.lock_seconds)),
@@ -182,7 +182,7 @@ def _queue(shown: Shown) -> list[str]:
     ]
 
 
-def _topic(shown: Shown) -> list[str]:
+def _topic(shown: EntitySnapshot) -> list[str]:
     entity = shown.entity
     return [
         tag("DefaultMessageTimeToLive", format_duration(entity.time_to_live)),
@@ -206,7 +206,7 @@ def _topic(shown: Shown) -> list[str]:
     ]
 
 
-def _subscription(shown: Shown) -> list[str]:
+def _subscription(shown: EntitySnapshot) -> list[str]:
     entity = shown.entity
     return [
         tag("LockDuration", format_duration(entity.lock_seconds)),
@@ -228,7 +228,7 @@ def _subscription(shown: Shown) -> list[str]:
     ]
 
 
-def _filter_counts(shown: Shown) -> list[str]:
+def _filter_counts(shown: EntitySnapshot) -> list[str]:
     sql, correlation = shown.filters
     return [tag("SqlFilterCount", str(sql)), tag("CorrelationFilterCount", str(correlation))]
 
@@ -253,7 +253,7 @@ def _times(entity: Entity) -> list[str]:
     ]
 
 
-def _forward(shown: Shown, name: str, path: str) -> list[str]:
+def _forward(shown: EntitySnapshot, name: str, path: str) -> list[str]:
     return [tag(name, f"{shown.base}/{path}")] if path else []
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from aztask.emulator.admin import atom, descriptions, rules
-from aztask.emulator.admin.descriptions import Shown
+from aztask.emulator.admin.descriptions import EntitySnapshot
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
@@ -148,7 +148,7 @@ class Routes:
         below = self._namespace.subscriptions(entity) if entity.kind is Kind.TOPIC else []
         host = request.headers.get("host", "localhost")
         counts = self._broker.engine.stats(entity.path)
-        shown = Shown(entity, counts, len(below), f"sb://{host}", _filter_counts(below))
+        shown = EntitySnapshot(entity, counts, len(below), f"sb://{host}", _filter_counts(below))
         url = f"{self._scheme}://{host}/{entity.path}"
         times = (entity.created, entity.updated)
         return atom.entry(url, entity.name, times, descriptions.description_of(shown))

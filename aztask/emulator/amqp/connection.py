@@ -4,8 +4,8 @@ Rules
 1. The states are those of `State`; what may arrive in each is the table `_ACCEPTED`, and anything
    else is the error.
 2. After our close only the peer's close is waited for; everything else is dropped.
-3. Links, buffered bytes and channels of one connection are limited (`Limits`), so that no peer
-   decides how much memory it costs.
+3. Links, buffered bytes and channels of one connection are limited (`ConnectionLimits`), so that no
+   peer decides how much memory it costs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from aztask.emulator.amqp.terminus import raw_fields
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """max_frame_size and partial_bytes in bytes, idle_timeout in milliseconds."""
 
     max_frame_size: int = 65536
@@ -111,7 +111,11 @@ class Connection:
     """The server's end of one connection."""
 
     def __init__(
-        self, handler: Handler, container: str, limits: Limits, tracer: Tracer | None = None
+        self,
+        handler: Handler,
+        container: str,
+        limits: ConnectionLimits,
+        tracer: Tracer | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits

@@ -67,7 +67,7 @@ class SessionHandler(Protocol):
         """The link is gone; called once a link, whatever ended it."""
 
 
-class Carrier(Protocol):
+class SessionConnection(Protocol):
     """The connection, as its sessions see it."""
 
     peer_frame_size: int
@@ -92,7 +92,9 @@ class Carrier(Protocol):
 class Session:
     """One session; its channel number is the same in both directions."""
 
-    def __init__(self, carrier: Carrier, channel: int, begin: Begin, handle_max: int) -> None:
+    def __init__(
+        self, carrier: SessionConnection, channel: int, begin: Begin, handle_max: int
+    ) -> None:
         self.carrier = carrier
         self.channel = channel
         self.links: dict[int, Link] = {}

@@ -1,7 +1,7 @@
 """Group commit: everything that one turn of the event loop brings is one transaction.
 
 Rules
-1. A `Work` is executed inside the transaction and answered after its commit: what a peer was
+1. A `Change` is executed inside the transaction and answered after its commit: what a peer was
    told is on disk. If the process dies before the commit, nobody was told anything.
 2. When the transaction fails, each work is tried alone, so that one bad work (a full disk, a queue
    deleted meanwhile) fails alone.
@@ -21,7 +21,7 @@ from aztask.errors import AztaskError, BrokerUnavailable
 log = logging.getLogger(__name__)
 
 
-class Work:
+class Change:
     """One change of the store and its answer.
 
     atomic: `execute` is a single call of the engine, a transaction of its own where it is alone.
@@ -59,14 +59,14 @@ class Committer:
     def __init__(self, database: Database, soon: Callable[[Callable[[], None]], object]) -> None:
         self._database = database
         self._soon = soon
-        self._works: list[Work] = []
+        self._works: list[Change] = []
         self._planned = False
         self.held = False  # bytes are being read: nothing is planned before `let_go`
         self.flushing = False
         self.collector: Collector | None = None
         self.after: Callable[[], None] = lambda: None
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: Change) -> None:
         """Do this at the end of the turn."""
         self._works.append(work)
         if not self._planned:
@@ -105,7 +105,7 @@ class Committer:
             if self._planned:
                 self._soon(self.flush)
 
-    def _together(self, works: list[Work]) -> None:
+    def _together(self, works: list[Change]) -> None:
         """All works, and what is delivered after them, in one transaction."""
         deliveries: list[Callable[[], None]] = []
         try:
@@ -124,7 +124,7 @@ class Committer:
             for deliver in deliveries:
                 deliver()
 
-    def _alone(self, work: Work) -> None:
+    def _alone(self, work: Change) -> None:
         """A work that needs no transaction around it."""
         try:
             work.execute()
@@ -133,7 +133,7 @@ class Committer:
         else:
             work.succeed()
 
-    def _one_by_one(self, works: list[Work], error: AztaskError) -> None:
+    def _one_by_one(self, works: list[Change], error: AztaskError) -> None:
         if len(works) == 1 or isinstance(error, BrokerUnavailable):
             for work in works:
                 work.fail(error)

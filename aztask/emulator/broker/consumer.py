@@ -25,7 +25,7 @@ from aztask.emulator.amqp.link import Link, Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.terminus import with_filter
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import (
     ENTITY_DISABLED,
     SESSION_CANNOT_BE_LOCKED,
@@ -38,7 +38,7 @@ from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.locks import Lock
 from aztask.emulator.broker.paths import Address
-from aztask.emulator.broker.settlement import Settling, action_of
+from aztask.emulator.broker.settlement import DispositionSettler, action_of
 from aztask.engine import Engine, Leased, SessionLease
 from aztask.errors import AztaskError, LeaseLost
 
@@ -155,7 +155,7 @@ class Consumer:
             return
         for delivery in fresh:
             delivery.settling = True
-        work = Settling(self.broker, self.link, fresh, action, disposition)
+        work = DispositionSettler(self.broker, self.link, fresh, action, disposition)
         self.broker.committer.submit(work)
 
     def detached(self) -> None:
@@ -192,7 +192,7 @@ class Consumer:
             self.lease = renewed or self.lease
 
 
-class _Release(Work):
+class _Release(Change):
     """Gives a session back."""
 
     def __init__(self, broker: Broker, queue: str, lease: SessionLease) -> None:
@@ -205,7 +205,7 @@ class _Release(Work):
             self._broker.stirred(self._queue)
 
 
-class _Keep(Work):
+class _Keep(Change):
     """Holds the session of a link that deletes."""
 
     def __init__(self, consumer: Consumer) -> None:
@@ -255,7 +255,7 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
     return entity
 
 
-class Accepting(Work):
+class Accepting(Change):
     """A link that wants a session: this one, or whichever has messages and no receiver."""
 
     def __init__(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aztask.emulator.broker.access import Access
 from aztask.emulator.broker.committer import Committer
-from aztask.emulator.broker.dispatch import Dispatcher
+from aztask.emulator.broker.dispatch import DeliveryDispatcher
 from aztask.emulator.broker.forwarding import Forwarder
 from aztask.emulator.broker.locks import Locks
 from aztask.emulator.broker.namespace import Namespace
@@ -21,7 +21,7 @@ class Broker:
     engine: Engine
     namespace: Namespace
     committer: Committer
-    dispatcher: Dispatcher
+    dispatcher: DeliveryDispatcher
     forwarder: Forwarder
     locks: Locks
     access: Access

@@ -61,7 +61,7 @@ class Forwarding(Protocol):
         """Move what has gathered; the engine's names of the queues that got something."""
 
 
-class Dispatcher:
+class DeliveryDispatcher:
     """Collects deliveries for everybody who waits."""
 
     def __init__(self, engine: Engine, clock: Clock, forwarding: Forwarding) -> None:
@@ -211,7 +211,7 @@ class _Again:
 
     __slots__ = ("_dispatcher", "_source")
 
-    def __init__(self, dispatcher: Dispatcher, source: Source) -> None:
+    def __init__(self, dispatcher: DeliveryDispatcher, source: Source) -> None:
         self._dispatcher, self._source = dispatcher, source
 
     def __call__(self) -> None:

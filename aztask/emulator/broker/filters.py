@@ -13,7 +13,7 @@ from uuid import UUID
 from aztask.emulator.amqp import sections
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.amqp.types import Described, Symbol, Timestamp
-from aztask.emulator.broker.sql import Expression, Names, parse
+from aztask.emulator.broker.sql import Expression, NameLookup, parse
 from aztask.errors import ConfigurationError
 
 TIMESPAN = Symbol("com.microsoft:timespan")
@@ -96,7 +96,7 @@ class SqlFilter:
 
     def matches(self, message: Sections) -> bool:
         """Whether the expression is true."""
-        names = Names(
+        names = NameLookup(
             lambda name: system_property(message, name),
             lambda name: user_property(message, name),
             self.parameters,

@@ -29,8 +29,8 @@ from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.intake import new_message, sendable
 from aztask.emulator.broker.locks import Lock
-from aztask.emulator.broker.settlement import Action, Verb, carry_out
-from aztask.engine import Leased, Looked, SessionLease
+from aztask.emulator.broker.settlement import Action, SettlementKind, carry_out
+from aztask.engine import Leased, PeekedMessage, SessionLease
 
 MAX_PEEK = 250
 MAX_ITEMS = 5000
@@ -42,7 +42,7 @@ SETTLE_MODE_DELETE = 0
 
 
 @dataclass(slots=True)
-class Call:
+class ManagementCall:
     """One request. consumers: the connection's receiving links, which hold its sessions."""
 
     broker: Broker
@@ -76,7 +76,7 @@ class Call:
 
 
 Result: TypeAlias = tuple[int, bytes]
-Operation: TypeAlias = Callable[[Call], Result]
+Operation: TypeAlias = Callable[[ManagementCall], Result]
 
 
 def _done() -> Result:
@@ -87,7 +87,7 @@ def _answer(name: str, value: bytes) -> Result:
     return OK, encode.map_of([(encode.string(name), value)])
 
 
-def _locks(call: Call) -> list[Lock]:
+def _locks(call: ManagementCall) -> list[Lock]:
     """The locks of the request's tokens. Raises AmqpError when one is not held."""
     tokens: list[UUID] = call.items("lock-tokens", UUID, "uuid")
     locks = []
@@ -99,7 +99,7 @@ def _locks(call: Call) -> list[Lock]:
     return locks
 
 
-def renew_lock(call: Call) -> Result:
+def renew_lock(call: ManagementCall) -> Result:
     """com.microsoft:renew-lock"""
     locks = _locks(call)
     leases = [(lock.seq, lock.token) for lock in locks]
@@ -114,15 +114,15 @@ def renew_lock(call: Call) -> Result:
 
 
 _VERBS = {
-    "completed": Verb.COMPLETE,
-    "abandoned": Verb.ABANDON,
-    "defered": Verb.DEFER,  # the service's spelling
-    "deferred": Verb.DEFER,
-    "suspended": Verb.DEAD_LETTER,
+    "completed": SettlementKind.COMPLETE,
+    "abandoned": SettlementKind.ABANDON,
+    "defered": SettlementKind.DEFER,  # the service's spelling
+    "deferred": SettlementKind.DEFER,
+    "suspended": SettlementKind.DEAD_LETTER,
 }
 
 
-def update_disposition(call: Call) -> Result:
+def update_disposition(call: ManagementCall) -> Result:
     """com.microsoft:update-disposition"""
     verb = _VERBS.get(str(call.body.get("disposition-status")))
     if verb is None:
@@ -142,7 +142,7 @@ def update_disposition(call: Call) -> Result:
     return _done()
 
 
-def schedule_message(call: Call) -> Result:
+def schedule_message(call: ManagementCall) -> Result:
     """com.microsoft:schedule-message"""
     namespace = call.broker.namespace
     entity = sendable(namespace, call.entity.path)
@@ -158,7 +158,7 @@ def schedule_message(call: Call) -> Result:
     return _answer("sequence-numbers", encode.long_array(numbers))
 
 
-def cancel_scheduled(call: Call) -> Result:
+def cancel_scheduled(call: ManagementCall) -> Result:
     """com.microsoft:cancel-scheduled-message"""
     numbers = call.items("sequence-numbers", int, "long")
     removed = call.broker.engine.cancel_scheduled(call.entity.path, numbers)
@@ -173,13 +173,13 @@ def cancel_scheduled(call: Call) -> Result:
 _STATES = {"deferred": stored.STATE_DEFERRED, "scheduled": stored.STATE_SCHEDULED}
 
 
-def peek_message(call: Call) -> Result:
+def peek_message(call: ManagementCall) -> Result:
     """com.microsoft:peek-message"""
     start = call.need("from-sequence-number", int, "a long")
     count = call.need("message-count", int, "an int")
     session = call.body.get("session-id")
     wanted = max(0, min(count, MAX_PEEK))
-    found: list[Looked] = []
+    found: list[PeekedMessage] = []
     while len(found) < wanted:
         page = call.broker.engine.peek(call.entity.path, start, MAX_PEEK, dead_letter=call.dead)
         found += [one for one in page if session is None or one.session == session]
@@ -199,7 +199,7 @@ def peek_message(call: Call) -> Result:
     return _answer("messages", encode.list_of(items))
 
 
-def _peeked(call: Call, looked: Looked) -> bytes:
+def _peeked(call: ManagementCall, looked: PeekedMessage) -> bytes:
     return stored.deliver(
         looked.payload,
         sequence=looked.seq,
@@ -210,7 +210,7 @@ def _peeked(call: Call, looked: Looked) -> bytes:
     )
 
 
-def receive_by_sequence_number(call: Call) -> Result:
+def receive_by_sequence_number(call: ManagementCall) -> Result:
     """com.microsoft:receive-by-sequence-number"""
     numbers = call.items("sequence-numbers", int, "long")
     delete = call.body.get("receiver-settle-mode") == SETTLE_MODE_DELETE
@@ -229,7 +229,7 @@ def receive_by_sequence_number(call: Call) -> Result:
     return _answer("messages", encode.list_of(items))
 
 
-def _deferred(call: Call, message: Leased) -> bytes:
+def _deferred(call: ManagementCall, message: Leased) -> bytes:
     key = bytes.fromhex(message.token) if message.token else bytes(16)
     until = None
     if message.token:
@@ -257,7 +257,7 @@ def _deferred(call: Call, message: Leased) -> bytes:
     )
 
 
-def renew_session_lock(call: Call) -> Result:
+def renew_session_lock(call: ManagementCall) -> Result:
     """com.microsoft:renew-session-lock"""
     lease = call.session()
     renewed = call.broker.engine.renew_session(call.entity.path, lease)
@@ -270,13 +270,13 @@ def renew_session_lock(call: Call) -> Result:
     return _answer("expiration", encode.timestamp(until))
 
 
-def get_session_state(call: Call) -> Result:
+def get_session_state(call: ManagementCall) -> Result:
     """com.microsoft:get-session-state"""
     state = call.broker.engine.get_session_state(call.entity.path, call.session())
     return _answer("session-state", encode.NULL if state is None else encode.binary(state))
 
 
-def set_session_state(call: Call) -> Result:
+def set_session_state(call: ManagementCall) -> Result:
     """com.microsoft:set-session-state"""
     state = call.body.get("session-state")
     if isinstance(state, str):
@@ -296,7 +296,7 @@ def set_session_state(call: Call) -> Result:
 ALL_SESSIONS = 253_402_300_800_000  # "updated since" the year 10000: sessions with messages, too
 
 
-def get_message_sessions(call: Call) -> Result:
+def get_message_sessions(call: ManagementCall) -> Result:
     """com.microsoft:get-message-sessions: those with a state that was set after a time."""
     skip = max(0, call.need("skip", int, "an int"))
     top = max(0, min(call.need("top", int, "an int"), MAX_ITEMS))

@@ -8,11 +8,11 @@ from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import DECODE_ERROR, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
 from aztask.emulator.broker.access import Claims, Right
-from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.consumer import Consumer
 from aztask.emulator.broker.context import Broker
-from aztask.emulator.broker.management import Call, Operation, operation
+from aztask.emulator.broker.management import ManagementCall, Operation, operation
 from aztask.emulator.broker.paths import Address, parse
 from aztask.emulator.broker.requests import (
     CBS_NAMES,
@@ -139,8 +139,8 @@ class ManagementLink(RequestLink):
             if request.operation in RULE_OPERATIONS:
                 self.done(request, *self._rule(entity.path, request.operation, body))
                 return
-            call = Call(self._broker, entity, self._address.dead, body, self._consumers())
-            work = _Operating(self, request, operation(request.operation), call)
+            call = ManagementCall(self._broker, entity, self._address.dead, body, self._consumers())
+            work = _ManagementOperation(self, request, operation(request.operation), call)
             self._broker.committer.submit(work)
         except AmqpError as error:
             self.failed(request, error)
@@ -161,11 +161,11 @@ class ManagementLink(RequestLink):
         self.reply(request, failure(request, MANAGEMENT_NAMES, error))
 
 
-class _Operating(Work):
+class _ManagementOperation(Change):
     """One management request."""
 
     def __init__(
-        self, node: ManagementLink, request: Request, function: Operation, call: Call
+        self, node: ManagementLink, request: Request, function: Operation, call: ManagementCall
     ) -> None:
         self._node = node
         self._request = request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aztask.emulator.amqp import outgoing
 from aztask.emulator.amqp.errors import MESSAGE_SIZE_EXCEEDED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
-from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.intake import messages_of, sendable
@@ -52,7 +52,7 @@ class Producer:
             self.link.session.write(outgoing.disposition(True, delivery_id, delivery_id, state))
 
 
-class _Storing(Work):
+class _Storing(Change):
     """One transfer on its way into the store."""
 
     def __init__(

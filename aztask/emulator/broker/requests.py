@@ -62,7 +62,7 @@ def _first_property(raw: bytes, position: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class PropertyNames:
     """What a node calls the application properties of its responses."""
 
     status: str
@@ -70,12 +70,18 @@ class Names:
     condition: str
 
 
-CBS_NAMES = Names("status-code", "status-description", "error-condition")
-MANAGEMENT_NAMES = Names("statusCode", "statusDescription", "errorCondition")
+CBS_NAMES = PropertyNames("status-code", "status-description", "error-condition")
+MANAGEMENT_NAMES = PropertyNames("statusCode", "statusDescription", "errorCondition")
 
 
 def response(
-    request: Request, names: Names, status: int, text: str, *, condition: str = "", body: bytes
+    request: Request,
+    names: PropertyNames,
+    status: int,
+    text: str,
+    *,
+    condition: str = "",
+    body: bytes,
 ) -> bytes:
     """An encoded response message; `body` is the encoded value."""
     properties = [encode.NULL] * 5 + [request.message_id]
@@ -98,7 +104,7 @@ def response(
     )
 
 
-def failure(request: Request, names: Names, error: AmqpError) -> bytes:
+def failure(request: Request, names: PropertyNames, error: AmqpError) -> bytes:
     """The response that tells of an error."""
     status = status_of(error.condition)
     return response(

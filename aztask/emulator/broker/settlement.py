@@ -13,7 +13,7 @@ from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.types import Described
 from aztask.emulator.broker import stored
-from aztask.emulator.broker.committer import Work
+from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
 from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.locks import Lock
@@ -21,7 +21,7 @@ from aztask.engine import Engine
 from aztask.errors import AztaskError
 
 
-class Verb(Enum):
+class SettlementKind(Enum):
     """How a delivery ends."""
 
     COMPLETE = "complete"
@@ -38,15 +38,15 @@ class Action:
     echo: the outcome that confirms it to the peer.
     """
 
-    verb: Verb
+    verb: SettlementKind
     reason: str = ""
     description: str = ""
     properties: dict[str, Any] = field(default_factory=dict)
     echo: bytes = outgoing.ACCEPTED
 
 
-COMPLETE = Action(Verb.COMPLETE)
-RELEASE = Action(Verb.RELEASE, echo=outgoing.RELEASED)
+COMPLETE = Action(SettlementKind.COMPLETE)
+RELEASE = Action(SettlementKind.RELEASE, echo=outgoing.RELEASED)
 _ACCEPTED, _REJECTED, _RELEASED, _MODIFIED, _RECEIVED = 0x24, 0x25, 0x26, 0x27, 0x23
 _NAMES = {
     "amqp:accepted:list": _ACCEPTED,
@@ -74,7 +74,7 @@ def action_of(state: Described | None) -> Action | None:
         return _rejection(fields[0] if fields else None)
     if code == _MODIFIED:
         fields = [*fields, None, None, None]
-        verb = Verb.DEFER if fields[1] is True else Verb.ABANDON
+        verb = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
         return Action(verb, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
     if code == _RECEIVED:
         return None
@@ -89,7 +89,7 @@ def _rejection(error: Any) -> Action:
     reason = properties.pop(stored.REASON, None) or (condition if named else "")
     text = properties.pop(stored.DESCRIPTION, None) or (description if named else "")
     return Action(
-        Verb.DEAD_LETTER,
+        SettlementKind.DEAD_LETTER,
         str(reason or "")[: stored.MAX_REASON],
         str(text or "")[: stored.MAX_REASON],
         properties,
@@ -111,15 +111,15 @@ def carry_out(
         for seq, token in leases:
             _modify(engine, queue, dead, (seq, token), action.properties)
     match action.verb:
-        case Verb.COMPLETE:
+        case SettlementKind.COMPLETE:
             return engine.complete(queue, leases, dead_letter=dead)
-        case Verb.ABANDON:
+        case SettlementKind.ABANDON:
             return engine.abandon(queue, leases, dead_letter=dead)
-        case Verb.RELEASE:
+        case SettlementKind.RELEASE:
             return engine.release(queue, leases, dead_letter=dead)
-        case Verb.DEFER:
+        case SettlementKind.DEFER:
             return engine.defer(queue, leases, dead_letter=dead)
-        case Verb.DEAD_LETTER:
+        case SettlementKind.DEAD_LETTER:
             return engine.dead_letter(
                 queue, leases, action.reason, action.description, dead_letter=dead
             )
@@ -137,7 +137,7 @@ def _modify(
     engine.update(queue, *lease, payload, dead_letter=dead)
 
 
-class Settling(Work):
+class DispositionSettler(Change):
     """One disposition of one or many deliveries of one link."""
 
     __slots__ = ("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "atomic")
@@ -168,7 +168,7 @@ class Settling(Work):
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
         self._held = carry_out(self._broker.engine, lock.queue, lock.dead, self._action, leases)
-        if self._action.verb is not Verb.COMPLETE:
+        if self._action.verb is not SettlementKind.COMPLETE:
             self._broker.stirred(lock.queue, lock.dead)
 
     def succeed(self) -> None:

@@ -25,7 +25,7 @@ MAX_NESTING = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NameLookup:
     """Where names get their values."""
 
     system: Callable[[str], Any]
@@ -33,7 +33,7 @@ class Names:
     parameters: Mapping[str, Any]
 
 
-Expression = Callable[[Names], Any]
+Expression = Callable[[NameLookup], Any]
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -168,7 +168,7 @@ class _Parser:
         pattern = self._sum()
         escape = self._sum() if self._take("ESCAPE") else None
 
-        def like(names: Names) -> Any:
+        def like(names: NameLookup) -> Any:
             value, wanted = left(names), pattern(names)
             if not isinstance(value, str) or not isinstance(wanted, str):
                 return None
@@ -185,7 +185,7 @@ class _Parser:
         self._demand(")")
         tests = [_compare(operator.eq, left, choice) for choice in choices]
 
-        def among(names: Names) -> Any:
+        def among(names: NameLookup) -> Any:
             results = [test(names) for test in tests]
             return True if True in results else None if None in results else False
 
@@ -304,7 +304,7 @@ def _like(value: str, pattern: list[object]) -> bool:
 
 
 def _or(left: Expression, right: Expression) -> Expression:
-    def either(names: Names) -> Any:
+    def either(names: NameLookup) -> Any:
         first, second = left(names), right(names)
         if first is True or second is True:
             return True
@@ -314,7 +314,7 @@ def _or(left: Expression, right: Expression) -> Expression:
 
 
 def _and(left: Expression, right: Expression) -> Expression:
-    def both(names: Names) -> Any:
+    def both(names: NameLookup) -> Any:
         first, second = left(names), right(names)
         if first is False or second is False:
             return False
@@ -324,7 +324,7 @@ def _and(left: Expression, right: Expression) -> Expression:
 
 
 def _not(inner: Expression) -> Expression:
-    def negated(names: Names) -> Any:
+    def negated(names: NameLookup) -> Any:
         value = inner(names)
         return not value if isinstance(value, bool) else None
 
@@ -334,7 +334,7 @@ def _not(inner: Expression) -> Expression:
 def _compare(
     operation: Callable[[Any, Any], Any], left: Expression, right: Expression
 ) -> Expression:
-    def compare(names: Names) -> Any:
+    def compare(names: NameLookup) -> Any:
         first, second = left(names), right(names)
         if first is None or second is None:
             return None
@@ -349,7 +349,7 @@ def _compare(
 def _calculate(
     operation: Callable[[Any, Any], Any], left: Expression, right: Expression
 ) -> Expression:
-    def calculate(names: Names) -> Any:
+    def calculate(names: NameLookup) -> Any:
         first, second = left(names), right(names)
         if isinstance(first, str) and isinstance(second, str) and operation is operator.add:
             return first + second

@@ -64,7 +64,7 @@ _NO_DELIVERY_ANNOTATIONS = encode.described(sections.DELIVERY_ANNOTATIONS, encod
 _MAP32 = Struct(">3sBII")
 
 
-class Stored(NamedTuple):
+class StoredMessage(NamedTuple):
     """One message as it lies in the engine. ttl: milliseconds, NO_TTL where there is none.
 
     hops: how often it was forwarded. annotations: encoded keys and values, `items` in all.
@@ -91,7 +91,7 @@ class Stored(NamedTuple):
             head += _EXTRA.pack(2 * len(delivery), len(pairs)) + pairs
         return head + annotations + bare
 
-    def forwarded(self, dead_letter_source: str | None = None) -> Stored:
+    def forwarded(self, dead_letter_source: str | None = None) -> StoredMessage:
         """The same message one hop on; what came out of dead letters says where it lay."""
         items, annotations = self.items, self.annotations
         if dead_letter_source:
@@ -100,7 +100,7 @@ class Stored(NamedTuple):
         return self._replace(hops=self.hops + 1, items=items, annotations=annotations)
 
 
-def from_sections(message: Sections) -> Stored:
+def from_sections(message: Sections) -> StoredMessage:
     """What to store of a message that was just cut."""
     annotations, count = message.annotation_items, message.annotation_count
     if count and not _OURS.isdisjoint(message.annotations):
@@ -112,7 +112,7 @@ def from_sections(message: Sections) -> Stored:
     if message.delivery_items:
         pairs = sections.pairs_of(message.delivery_items)
         delivery = tuple(pair for key, pair in pairs if key != _LOCK_TOKEN)
-    return Stored(*header, 0, count, annotations, message.raw[message.bare :], delivery)
+    return StoredMessage(*header, 0, count, annotations, message.raw[message.bare :], delivery)
 
 
 def _header_fields(header: list[Any]) -> tuple[int, int, int]:
@@ -125,7 +125,7 @@ def _header_fields(header: list[Any]) -> tuple[int, int, int]:
     )
 
 
-def unpack(payload: bytes) -> Stored:
+def unpack(payload: bytes) -> StoredMessage:
     """The stored message of an engine payload. Raises ValueError for a foreign one."""
     version, durable, priority, hops, ttl, count, size = _HEAD.unpack_from(payload)
     if version not in (VERSION, ANNOTATED):
@@ -137,7 +137,7 @@ def unpack(payload: bytes) -> Stored:
         delivery = tuple(pair for _, pair in sections.pairs_of(pairs))
     body = start + size
     annotations, bare = payload[start:body], payload[body:]
-    return Stored(durable, priority, ttl, hops, count, annotations, bare, delivery)
+    return StoredMessage(durable, priority, ttl, hops, count, annotations, bare, delivery)
 
 
 def _delivery(payload: bytes) -> tuple[int, bytes, int]:
@@ -147,12 +147,12 @@ def _delivery(payload: bytes) -> tuple[int, bytes, int]:
     return count, payload[start : start + size], start + size
 
 
-def with_bare(message: Stored, bare: bytes) -> Stored:
+def with_bare(message: StoredMessage, bare: bytes) -> StoredMessage:
     """The same message with another bare message."""
     return message._replace(bare=bare)
 
 
-def with_message_id(message: Stored, message_id: str) -> Stored:
+def with_message_id(message: StoredMessage, message_id: str) -> StoredMessage:
     """The same message with an id, which it had none of."""
     bare = message.bare
     end = _after_properties(bare)
@@ -162,7 +162,7 @@ def with_message_id(message: Stored, message_id: str) -> Stored:
     return message._replace(bare=section + bare[end:])
 
 
-def with_reasons(message: Stored, reason: str, description: str) -> Stored:
+def with_reasons(message: StoredMessage, reason: str, description: str) -> StoredMessage:
     """A dead letter on its way elsewhere: it carries its reasons as application properties."""
     texts = {REASON: reason, DESCRIPTION: description}
     bare = with_properties(message.bare, {name: text for name, text in texts.items() if text})

@@ -10,7 +10,7 @@ from aztask.brokers.local.payload import payload_of
 from aztask.engine import Database
 from aztask.errors import EncodeError
 from aztask.message.envelope import Envelope
-from aztask.results.deadindex import NotedDead, read_note
+from aztask.results.deadindex import IndexedDeadLetter, read_note
 from aztask.results.local.rows import rows_of
 
 _STEPS: Final = (
@@ -45,7 +45,7 @@ class LocalDeadIndex:
         self._database = database
         database.migrate("dead_index", _STEPS)
 
-    def note(self, letters: Sequence[NotedDead]) -> None:
+    def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
         """Keep these; one that is known already stays as it was noted first."""
         rows = [
             (
@@ -62,7 +62,7 @@ class LocalDeadIndex:
         with self._database.transaction() as connection:
             connection.executemany(_NOTE, rows)
 
-    def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
+    def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
         """Up to `limit` notes of the queue behind the number `after`, in order."""
         with self._database.read() as connection:
             rows = rows_of(connection, _PAGE, (queue, after, limit))

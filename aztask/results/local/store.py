@@ -18,9 +18,9 @@ from aztask.engine import Database, Waiter
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import (
     Cancelled,
-    Elsewhere,
     Finish,
     Owned,
+    OwnedElsewhere,
     Recorded,
     RunKey,
     RunRecord,
@@ -335,14 +335,14 @@ class LocalResults:
 
     def _elsewhere(
         self, connection: sqlite3.Connection, run: StoredRun, start: Start
-    ) -> Elsewhere | Unreadable:
+    ) -> OwnedElsewhere | Unreadable:
         """Another copy's, unless what is in the row cannot be the position of any copy."""
         try:
             check_position(run.position, start.position)
         except Damaged as damage:
             self._quarantine.note(connection, run, damage.reason, self._clock.wall())
             return Unreadable(damage.reason)
-        return Elsewhere()
+        return OwnedElsewhere()
 
     def _run(self, connection: sqlite3.Connection, key: RunKey) -> StoredRun | None:
         """A run's row. One that is damaged goes into quarantine."""

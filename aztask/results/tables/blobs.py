@@ -24,8 +24,8 @@ from aztask.address.addresses import BlobAddress, TablesAddress
 from aztask.azure.container import container_client
 from aztask.errors import AztaskError
 from aztask.results.base import RunKey
-from aztask.results.tables.client import Call
-from aztask.results.tables.errors import BLOB_ROLE, Gone, There
+from aztask.results.tables.client import TimeBudget
+from aztask.results.tables.errors import BLOB_ROLE, AlreadyExists, RowNotFound
 from aztask.results.tables.names import partition_of, row_of
 from aztask.results.tables.rows import INLINE_BYTES
 from aztask.support.clock import Clock
@@ -64,7 +64,9 @@ class Blobs:
     def _container(self) -> ContainerClient:
         return container_client(self._address, given=self._credential)
 
-    def place_of(self, call: Call, key: RunKey, data: bytes | None) -> tuple[bytes | None, str]:
+    def place_of(
+        self, call: TimeBudget, key: RunKey, data: bytes | None
+    ) -> tuple[bytes | None, str]:
         """What the row shall hold: the data itself, or where it is long, the name of its blob."""
         if data is None or len(data) <= INLINE_BYTES:
             return data, ""
@@ -80,7 +82,7 @@ class Blobs:
         )
         return None, name
 
-    def load(self, call: Call, data: bytes | None, name: str) -> bytes | None:
+    def load(self, call: TimeBudget, data: bytes | None, name: str) -> bytes | None:
         """What a row holds, or the blob that it names. Raises Gone where that is missing."""
         if not name:
             return data
@@ -97,18 +99,18 @@ class Blobs:
         for name in filter(None, names):
             blob = self._container.get_blob_client(name)
             try:
-                Call(DELETE_SECONDS).request(
+                TimeBudget(DELETE_SECONDS).request(
                     blob.delete_blob,
                     self.place,
                     BLOB_ROLE,
                     again=True,
                 )
-            except Gone:
+            except RowNotFound:
                 continue
             except AztaskError as error:
                 logger.info("a blob stays until the next sweep: %s", error)
 
-    def older(self, call: Call, before: float) -> Iterator[tuple[str, str, str]]:
+    def older(self, call: TimeBudget, before: float) -> Iterator[tuple[str, str, str]]:
         """Blobs written before that hour: their names, and their rows' keys. One page at most."""
         limit = hour_of(before)
 
@@ -123,7 +125,7 @@ class Blobs:
             partition, _, more = rest.partition("!")
             yield name, partition, more.partition("!")[0]
 
-    def create(self, call: Call) -> bool:
+    def create(self, call: TimeBudget) -> bool:
         """Make the container; False where it is there."""
         try:
             call.request(
@@ -132,15 +134,15 @@ class Blobs:
                 BLOB_ROLE,
                 again=True,
             )
-        except There:
+        except AlreadyExists:
             return False
         return True
 
-    def check(self, call: Call) -> None:
+    def check(self, call: TimeBudget) -> None:
         """Raise what would be raised if a value were read."""
         try:
             self.load(call, None, NOBODY)
-        except Gone:
+        except RowNotFound:
             return
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
 """Requests to one table: each with time-outs, side by side, none of them sent twice by the SDK.
 
 Rules
-1. A call of the store ends in time: its requests share one `Call`, and what is left of its time
+1. A call of the store ends in time: its requests share one `TimeBudget`, and what is left of it
    bounds each of them. When one request gives up, those that have not begun are not made.
 2. The SDK retries nothing. A request that was certainly not carried out (the service is busy, or no
    connection was made) is made again after a short pause; reads are made again in any case; a write
-   whose answer is lost raises `Unsure`, and whoever asked reads what is there.
-3. Requests of one call run on a crew of threads; no request waits for another one on that crew.
+   whose answer is lost raises `OutcomeUnknown`, and whoever asked reads what is there.
+3. Requests of one call run on a pool of threads; no request waits for another one of that
+   pool.
 """
 
 from __future__ import annotations
@@ -30,8 +31,16 @@ from aztask.address.addresses import TablesAddress
 from aztask.azure.access import default_credential, filter_secrets
 from aztask.azure.transport import LeanTransport
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
-from aztask.results.tables.errors import TABLE_ROLE, Busy, Changed, Gone, There, Unsure, verdict
-from aztask.support.crew import Crew
+from aztask.results.tables.errors import (
+    TABLE_ROLE,
+    AlreadyExists,
+    NotExecuted,
+    OutcomeUnknown,
+    RowConflict,
+    RowNotFound,
+    verdict,
+)
+from aztask.support.crew import ThreadPool
 from aztask.version import __version__
 
 CONNECTIONS: Final = 16
@@ -45,7 +54,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class Call:
+class TimeBudget:
     """The time that one call of the store may take, shared by its requests."""
 
     def __init__(self, seconds: float = CALL_SECONDS) -> None:
@@ -94,7 +103,9 @@ class Call:
                 found = verdict(error, place, role)
                 if isinstance(found, AztaskError):
                     raise self.stop(found) from error
-                if not isinstance(found, Busy) and not (again and isinstance(found, Unsure)):
+                if not isinstance(found, NotExecuted) and not (
+                    again and isinstance(found, OutcomeUnknown)
+                ):
                     raise found from error
                 pause = next(pauses, None)
                 if pause is None or pause >= self.left:
@@ -102,7 +113,7 @@ class Call:
                 time.sleep(pause)
 
 
-class Requests:
+class TableRequests:
     """One table. Any thread may call; another process makes its own."""
 
     def __init__(
@@ -126,10 +137,10 @@ class Requests:
 
         self._table = client(self._transport)
         self._batches = client(RequestsTransport())  # the lean transport reads no multipart answer
-        self._crew = Crew("tables", CONNECTIONS)
+        self._thread_pool = ThreadPool("tables", CONNECTIONS)
 
     def each(
-        self, call: Call, work: Callable[[Call, Item], Answer], items: Iterable[Item]
+        self, call: TimeBudget, work: Callable[[TimeBudget, Item], Answer], items: Iterable[Item]
     ) -> list[Answer]:
         """`work` of each item, side by side, answers in order. Waits for all, then raises.
 
@@ -139,7 +150,7 @@ class Requests:
         if len(todo) == 1:
             return [work(call, todo[0])]
         futures: list[Future[Answer]] = [
-            self._crew.submit(partial(work, call, item)) for item in todo
+            self._thread_pool.submit(partial(work, call, item)) for item in todo
         ]
         errors = [error for each in futures if (error := each.exception()) is not None]
         for error in errors:
@@ -150,7 +161,7 @@ class Requests:
         return [each.result() for each in futures]
 
     def read(
-        self, call: Call, partition: str, row: str, select: Sequence[str] | None = None
+        self, call: TimeBudget, partition: str, row: str, select: Sequence[str] | None = None
     ) -> Entity | None:
         """One row, or some properties of it; None where there is none."""
         names = list(select) if select else None
@@ -161,12 +172,12 @@ class Requests:
                 TABLE_ROLE,
                 again=True,
             )
-        except Gone:
+        except RowNotFound:
             return None
 
     def query(
         self,
-        call: Call,
+        call: TimeBudget,
         text: str,
         values: Mapping[str, Any],
         limit: int,
@@ -186,7 +197,7 @@ class Requests:
 
         return call.request(ask, self.place, TABLE_ROLE, again=True)
 
-    def insert(self, call: Call, entity: Mapping[str, Any]) -> str | None:
+    def insert(self, call: TimeBudget, entity: Mapping[str, Any]) -> str | None:
         """The new row's ETag; None where there is such a row. Raises Unsure."""
         try:
             told = call.request(
@@ -194,11 +205,11 @@ class Requests:
                 self.place,
                 TABLE_ROLE,
             )
-        except There:
+        except AlreadyExists:
             return None
         return str(told["etag"])
 
-    def replace(self, call: Call, entity: Mapping[str, Any], tag: str) -> str | None:
+    def replace(self, call: TimeBudget, entity: Mapping[str, Any], tag: str) -> str | None:
         """The row's new ETag; None where it was changed or deleted since `tag`. Raises Unsure."""
         try:
             told = call.request(
@@ -212,11 +223,11 @@ class Requests:
                 self.place,
                 TABLE_ROLE,
             )
-        except (Changed, Gone):
+        except (RowConflict, RowNotFound):
             return None
         return str(told["etag"])
 
-    def merge(self, call: Call, entity: Mapping[str, Any], tag: str) -> bool:
+    def merge(self, call: TimeBudget, entity: Mapping[str, Any], tag: str) -> bool:
         """Set these properties and leave the others; False where the row was changed or deleted
         since `tag`, or an answer was lost.
         """
@@ -232,11 +243,11 @@ class Requests:
                 self.place,
                 TABLE_ROLE,
             )
-        except (Changed, Gone, Unsure):
+        except (RowConflict, RowNotFound, OutcomeUnknown):
             return False
         return True
 
-    def put(self, call: Call, entity: Mapping[str, Any]) -> None:
+    def put(self, call: TimeBudget, entity: Mapping[str, Any]) -> None:
         """Write a row whatever is there. If the answer is lost it is written again."""
         call.request(
             lambda **times: self._table.upsert_entity(
@@ -247,17 +258,17 @@ class Requests:
             again=True,
         )
 
-    def ensure(self, call: Call, entity: Mapping[str, Any]) -> bool:
+    def ensure(self, call: TimeBudget, entity: Mapping[str, Any]) -> bool:
         """Write a row unless it is there; whether it was not. Asks again if an answer is lost."""
         while True:
             try:
                 return self.insert(call, entity) is not None
-            except Unsure as lost:
+            except OutcomeUnknown as lost:
                 if call.left <= PAUSES[0]:
                     raise call.stop(lost.error) from lost
                 time.sleep(PAUSES[0])
 
-    def delete(self, call: Call, partition: str, row: str, tag: str = "") -> bool:
+    def delete(self, call: TimeBudget, partition: str, row: str, tag: str = "") -> bool:
         """Delete a row; False where there was none, or an answer was lost.
 
         tag: only if the row is as it was then. Raises Changed.
@@ -281,7 +292,7 @@ class Requests:
         )
         return not missing
 
-    def together(self, call: Call, changes: Sequence[tuple[str, Entity]]) -> None:
+    def together(self, call: TimeBudget, changes: Sequence[tuple[str, Entity]]) -> None:
         """Several rows of one partition, all or nothing: ("create" | "delete", row) each.
 
         Raises There, Gone, Unsure.
@@ -292,7 +303,7 @@ class Requests:
             TABLE_ROLE,
         )
 
-    def create(self, call: Call) -> bool:
+    def create(self, call: TimeBudget) -> bool:
         """Make the table; False where it is there."""
         try:
             call.request(
@@ -301,13 +312,13 @@ class Requests:
                 TABLE_ROLE,
                 again=True,
             )
-        except There:
+        except AlreadyExists:
             return False
         return True
 
     def close(self) -> None:
         """Close idle connections; what is under way goes on."""
-        self._crew.close()
+        self._thread_pool.close()
         self._transport.close()
         self._batches.close()
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgpack
 
 from aztask.results.damage import Columns, Damaged
-from aztask.results.deadindex import NotedDead, damaged_note, read_note
+from aztask.results.deadindex import IndexedDeadLetter, damaged_note, read_note
 from aztask.results.local.deadindex import payload_of_dead
-from aztask.results.tables.client import Call, Requests
-from aztask.results.tables.errors import Gone, There, Unsure
+from aztask.results.tables.client import TableRequests, TimeBudget
+from aztask.results.tables.errors import AlreadyExists, OutcomeUnknown, RowNotFound
 from aztask.results.tables.names import key_text
 from aztask.results.tables.rows import INLINE_BYTES
 
@@ -35,17 +35,17 @@ _NUMBER: Final = re.compile(r"n-[0-9]{20}")
 class TablesDeadIndex:
     """See the protocol, `aztask.results.deadindex.DeadIndex`."""
 
-    def __init__(self, requests: Requests, now: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, requests: TableRequests, now: Callable[[], int] = time.time_ns) -> None:
         """now: nanoseconds, injected in tests."""
         self._requests = requests
         self._now = now
 
-    def note(self, letters: Sequence[NotedDead]) -> None:
+    def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
         """Keep these; one that is known already stays as it was noted first."""
         for first in range(0, len(letters), BATCH):
-            self._requests.each(Call(), self._note, letters[first : first + BATCH])
+            self._requests.each(TimeBudget(), self._note, letters[first : first + BATCH])
 
-    def page(self, queue: str, after: int, limit: int) -> list[NotedDead]:
+    def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
         """Up to `limit` notes of the queue behind the number `after`, in order."""
         last = _number(after)
         while rows := self._rows(queue, last, limit):
@@ -59,7 +59,7 @@ class TablesDeadIndex:
         self, queue: str, after: str, limit: int, select: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
         return self._requests.query(
-            Call(),
+            TimeBudget(),
             "PartitionKey eq @queue and RowKey gt @after and RowKey lt @end",
             {"queue": _partition(queue), "after": after, "end": "n-~"},
             limit,
@@ -71,7 +71,9 @@ class TablesDeadIndex:
         known = sorted(keys)
         for first in range(0, len(known), BATCH):
             self._requests.each(
-                Call(), lambda call, key: self._drop(call, queue, key), known[first : first + BATCH]
+                TimeBudget(),
+                lambda call, key: self._drop(call, queue, key),
+                known[first : first + BATCH],
             )
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
@@ -85,7 +87,7 @@ class TablesDeadIndex:
             gone = [row for row in page if _is_gone(row, keys, before)]
             for first in range(0, len(gone), BATCH):
                 self._requests.each(
-                    Call(),
+                    TimeBudget(),
                     lambda call, row: self._delete(call, queue, row.get("key"), row["RowKey"]),
                     gone[first : first + BATCH],
                 )
@@ -94,7 +96,7 @@ class TablesDeadIndex:
                 return dropped
             after = page[-1]["RowKey"]
 
-    def _note(self, call: Call, letter: NotedDead) -> None:
+    def _note(self, call: TimeBudget, letter: IndexedDeadLetter) -> None:
         """One letter. If the process dies here, both rows are there or none."""
         partition, row = _partition(letter.queue), _key(letter.key)
         for _ in range(TRIES):
@@ -106,18 +108,18 @@ class TablesDeadIndex:
                 self._requests.together(
                     call, [("create", known), ("create", _entity(letter, number))]
                 )
-            except (There, Unsure):
+            except (AlreadyExists, OutcomeUnknown):
                 continue  # noted meanwhile, or another letter has this number
             return
         if self._requests.read(call, partition, row) is None:
             raise call.unavailable(self._requests.place)
 
-    def _drop(self, call: Call, queue: str, key: str) -> None:
+    def _drop(self, call: TimeBudget, queue: str, key: str) -> None:
         known = self._requests.read(call, _partition(queue), _key(key))
         if known is not None:
             self._delete(call, queue, _packed(key), known.get("number"))
 
-    def _delete(self, call: Call, queue: str, packed: object, number: object) -> None:
+    def _delete(self, call: TimeBudget, queue: str, packed: object, number: object) -> None:
         """Both rows of a note, together where both are there. Neither name is trusted."""
         key = _key_in(packed)
         names = [] if key is None else [_key(key)]
@@ -130,7 +132,10 @@ class TablesDeadIndex:
         ]
         try:
             self._requests.together(call, rows)
-        except (Gone, Unsure):  # one of them is gone, or both by an answer that was lost
+        except (
+            RowNotFound,
+            OutcomeUnknown,
+        ):  # one of them is gone, or both by an answer that was lost
             for name in names:
                 self._requests.delete(call, _partition(queue), name)
 
@@ -147,7 +152,7 @@ def _number(number: int) -> str:
     return f"n-{number:020d}"
 
 
-def _entity(letter: NotedDead, number: int) -> dict[str, Any]:
+def _entity(letter: IndexedDeadLetter, number: int) -> dict[str, Any]:
     """The letter; its envelope in as many properties as it takes."""
     data = payload_of_dead(letter.envelope)
     parts = {
@@ -166,7 +171,7 @@ def _entity(letter: NotedDead, number: int) -> dict[str, Any]:
     }
 
 
-def _letter(queue: str, row: Mapping[str, Any]) -> NotedDead:
+def _letter(queue: str, row: Mapping[str, Any]) -> IndexedDeadLetter:
     """The note of a row, damaged or not."""
     number, key = int(row["RowKey"].removeprefix("n-")), _key_in(row.get("key"))
     columns = Columns(row)

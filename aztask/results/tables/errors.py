@@ -3,8 +3,8 @@
 Rules
 1. The service's verdicts are told by their error *code*, never by the HTTP status alone: a missing
    table, a missing row and a missing container are all 404.
-2. A request that may have been carried out although it failed is `Unsure`: whoever asked reads what
-   is there now.
+2. A request that may have been carried out although it failed is `OutcomeUnknown`: the caller reads
+   what is there now.
 
 Source of the codes: the service's documentation, "Table service error codes", "Blob service error
 codes" and "Common REST API error codes"; which of them Azurite 3.35 sends was measured.
@@ -47,7 +47,7 @@ _CHANGED: Final = ("UpdateConditionNotSatisfied", "ConditionNotMet", "TargetCond
 _BUSY: Final = ("ServerBusy", "TooManyRequests", "AccountIsDisabled")
 
 
-class Unsure(Exception):
+class OutcomeUnknown(Exception):
     """The request failed and was perhaps carried out. error: for whoever gives up."""
 
     def __init__(self, error: BrokerUnavailable) -> None:
@@ -55,19 +55,19 @@ class Unsure(Exception):
         self.error = error
 
 
-class Gone(Exception):
+class RowNotFound(Exception):
     """The row or blob is not there."""
 
 
-class There(Exception):
+class AlreadyExists(Exception):
     """The row, table or container is there already."""
 
 
-class Changed(Exception):
+class RowConflict(Exception):
     """Somebody else changed the row meanwhile."""
 
 
-class Busy(Exception):
+class NotExecuted(Exception):
     """Certainly nothing was done, and it may be tried again. error: for whoever gives up."""
 
     def __init__(self, error: BrokerUnavailable) -> None:
@@ -76,9 +76,9 @@ class Busy(Exception):
 
 
 _VERDICTS: Final[tuple[tuple[tuple[str, ...], type[Exception]], ...]] = (
-    (_GONE, Gone),
-    (_THERE, There),
-    (_CHANGED, Changed),
+    (_GONE, RowNotFound),
+    (_THERE, AlreadyExists),
+    (_CHANGED, RowConflict),
 )
 
 
@@ -93,8 +93,8 @@ def verdict(error: AzureError, place: str, role: str) -> Exception:
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, place, role, text)
     if isinstance(error, ServiceRequestError):
-        return Busy(_unavailable(place, text))
-    return Unsure(_unavailable(place, text))
+        return NotExecuted(_unavailable(place, text))
+    return OutcomeUnknown(_unavailable(place, text))
 
 
 def _answered(error: HttpResponseError, place: str, role: str, text: str) -> Exception:
@@ -110,9 +110,9 @@ def _answered(error: HttpResponseError, place: str, role: str, text: str) -> Exc
             f"signature and its expiry, or assign the role {role}"
         )
     if code in _BUSY or status in (429, 503):
-        return Busy(_unavailable(place, text))
+        return NotExecuted(_unavailable(place, text))
     if status >= 500 or status == 408:
-        return Unsure(_unavailable(place, text))
+        return OutcomeUnknown(_unavailable(place, text))
     return BrokerError(f"{place}: {code or status}: {text}")
 
 

@@ -27,8 +27,8 @@ from typing import Any, Final
 from aztask.results.base import RunKey, State
 from aztask.results.damage import Columns, Damaged
 from aztask.results.tables.blobs import Blobs
-from aztask.results.tables.client import Call, Requests
-from aztask.results.tables.errors import Changed
+from aztask.results.tables.client import TableRequests, TimeBudget
+from aztask.results.tables.errors import RowConflict
 from aztask.results.tables.names import (
     SHARDS,
     is_blob_of,
@@ -107,28 +107,28 @@ class EndIndex:
     """The index in one table."""
 
     def __init__(
-        self, requests: Requests, blobs: Blobs, quarantine: Quarantine, clock: Clock
+        self, requests: TableRequests, blobs: Blobs, quarantine: Quarantine, clock: Clock
     ) -> None:
         self._requests = requests
         self._blobs = blobs
         self._quarantine = quarantine
         self._clock = clock
 
-    def note(self, call: Call, run: Run) -> None:
+    def note(self, call: TimeBudget, run: Run) -> None:
         """Have the row there."""
         self._requests.ensure(call, entity_of(run))
 
-    def forget(self, call: Call, run: Run) -> None:
+    def forget(self, call: TimeBudget, run: Run) -> None:
         """Have it gone."""
         entity = entity_of(run)
         self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
 
-    def newest(self, call: Call, states: Iterable[State], limit: int) -> list[Run]:
+    def newest(self, call: TimeBudget, states: Iterable[State], limit: int) -> list[Run]:
         """The runs that ended last in one of these states, the last one first; those that are
         damaged by now as well.
         """
 
-        def page(call: Call, start: str) -> list[dict[str, Any]]:
+        def page(call: TimeBudget, start: str) -> list[dict[str, Any]]:
             return self._requests.query(
                 call,
                 "PartitionKey ge @first and PartitionKey lt @end",
@@ -149,7 +149,7 @@ class EndIndex:
         they are, what one of them finds gone is not counted.
         """
         deleted = 0
-        call = Call()
+        call = TimeBudget()
         ranges = [(shard, state) for shard in range(SHARDS) for state in ENDED]
         random.shuffle(ranges)
         until = time.monotonic() + PURGE_SECONDS
@@ -171,18 +171,20 @@ class EndIndex:
 
     def sweep(self, before: float) -> None:
         """Delete blobs of that age which no row names."""
-        call = Call()
+        call = TimeBudget()
         limit = min(before, self._clock.wall() - SETTLING_SECONDS)
         old = list(self._blobs.older(call, limit))
         self._requests.each(call, self._sweep, old)
 
-    def _sweep(self, call: Call, found: tuple[str, str, str]) -> None:
+    def _sweep(self, call: TimeBudget, found: tuple[str, str, str]) -> None:
         name, partition, row = found
         entity = self._requests.read(call, partition, row)
         if entity is None or name not in (entity.get("body_blob"), entity.get("saved_blob")):
             self._blobs.delete(name)
 
-    def _read(self, call: Call, entry: Entry, select: Sequence[str] | None = None) -> Run | None:
+    def _read(
+        self, call: TimeBudget, entry: Entry, select: Sequence[str] | None = None
+    ) -> Run | None:
         """The run, if it ended as the entry says (see rule 2 for how it may not have), or if that
         cannot be read.
         """
@@ -201,7 +203,7 @@ class EndIndex:
         same = (here["PartitionKey"], here["RowKey"]) == (entry.partition, entry.row)
         return run if same else None
 
-    def _old(self, call: Call, which: tuple[int, State], before: float) -> list[Entry]:
+    def _old(self, call: TimeBudget, which: tuple[int, State], before: float) -> list[Entry]:
         shard, state = which
         start = f"i-{shard}-{state.value}-"
         hour = start + _hours(before)
@@ -223,7 +225,7 @@ class EndIndex:
             )
         return [_entry(row) for row in rows]
 
-    def _clear(self, call: Call, entry: Entry) -> bool:
+    def _clear(self, call: TimeBudget, entry: Entry) -> bool:
         """Delete a run, the note that it was expected, its blob, and its index row."""
         there = False
         run = None if entry.damage else self._read(call, entry, ENDING)
@@ -233,7 +235,7 @@ class EndIndex:
             if run is not None:
                 try:
                     there = self._requests.delete(call, entry.run_partition, entry.run_row, run.tag)
-                except Changed:
+                except RowConflict:
                     return False  # the next purge asks it again
                 self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
             self._blobs.delete(entry.blob)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.names import SHARDS, partition_of, shard_of
 
 AT_ONCE: Final = 64
@@ -15,10 +15,10 @@ PURGE_PAGE: Final = 256
 _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 
 
-class Marks:
+class CancellationMarks:
     """What was cancelled."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: TableRequests) -> None:
         self._requests = requests
 
     def put(self, task_id: str, at: float, *, running: bool) -> None:
@@ -26,32 +26,34 @@ class Marks:
         partition, row = _place(partition_of(task_id))
         mark = {"PartitionKey": partition, "RowKey": row, "at": float(at), "running": running}
         if running:
-            self._requests.put(Call(), mark)
+            self._requests.put(TimeBudget(), mark)
         else:
-            self._requests.ensure(Call(), mark)
+            self._requests.ensure(TimeBudget(), mark)
 
-    def has(self, call: Call, partition: str) -> bool:
+    def has(self, call: TimeBudget, partition: str) -> bool:
         """Whether the task of this partition is marked."""
         return self._requests.read(call, *_place(partition)) is not None
 
-    def page(self, call: Call, shard: int) -> set[str]:
+    def page(self, call: TimeBudget, shard: int) -> set[str]:
         """The first marks of a shard, which nearly always are all or none."""
         return self._page(call, shard, "")
 
-    def among(self, call: Call, partitions: Sequence[str], pages: dict[int, set[str]]) -> set[str]:
+    def among(
+        self, call: TimeBudget, partitions: Sequence[str], pages: dict[int, set[str]]
+    ) -> set[str]:
         """Those that are marked. A shard with more marks than its page shows is asked for each."""
         return self._among(call, partitions, pages, self.has)
 
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
         """Those of these whose runs are to be stopped."""
-        call = Call()
+        call = TimeBudget()
         partitions = [partition_of(each) for each in task_ids]
         shards = sorted(set(map(shard_of, partitions)))
         pages = dict(zip(shards, self._requests.each(call, self._to_stop, shards), strict=True))
         marked = self._among(call, partitions, pages, self._stops)
         return list(itertools.compress(task_ids, (each in marked for each in partitions)))
 
-    def drop(self, call: Call, partition: str) -> None:
+    def drop(self, call: TimeBudget, partition: str) -> None:
         """Forget a task's mark."""
         self._requests.delete(call, *_place(partition))
 
@@ -59,10 +61,10 @@ class Marks:
         """Forget marks that are as old. Where a mark's own time is damaged, its last write counts,
         which the service knows.
         """
-        call = Call()
+        call = TimeBudget()
         written = datetime.fromtimestamp(max(0.0, min(before, _LATEST)), UTC)
 
-        def page(call: Call, shard: int) -> list[dict[str, Any]]:
+        def page(call: TimeBudget, shard: int) -> list[dict[str, Any]]:
             return self._requests.query(
                 call,
                 "PartitionKey eq @marks and ( at lt @before or Timestamp lt @written )",
@@ -80,23 +82,23 @@ class Marks:
 
     def _among(
         self,
-        call: Call,
+        call: TimeBudget,
         partitions: Sequence[str],
         pages: dict[int, set[str]],
-        has: Callable[[Call, str], bool],
+        has: Callable[[TimeBudget, str], bool],
     ) -> set[str]:
         unsure = [each for each in partitions if len(pages[shard_of(each)]) == AT_ONCE]
         seen = self._requests.each(call, has, unsure)
         return set().union(*pages.values(), itertools.compress(unsure, seen))
 
-    def _to_stop(self, call: Call, shard: int) -> set[str]:
+    def _to_stop(self, call: TimeBudget, shard: int) -> set[str]:
         return self._page(call, shard, " and running eq true")
 
-    def _stops(self, call: Call, partition: str) -> bool:
+    def _stops(self, call: TimeBudget, partition: str) -> bool:
         mark = self._requests.read(call, *_place(partition))
         return mark is not None and bool(mark.get("running"))
 
-    def _page(self, call: Call, shard: int, condition: str) -> set[str]:
+    def _page(self, call: TimeBudget, shard: int, condition: str) -> set[str]:
         text = f"PartitionKey eq @marks{condition}"
         marks = {"marks": _marks_of(shard)}
         rows = self._requests.query(call, text, marks, AT_ONCE, ("RowKey",))

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from aztask.errors import BrokerError, BrokerUnavailable
 from aztask.results.damage import KEPT, Columns, Damaged
-from aztask.results.tables.client import Call, Requests
-from aztask.results.tables.errors import Changed
+from aztask.results.tables.client import TableRequests, TimeBudget
+from aztask.results.tables.errors import RowConflict
 from aztask.results.tables.names import is_run
 from aztask.results.tables.rows import DAMAGE, Run, plain, run_of
 from aztask.support.clock import Clock
@@ -33,11 +33,11 @@ PURGE_PAGE: Final = 200
 class Quarantine:
     """The damaged rows of one table. Any thread may call."""
 
-    def __init__(self, requests: Requests, clock: Clock) -> None:
+    def __init__(self, requests: TableRequests, clock: Clock) -> None:
         self._requests = requests
         self._clock = clock
 
-    def note(self, call: Call, run: Run, reason: str) -> None:
+    def note(self, call: TimeBudget, run: Run, reason: str) -> None:
         """Put a damaged row into quarantine, and log it the first time."""
         partition, row = run.place
         entity = {
@@ -57,13 +57,13 @@ class Quarantine:
         further property the damage is found anew each time.
         """
         try:
-            self._requests.merge(Call(), mark, run.tag)  # a refusal ends no other request
+            self._requests.merge(TimeBudget(), mark, run.tag)  # a refusal ends no other request
         except BrokerUnavailable:
             raise
         except BrokerError as error:
             logger.info("a damaged row is not marked: %s", error)
 
-    def runs(self, call: Call, limit: int) -> list[Run]:
+    def runs(self, call: TimeBudget, limit: int) -> list[Run]:
         """The runs in quarantine, those that were found last first."""
         entities = self._requests.query(
             call, "PartitionKey eq @quarantine", {"quarantine": PARTITION}, PAGE
@@ -72,7 +72,7 @@ class Quarantine:
         runs = self._requests.each(call, self._read, found)
         return [run for run in runs if run is not None]
 
-    def forget(self, call: Call, run: Run) -> None:
+    def forget(self, call: TimeBudget, run: Run) -> None:
         """Its row is deleted."""
         self._requests.delete(call, PARTITION, _row_of(run))
 
@@ -81,7 +81,7 @@ class Quarantine:
 
         If the process dies in between, the next purge goes on with the row that names it.
         """
-        call = Call()
+        call = TimeBudget()
         entities = self._requests.query(
             call,
             "PartitionKey eq @quarantine and at lt @before",
@@ -90,18 +90,18 @@ class Quarantine:
         )
         return sum(self._requests.each(call, self._clear, entities))
 
-    def _clear(self, call: Call, entity: Mapping[str, Any]) -> bool:
+    def _clear(self, call: TimeBudget, entity: Mapping[str, Any]) -> bool:
         entry, there = _entry(entity), False
         run = None if entry is None else self._read(call, entry)
         if run is not None:
             try:
                 there = self._requests.delete(call, *run.place, run.tag)
-            except Changed:
+            except RowConflict:
                 return False  # somebody repairs it
         self._requests.delete(call, PARTITION, entity["RowKey"])
         return there
 
-    def _read(self, call: Call, entry: tuple[float, str, str]) -> Run | None:
+    def _read(self, call: TimeBudget, entry: tuple[float, str, str]) -> Run | None:
         """The row, if it is still damaged."""
         _, partition, row = entry
         entity = self._requests.read(call, partition, row)

@@ -1,8 +1,9 @@
 """The rows of runs: who owns one, and how it ended. Every change is compare-and-set by ETag.
 
-What a change does is decided from the row as it is: `Step` is the answer, and the row to be written
-if there is one. When the row was changed meanwhile, or the answer to the write was lost, the row is
-read and the same question asked again. So the decisions below say what a second look finds, too.
+What a change does is decided from the row as it is: `RowUpdate` is the answer, and the row to be
+written if there is one. When the row was changed meanwhile, or the answer to the write was lost,
+the row is read and the same question asked again. So the decisions below say what a second look
+finds, too.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from aztask.results.base import (
-    Elsewhere,
     Finish,
     Outcome,
     Owned,
+    OwnedElsewhere,
     Recorded,
     RunKey,
     RunRecord,
@@ -28,8 +29,8 @@ from aztask.results.base import (
 )
 from aztask.results.damage import Damaged, check_position
 from aztask.results.tables.blobs import Blobs, missing
-from aztask.results.tables.client import Call, Requests
-from aztask.results.tables.errors import Gone, Unsure
+from aztask.results.tables.client import TableRequests, TimeBudget
+from aztask.results.tables.errors import OutcomeUnknown, RowNotFound
 from aztask.results.tables.index import EndIndex
 from aztask.results.tables.names import partition_of, row_of
 from aztask.results.tables.quarantine import Quarantine
@@ -43,7 +44,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[Answer]):
+class RowUpdate(Generic[Answer]):
     """What a look at a row leads to. row: what is to be written first, None for nothing."""
 
     answer: Answer
@@ -51,7 +52,7 @@ class Step(Generic[Answer]):
 
 
 @dataclass(frozen=True, slots=True)
-class Changed(Generic[Answer]):
+class ChangedRow(Generic[Answer]):
     """The answer, the row as it is now, and as it was before the write."""
 
     answer: Answer
@@ -63,7 +64,7 @@ class Runs:
     """The runs of one store. Any thread may call."""
 
     def __init__(
-        self, requests: Requests, blobs: Blobs, index: EndIndex, quarantine: Quarantine
+        self, requests: TableRequests, blobs: Blobs, index: EndIndex, quarantine: Quarantine
     ) -> None:
         self._requests = requests
         self._blobs = blobs
@@ -72,27 +73,27 @@ class Runs:
         self._known: OrderedDict[tuple[RunKey, str], Run] = OrderedDict()
         self._lock = Lock()
 
-    def start(self, call: Call, start: Start) -> StartAnswer:
+    def start(self, call: TimeBudget, start: Start) -> StartAnswer:
         """Insert the row; if there is one, what it says decides.
 
         Crash window: a process that dies here leaves a row whose owner is gone, as one does that
         dies while the task runs; the redelivery takes it over.
         """
 
-        def decide(run: Run | None) -> Step[StartAnswer]:
+        def decide(run: Run | None) -> RowUpdate[StartAnswer]:
             if run is None:
-                return Step(Owned(1), new_run(start))
+                return RowUpdate(Owned(1), new_run(start))
             if run.damage:
-                return Step(Unreadable(run.damage))
+                return RowUpdate(Unreadable(run.damage))
             outcome = run.outcome(None)
             if outcome is not None and not outcome.again:
-                return Step(Recorded(outcome))
+                return RowUpdate(Recorded(outcome))
             counted = Owned(run.starts, None, run.failures, run.snoozes)
             if run.owner == start.owner:
-                return Step(counted)
+                return RowUpdate(counted)
             if run.owner and run.position != start.position:
-                return Step(_elsewhere(run, start))
-            return Step(replace(counted, starts=run.starts + 1), run.started(start))
+                return RowUpdate(_elsewhere(run, start))
+            return RowUpdate(replace(counted, starts=run.starts + 1), run.started(start))
 
         done = self._change(call, start.key, None, decide)
         if done.row is None:
@@ -109,7 +110,7 @@ class Runs:
             self._blobs.delete(done.before.body_blob)
         return replace(done.answer, saved=self._saved(call, done.row))
 
-    def record(self, call: Call, finish: Finish) -> bool:
+    def record(self, call: TimeBudget, finish: Finish) -> bool:
         """Blob, row, index row, in this order.
 
         If the process dies after the first, a purge finds the blob; after the second, the message
@@ -120,12 +121,12 @@ class Runs:
             return False
         body, blob = self._blobs.place_of(call, finish.key, pack(finish.outcome))
 
-        def decide(run: Run | None) -> Step[bool]:
+        def decide(run: Run | None) -> RowUpdate[bool]:
             if run is None or run.owner != finish.owner:
-                return Step(False)
+                return RowUpdate(False)
             if run.state is not State.STARTED:
-                return Step(True)  # recorded before: that stands
-            return Step(True, run.finished(finish.outcome, body, blob))
+                return RowUpdate(True)  # recorded before: that stands
+            return RowUpdate(True, run.finished(finish.outcome, body, blob))
 
         done = self._change(call, finish.key, known, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
@@ -137,7 +138,7 @@ class Runs:
                 self._blobs.delete(done.before.saved_blob)
         return done.answer
 
-    def bury(self, call: Call, record: RunRecord) -> bool:
+    def bury(self, call: TimeBudget, record: RunRecord) -> bool:
         """The index row first: once the row says how the run ended, nobody comes back to it.
 
         If the process dies in between, the index names a run that ends with the next look.
@@ -155,13 +156,13 @@ class Runs:
             base = run or Run(record.key, record.task, record.queue)
             return replace(base.finished(outcome, body, blob), owner="")
 
-        def decide(run: Run | None) -> Step[bool]:
+        def decide(run: Run | None) -> RowUpdate[bool]:
             if run is not None and run.damage:
-                return Step(False)
+                return RowUpdate(False)
             if run is None or not run.ended:
-                return Step(True, buried(run))
+                return RowUpdate(True, buried(run))
             # it had not ended at the first look: by us, if the answer to our write was lost
-            return Step(not run.owner and (run.ended_at, run.body_blob) == (outcome.at, blob))
+            return RowUpdate(not run.owner and (run.ended_at, run.body_blob) == (outcome.at, blob))
 
         self._index.note(call, buried(known))
         done = self._change(call, record.key, known, decide)
@@ -169,7 +170,7 @@ class Runs:
             self._blobs.delete(blob)
         return done.answer
 
-    def save(self, call: Call, key: RunKey, owner: str, state: bytes) -> bool:
+    def save(self, call: TimeBudget, key: RunKey, owner: str, state: bytes) -> bool:
         """Keep a checkpoint. If the process dies before the row is written, the former checkpoint
         stands, and a purge finds the blob of the new one.
         """
@@ -178,12 +179,12 @@ class Runs:
             return False
         data, blob = self._blobs.place_of(call, key, state)
 
-        def decide(run: Run | None) -> Step[bool]:
+        def decide(run: Run | None) -> RowUpdate[bool]:
             if run is None or run.owner != owner or run.state is not State.STARTED:
-                return Step(False)
+                return RowUpdate(False)
             if (run.saved, run.saved_blob) == (data, blob):
-                return Step(True)
-            return Step(True, replace(run, saved=data, saved_blob=blob))
+                return RowUpdate(True)
+            return RowUpdate(True, replace(run, saved=data, saved_blob=blob))
 
         done = self._change(call, key, known, decide)
         if not done.answer:
@@ -194,30 +195,30 @@ class Runs:
                 self._blobs.delete(known.saved_blob)
         return done.answer
 
-    def disown(self, call: Call, which: tuple[RunKey, str]) -> None:
+    def disown(self, call: TimeBudget, which: tuple[RunKey, str]) -> None:
         """Give a run back; its start is not counted."""
         key, owner = which
 
-        def decide(run: Run | None) -> Step[None]:
+        def decide(run: Run | None) -> RowUpdate[None]:
             if run is None or run.owner != owner or run.state is not State.STARTED:
-                return Step(None)
-            return Step(None, replace(run, owner="", starts=run.starts - 1))
+                return RowUpdate(None)
+            return RowUpdate(None, replace(run, owner="", starts=run.starts - 1))
 
         known = self._take(key, owner) or self.read(call, key)
         if known is not None:
             self._change(call, key, known, decide)
 
-    def expect(self, call: Call, record: RunRecord) -> None:
+    def expect(self, call: TimeBudget, record: RunRecord) -> None:
         """Note that a run is to come, in a row of its own: a start needs no look at it."""
         self._requests.ensure(call, expected(record))
 
-    def read(self, call: Call, key: RunKey) -> Run | None:
+    def read(self, call: TimeBudget, key: RunKey) -> Run | None:
         """The run's row. A damaged one has no owner and has not ended."""
         partition, row = partition_of(key.task_id), row_of(key)
         entity = self._requests.read(call, partition, row)
         return None if entity is None else replace(run_of(entity, partition, row), key=key)
 
-    def whole(self, call: Call, run: Run) -> RunRecord:
+    def whole(self, call: TimeBudget, run: Run) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
         if run.damage:
             return run.record(None)
@@ -225,14 +226,14 @@ class Runs:
             return run.record(self._body(call, run))
         except Damaged as damage:
             return run.record(None, damage.reason)
-        except Gone:
+        except RowNotFound:
             pass
         now = self.read(call, run.key)  # another outcome may have come, and this one's blob gone
         if now is None or now.body_blob == run.body_blob:
             return run.record(None, missing(run.body_blob))
         return self.whole(call, now)
 
-    def _body(self, call: Call, run: Run) -> bytes | None:
+    def _body(self, call: TimeBudget, run: Run) -> bytes | None:
         """What may be long of its outcome. Raises Gone where its blob is missing."""
         return self._blobs.load(call, run.body, run.body_blob)
 
@@ -240,40 +241,40 @@ class Runs:
 
     def _change(
         self,
-        call: Call,
+        call: TimeBudget,
         key: RunKey,
         run: Run | None,
-        decide: Callable[[Run | None], Step[Answer]],
-    ) -> Changed[Answer]:
+        decide: Callable[[Run | None], RowUpdate[Answer]],
+    ) -> ChangedRow[Answer]:
         """Look and write until nobody comes between. run: as it was last seen, None for absent."""
         for _ in range(TRIES):
             step = decide(run)
             if step.row is None:
-                return Changed(step.answer, run, run)
+                return ChangedRow(step.answer, run, run)
             entity = entity_of(step.row)
             try:
                 if run is None:
                     tag = self._requests.insert(call, entity)
                 else:
                     tag = self._requests.replace(call, entity, run.tag)
-            except Unsure:
+            except OutcomeUnknown:
                 tag = None
             if tag is not None:
-                return Changed(step.answer, replace(step.row, tag=tag), run)
+                return ChangedRow(step.answer, replace(step.row, tag=tag), run)
             run = self.read(call, key)
         raise call.unavailable(f"the row of task {key.task_id}")
 
-    def _outcome(self, call: Call, run: Run) -> Outcome | None:
+    def _outcome(self, call: TimeBudget, run: Run) -> Outcome | None:
         """The whole outcome; None where its blob is missing or damaged, and the row must do."""
         try:
             return run.outcome(self._body(call, run))
-        except (Gone, Damaged):
+        except (RowNotFound, Damaged):
             return None
 
-    def _saved(self, call: Call, run: Run) -> bytes | None:
+    def _saved(self, call: TimeBudget, run: Run) -> bytes | None:
         try:
             return self._blobs.load(call, run.saved, run.saved_blob)
-        except Gone:
+        except RowNotFound:
             return None  # somebody deleted it: the task begins anew
 
     def _remember(self, run: Run) -> None:
@@ -289,10 +290,10 @@ class Runs:
             return self._known.pop((key, owner), None)
 
 
-def _elsewhere(run: Run, start: Start) -> Elsewhere | Unreadable:
+def _elsewhere(run: Run, start: Start) -> OwnedElsewhere | Unreadable:
     """Another copy's, unless what is in the row cannot be the position of any copy."""
     try:
         check_position(run.position, start.position)
     except Damaged as damage:
         return Unreadable(damage.reason)
-    return Elsewhere()
+    return OwnedElsewhere()

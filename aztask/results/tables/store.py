@@ -39,10 +39,10 @@ from aztask.results.base import (
 )
 from aztask.results.deadindex import DeadIndex
 from aztask.results.tables.blobs import Blobs
-from aztask.results.tables.client import Call, Requests
+from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.dead import TablesDeadIndex
 from aztask.results.tables.index import ENDED, EndIndex
-from aztask.results.tables.marks import Marks
+from aztask.results.tables.marks import CancellationMarks
 from aztask.results.tables.names import (
     FIRST_RUN,
     LAST_RUN,
@@ -92,12 +92,12 @@ class TablesResults:
     ) -> None:
         """Connects with the first call. Raises ConfigurationError without a credential."""
         self.address = address
-        self._requests = Requests(address, table, credential)
+        self._requests = TableRequests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
         self._quarantine = Quarantine(self._requests, clock)
         self._index = EndIndex(self._requests, self._blobs, self._quarantine, clock)
         self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine)
-        self._marks = Marks(self._requests)
+        self._marks = CancellationMarks(self._requests)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
@@ -109,14 +109,14 @@ class TablesResults:
 
     def create(self) -> list[str]:
         """See `Provisioned.create`."""
-        self._requests.create(Call())
-        self._blobs.create(Call())
+        self._requests.create(TimeBudget())
+        self._blobs.create(TimeBudget())
         return [self._requests.place, self._blobs.place]
 
     def check(self) -> None:
         """See `Provisioned.check`."""
-        self._requests.read(Call(), WORKERS, "-")
-        self._blobs.check(Call())
+        self._requests.read(TimeBudget(), WORKERS, "-")
+        self._blobs.check(TimeBudget())
 
     # -- what workers and senders do ---------------------------------------------------------
 
@@ -125,7 +125,7 @@ class TablesResults:
         return [answer for batch in _batches(starts) for answer in self._start(batch)]
 
     def _start(self, starts: Sequence[Start]) -> list[StartAnswer]:
-        call = Call()
+        call = TimeBudget()
         partitions = [partition_of(each.key.task_id) for each in starts]
         shards = sorted({shard_of(each) for each in partitions})
         work = [*(self._page_of_marks(shard) for shard in shards), *map(self._starting, starts)]
@@ -140,10 +140,10 @@ class TablesResults:
             for answer, partition in zip(answers, partitions, strict=True)
         ]
 
-    def _starting(self, start: Start) -> Callable[[Call], StartAnswer]:
+    def _starting(self, start: Start) -> Callable[[TimeBudget], StartAnswer]:
         return lambda call: self._runs.start(call, start)
 
-    def _page_of_marks(self, shard: int) -> Callable[[Call], set[str]]:
+    def _page_of_marks(self, shard: int) -> Callable[[TimeBudget], set[str]]:
         return lambda call: self._marks.page(call, shard)
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
@@ -156,7 +156,7 @@ class TablesResults:
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
         """Keep a checkpoint, by compare-and-set."""
-        return self._runs.save(Call(), key, owner, state)
+        return self._runs.save(TimeBudget(), key, owner, state)
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
         """Give runs back; their start is not counted."""
@@ -166,15 +166,17 @@ class TablesResults:
         """Note runs that are sent and not started."""
         self._each(self._runs.expect, list(runs))
 
-    def _each(self, work: Callable[[Call, Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    def _each(
+        self, work: Callable[[TimeBudget, Item], Answer], items: Sequence[Item]
+    ) -> list[Answer]:
         call = self._requests.each
-        return [answer for batch in _batches(items) for answer in call(Call(), work, batch)]
+        return [answer for batch in _batches(items) for answer in call(TimeBudget(), work, batch)]
 
     # -- what is known of a task -------------------------------------------------------------
 
     def get(self, task_id: str) -> RunRecord | None:
         """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
-        call = Call()
+        call = TimeBudget()
         records = self._records(call, task_id, 2)  # the latest run, and that it was expected
         record = records[0] if records else None
         waits = record is None or record.state in _WAITING
@@ -185,9 +187,9 @@ class TablesResults:
 
     def history(self, task_id: str) -> list[RunRecord]:
         """All runs of a task, oldest first."""
-        return self._records(Call(), task_id, RUNS_OF_A_TASK)[::-1]
+        return self._records(TimeBudget(), task_id, RUNS_OF_A_TASK)[::-1]
 
-    def _records(self, call: Call, task_id: str, limit: int) -> list[RunRecord]:
+    def _records(self, call: TimeBudget, task_id: str, limit: int) -> list[RunRecord]:
         """Newest first, of up to `limit` rows."""
         partition = partition_of(task_id)
         values = {"task": partition, "first": FIRST_RUN, "last": LAST_RUN}
@@ -205,7 +207,7 @@ class TablesResults:
             records[record.key] = record  # the run comes after the note that it is expected
         return list(records.values())
 
-    def _rows(self, call: Call, task_id: str) -> list[dict[str, Any]]:
+    def _rows(self, call: TimeBudget, task_id: str) -> list[dict[str, Any]]:
         partition = {"task": partition_of(task_id)}
         return self._requests.query(call, "PartitionKey eq @task", partition, RUNS_OF_A_TASK)
 
@@ -219,7 +221,7 @@ class TablesResults:
                 f"results in Azure Tables list runs that have ended, not those that are {state}; "
                 "see aztask running for what runs, aztask queues for what waits, or ask by id"
             )
-        call = Call()
+        call = TimeBudget()
         runs: list[Run] = []
         if state is not State.UNREADABLE:
             runs += self._index.newest(call, ENDED if state is None else (state,), limit)
@@ -246,7 +248,7 @@ class TablesResults:
         If the process dies in between, forget it again; purges find the rest, but for a row whose
         index row is gone.
         """
-        call = Call()
+        call = TimeBudget()
         partition = partition_of(task_id)
         self._marks.drop(call, partition)
         entities = self._rows(call, task_id)
@@ -272,20 +274,20 @@ class TablesResults:
 
     def heartbeat(self, worker: WorkerRecord) -> None:
         """Note that a worker lives; once an hour forget those that have been silent for a day."""
-        self._requests.put(Call(), worker_entity(worker))
+        self._requests.put(TimeBudget(), worker_entity(worker))
         if self._clock.monotonic() >= self._forget_at:
             self._forget_at = self._clock.monotonic() + SWEEP_SECONDS
-            call = Call()
+            call = TimeBudget()
             for entity in self._worker_rows(call):
                 if _seen_at(entity) < worker.seen_at - WORKER_FORGOTTEN_SECONDS:
                     self._requests.delete(call, WORKERS, entity["RowKey"])
 
     def workers(self) -> list[WorkerRecord]:
         """The workers that are known, newest sign of life first, damaged rows last."""
-        found = [worker_of(entity) for entity in self._worker_rows(Call())]
+        found = [worker_of(entity) for entity in self._worker_rows(TimeBudget())]
         return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
-    def _worker_rows(self, call: Call) -> list[dict[str, Any]]:
+    def _worker_rows(self, call: TimeBudget) -> list[dict[str, Any]]:
         workers = {"workers": WORKERS}
         return self._requests.query(call, "PartitionKey eq @workers", workers, RUNS_OF_A_TASK)
 

@@ -38,7 +38,7 @@ LEASE: Final = "lease"
 
 
 @dataclass(slots=True)
-class TaskSeen:
+class TaskEvidence:
     """One task's deliveries on one queue, by bin of seconds.
 
     held: let go of when they were done. cut: when their lease was lost. run: how long runs took.
@@ -48,7 +48,7 @@ class TaskSeen:
     cut: Counter[int] = field(default_factory=Counter)
     run: Counter[int] = field(default_factory=Counter)
 
-    def add(self, other: TaskSeen) -> None:
+    def add(self, other: TaskEvidence) -> None:
         """Count the other's too."""
         self.held += other.held
         self.cut += other.cut
@@ -66,7 +66,7 @@ class TaskSeen:
 
 
 @dataclass(slots=True)
-class QueueSeen:
+class QueueEvidence:
     """One queue's deliveries.
 
     lease_seconds: what the newest run was started under, None if unknown. tasks: by name. lost,
@@ -75,13 +75,13 @@ class QueueSeen:
 
     queue: str
     lease_seconds: float | None = None
-    tasks: dict[str, TaskSeen] = field(default_factory=dict)
+    tasks: dict[str, TaskEvidence] = field(default_factory=dict)
     lost: Counter[int] = field(default_factory=Counter)
     failed: Counter[int] = field(default_factory=Counter)
 
-    def all_tasks(self) -> TaskSeen:
+    def all_tasks(self) -> TaskEvidence:
         """All of them together."""
-        total = TaskSeen()
+        total = TaskEvidence()
         for seen in self.tasks.values():
             total.add(seen)
         return total
@@ -104,7 +104,7 @@ class QueueSeen:
         return replace(evidence, cut_off=max(evidence.cut_off, losses - evidence.losses))
 
 
-def observe(events: DataFrame) -> dict[str, QueueSeen]:
+def observe(events: DataFrame) -> dict[str, QueueEvidence]:
     """What happened on each queue, by its name. Runs a job.
 
     events: as `aztask.spark.read_events` gives them, each one once.
@@ -121,13 +121,13 @@ def observe(events: DataFrame) -> dict[str, QueueSeen]:
     return gathered(row.asDict(recursive=True) for row in rows.toLocalIterator())
 
 
-def gathered(rows: Iterable[Mapping[str, Any]]) -> dict[str, QueueSeen]:
+def gathered(rows: Iterable[Mapping[str, Any]]) -> dict[str, QueueEvidence]:
     """Rows of (queue, task, kind, bin, count, newest) by queue."""
-    found: dict[str, QueueSeen] = {}
+    found: dict[str, QueueEvidence] = {}
     newest: dict[str, float] = {}
     for row in rows:
         queue, kind, number, count = row["queue"], row["kind"], int(row["bin"]), int(row["count"])
-        seen = found.setdefault(queue, QueueSeen(queue))
+        seen = found.setdefault(queue, QueueEvidence(queue))
         if kind == LEASE:
             if row["newest"]["ts"] >= newest.get(queue, float("-inf")):
                 newest[queue] = row["newest"]["ts"]
@@ -137,7 +137,7 @@ def gathered(rows: Iterable[Mapping[str, Any]]) -> dict[str, QueueSeen]:
         elif kind == FAILED:
             seen.failed[number] += count
         else:
-            task = seen.tasks.setdefault(row["task"], TaskSeen())
+            task = seen.tasks.setdefault(row["task"], TaskEvidence())
             {HELD: task.held, CUT: task.cut, RUN: task.run}[kind][number] += count
     return dict(sorted(found.items()))
 

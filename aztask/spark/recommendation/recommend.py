@@ -18,14 +18,14 @@ from pyspark.sql import DataFrame
 from aztask.adaptive.document import LeaseDocument, LeaseStore, publish_advice
 from aztask.errors import AztaskError
 from aztask.lease.bounds import Bounds
-from aztask.spark.recommendation.evidence import QueueSeen, observe
+from aztask.spark.recommendation.evidence import QueueEvidence, observe
 from aztask.spark.recommendation.recommendation import Recommendation, recommended
 
 TRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Publication:
     """What a publication did. revision: of the document now. queues: whose advice changed."""
 
     recommendations: tuple[Recommendation, ...]
@@ -57,7 +57,7 @@ def publish(
     bounds: Bounds = Bounds(),
     queues: Sequence[str] = (),
     at: float | None = None,
-) -> Published:
+) -> Publication:
     """`recommend` against the document in `store`, and publish the leases that change.
 
     A document of another writer is never overwritten: it is read, and decided upon again; after
@@ -68,7 +68,7 @@ def publish(
 
 
 def decided(
-    seen: Mapping[str, QueueSeen],
+    seen: Mapping[str, QueueEvidence],
     published: LeaseDocument,
     bounds: Bounds,
     *,
@@ -85,22 +85,22 @@ def decided(
 
 
 def publish_seen(
-    seen: Mapping[str, QueueSeen],
+    seen: Mapping[str, QueueEvidence],
     store: LeaseStore,
     *,
     bounds: Bounds = Bounds(),
     queues: Sequence[str] = (),
     at: float | None = None,
-) -> Published:
+) -> Publication:
     """`publish`, for what was seen already."""
     for _ in range(TRIES):
         stored = store.load()
         found = decided(seen, stored.document, bounds, queues=queues, at=at)
         changed = {each.queue: each.advice for each in found if _says_more(each)}
         if not changed:
-            return Published(found, stored.document.revision, ())
+            return Publication(found, stored.document.revision, ())
         if publish_advice(store, changed, stored):
-            return Published(found, stored.document.revision + 1, tuple(changed))
+            return Publication(found, stored.document.revision + 1, tuple(changed))
     raise AztaskError(
         f"nothing was published: {TRIES} times another writer published first; try again"
     )

@@ -23,7 +23,7 @@ from typing import Any, Final
 from aztask.adaptive.advice import Advice, Evidence, decide
 from aztask.lease.bounds import Bounds
 from aztask.lease.state import RENEW_AT
-from aztask.spark.recommendation.evidence import QueueSeen, TaskSeen
+from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence
 
 PREFETCH_SECONDS: Final = 0.25
 """As the worker's own choice without --prefetch."""
@@ -78,7 +78,7 @@ class Recommendation:
 
 
 def recommended(
-    seen: QueueSeen, published: Advice | None, bounds: Bounds, *, at: float
+    seen: QueueEvidence, published: Advice | None, bounds: Bounds, *, at: float
 ) -> Recommendation:
     """What follows from what was seen of a queue.
 
@@ -134,7 +134,7 @@ def prefetch_of(
     )
 
 
-def split_of(seen: QueueSeen, bounds: Bounds) -> tuple[tuple[DurationClass, ...], str]:
+def split_of(seen: QueueEvidence, bounds: Bounds) -> tuple[tuple[DurationClass, ...], str]:
     """(classes of duration, why); see rule 3."""
     known = [
         (runs.p50_seconds, task)
@@ -167,12 +167,12 @@ def split_of(seen: QueueSeen, bounds: Bounds) -> tuple[tuple[DurationClass, ...]
     )
 
 
-def _class(seen: QueueSeen, name: str, tasks: Sequence[str], bounds: Bounds) -> DurationClass:
-    total = TaskSeen()
+def _class(seen: QueueEvidence, name: str, tasks: Sequence[str], bounds: Bounds) -> DurationClass:
+    total = TaskEvidence()
     for task in tasks:
         total.add(seen.tasks[task])
     runs = total.runs()
-    part = QueueSeen(name, None, {"": total})
+    part = QueueEvidence(name, None, {"": total})
     advice = decide(
         part.evidence(None), None, Bounds(bounds.least, bounds.most, 1), source="pipeline"
     )

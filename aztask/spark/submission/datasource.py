@@ -45,7 +45,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class CommitMessage(WriterCommitMessage):
     """What one Spark task sent."""
 
     report: PartitionReport
@@ -104,9 +104,9 @@ class Writer(DataSourceArrowWriter):
     def __init__(self, plan: Submission) -> None:
         self._plan = plan
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """Called on executors, once for each partition and attempt."""
-        return Written(send_partition(self._plan, iterator, partition=partition_number()))
+        return CommitMessage(send_partition(self._plan, iterator, partition=partition_number()))
 
     def commit(self, messages: Sequence[Any]) -> None:
         """Called on the driver at the end: the numbers must add up, or the job fails."""
@@ -119,7 +119,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, plan: Submission) -> None:
         self._plan = plan
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """Called on executors, once for each partition and attempt of a batch."""
         context = TaskContext.get()
         query = context.getLocalProperty(QUERY_PROPERTY) if context else None
@@ -130,7 +130,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "a key that is unique in the whole stream"
             )
         plan = self._plan.in_batch(query or "", batch)
-        return Written(send_partition(plan, iterator, partition=partition_number()))
+        return CommitMessage(send_partition(plan, iterator, partition=partition_number()))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Called on the driver after each batch.
@@ -146,7 +146,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def check_messages(plan: Submission, messages: Sequence[Any]) -> None:
     """Raise SubmitFailed unless every partition told of its rows and all of them were sent."""
-    silent = sum(not isinstance(each, Written) for each in messages)
+    silent = sum(not isinstance(each, CommitMessage) for each in messages)
     if silent:
         raise SubmitFailed(
             f"{silent} of {len(messages)} partitions did not say what they sent; write again under "

@@ -46,7 +46,7 @@ class Pace:
         self._sleep(self._paid_until - now)
 
 
-class Patience:
+class Backoff:
     """The pauses between attempts, until `seconds` have passed without a success."""
 
     def __init__(

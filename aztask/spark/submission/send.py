@@ -41,7 +41,7 @@ from aztask.events.sink import Event, EventKind
 from aztask.message.envelope import Envelope
 from aztask.message.template import Template
 from aztask.spark.submission.ids import id_maker
-from aztask.spark.submission.pace import Pace, Patience
+from aztask.spark.submission.pace import Backoff, Pace
 from aztask.spark.submission.submission import Submission
 from aztask.spark.submission.values import readable
 from aztask.support.display import one_line, safe_str, short_repr
@@ -131,13 +131,13 @@ class _Partition:
         app: App,
         partition: int,
         pace: Pace,
-        patience: Patience | None = None,
+        patience: Backoff | None = None,
     ) -> None:
         self._submission = submission
         self._app = app
         self._partition = partition
         self._pace = pace
-        self._patience = patience or Patience(submission.patience)
+        self._patience = patience or Backoff(submission.patience)
         self._queue = submission.queue or app.settings.default_queue
         expires = submission.expires
         self._template = Template(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aztask.results.deadindex import DeadIndex, NotedDead
+from aztask.results.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.settlement import DeadLetter
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.work import WorkItem
@@ -19,7 +19,7 @@ def note_dead(index: DeadIndex | None, items: Sequence[WorkItem], now: float) ->
     if index is None:
         return
     letters = [
-        NotedDead(
+        IndexedDeadLetter(
             item.queue,
             item.delivery.envelope,
             item.settlement.reason,

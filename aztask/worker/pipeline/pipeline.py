@@ -38,7 +38,7 @@ from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
-from aztask.worker.pipeline.settling import Settling
+from aztask.worker.pipeline.settling import Settler
 from aztask.worker.pipeline.verdict import Verdicts
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
@@ -62,7 +62,7 @@ class Pipeline:
         self._redelivery = Redelivery(app, keeper, clock)
         self._pointers = Pointers(app, keeper, self._redelivery)
         self.verdicts = Verdicts(app, self._redelivery, clock)
-        self._settling = Settling(
+        self._settling = Settler(
             keeper,
             self._redelivery,
             self._pointers,

@@ -20,7 +20,7 @@ from aztask.settlement import DeadLetter
 from aztask.support.display import safe_str
 from aztask.worker.pipeline.isolation import UNDONE
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.settling import Settling
+from aztask.worker.pipeline.settling import Settler
 from aztask.worker.pipeline.work import WorkItem, message_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Refusals:
     def __init__(
         self,
         redelivery: Redelivery,
-        settling: Settling,
+        settling: Settler,
         results: ResultStore | None,
         *,
         name: str,

@@ -32,17 +32,17 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedSettlement:
     """Settling this delivery raised an error that no outage explains."""
 
     error: Exception
 
 
-Answer: TypeAlias = Settled | Lost | Unknown | Refused
+Answer: TypeAlias = Settled | Lost | Unknown | RefusedSettlement
 Answers: TypeAlias = list[tuple[WorkItem, Answer]]
 
 
-class Settling:
+class Settler:
     """Settles items and books the answers on their leases. Any thread may call."""
 
     def __init__(
@@ -95,10 +95,12 @@ class Settling:
         """
         refused = []
         self._keeper.book(
-            (item.lease, answer) for item, answer in answers if not isinstance(answer, Refused)
+            (item.lease, answer)
+            for item, answer in answers
+            if not isinstance(answer, RefusedSettlement)
         )
         for item, answer in answers:
-            if isinstance(answer, Refused):
+            if isinstance(answer, RefusedSettlement):
                 self.undo([item])
                 refused.append((item, answer.error))
             elif isinstance(answer, Unknown):
@@ -137,7 +139,7 @@ class Settling:
         def refused(item: WorkItem, error: Exception) -> None:
             # settled in the batch that raised because of another one
             done = isinstance(error, AlreadySettled)
-            answers[item] = Settled() if done else Refused(error)
+            answers[item] = Settled() if done else RefusedSettlement(error)
 
         isolated(
             group,

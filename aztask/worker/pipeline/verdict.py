@@ -12,8 +12,8 @@ from typing import Final
 from aztask.app import App
 from aztask.results.base import (
     Cancelled,
-    Elsewhere,
     Outcome,
+    OwnedElsewhere,
     Recorded,
     StartAnswer,
     State,
@@ -61,7 +61,7 @@ class Verdicts:
         if isinstance(answer, Recorded):
             outcome = answer.outcome
             item.decide(outcome.settlement, outcome, recorded=True, repeated=True)
-        elif isinstance(answer, Elsewhere):
+        elif isinstance(answer, OwnedElsewhere):
             item.decide(Complete())
         elif isinstance(answer, Unreadable):
             # it may have ended, so it is not run; as a dead letter nothing of it is lost

@@ -25,7 +25,7 @@ from aztask.hooks import WorkerInfo
 from aztask.loading import load_app
 from aztask.worker.logs import configure
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.interrupt import Slot
+from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.packets import Packets
 from aztask.worker.pool.runner import Runner
 
@@ -80,7 +80,7 @@ class Child:
         self._board = Board(setup["board"], setup["slots"])
         self._inbox_lock = threading.Lock()
         slots = setup["slots"]
-        self._slots = [Slot(index, main_thread=slots == 1) for index in range(slots)]
+        self._slots = [InterruptSlot(index, main_thread=slots == 1) for index in range(slots)]
         self._app_spec: str = setup["app"]
         self._worker: int = setup["worker"]
         self._name: str = setup["name"]
@@ -115,7 +115,7 @@ class Child:
         for thread in threads:
             thread.join()
 
-    def _serve(self, slot: Slot) -> None:
+    def _serve(self, slot: InterruptSlot) -> None:
         while True:
             with self._inbox_lock:
                 packet = self._inbox.receive()

@@ -25,7 +25,7 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.worker.logs import configured
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.forking import Forked, Server
+from aztask.worker.pool.forking import Forked, ForkServerHandle
 from aztask.worker.pool.packets import Packets, socket_pair
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class PoolPlan:
 class PoolProcess:
     """One pool process as the worker sees it."""
 
-    def __init__(self, server: Server, plan: PoolPlan) -> None:
+    def __init__(self, server: ForkServerHandle, plan: PoolPlan) -> None:
         """Raises OSError where the server is gone."""
         slots = plan.slots
         theirs: list[socket.socket] = []
@@ -196,7 +196,7 @@ class Pool:
         plan: PoolPlan,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        server: Server | None = None,
+        server: ForkServerHandle | None = None,
     ) -> None:
         """server: one that is there already."""
         self._plan = plan
@@ -204,8 +204,8 @@ class Pool:
         self._slots = plan.slots
         self.on_process: Callable[[PoolProcess], None] = lambda process: None
         self._clock = clock
-        self.on_server: Callable[[Server], None] = lambda server: None
-        self._server: Server | None = None
+        self.on_server: Callable[[ForkServerHandle], None] = lambda server: None
+        self._server: ForkServerHandle | None = None
         self._first = server
         self.processes: list[PoolProcess] = []
         self.mean_seconds: float | None = None
@@ -236,17 +236,17 @@ class Pool:
             self.processes.append(process)
             self.on_process(process)
 
-    def served(self, server: Server) -> list[PoolProcess]:
+    def served(self, server: ForkServerHandle) -> list[PoolProcess]:
         """Take what the server says; the processes that have ended. `ended` is told of each."""
         over: list[Forked] = server.read()
         if server.gone and self._server is server:
             self._server = None
         return [process for process in self.processes if process.forked in over]
 
-    def _serving(self) -> Server:
+    def _serving(self) -> ForkServerHandle:
         """The fork server, started if there is none. Raises OSError."""
         if self._server is None:
-            self._server, self._first = self._first or Server(), None
+            self._server, self._first = self._first or ForkServerHandle(), None
             self.on_server(self._server)
         return self._server
 

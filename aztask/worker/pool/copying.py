@@ -24,7 +24,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 _STANDARD: Final = 3  # input, output and errors come first
 
 
-class Copy:
+class ChildHandle:
     """The process, as its parent has it: as much of `subprocess.Popen` as is needed."""
 
     def __init__(self, pid: int) -> None:
@@ -50,14 +50,14 @@ class Copy:
         self._ended = True
 
 
-def copied(ours: socket.socket, theirs: socket.socket) -> Copy:
+def copied(ours: socket.socket, theirs: socket.socket) -> ChildHandle:
     """The process, which serves at the other end of `ours`. Raises OSError."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # or both would write what is left in it
     parent = os.getpid()
     if pid := os.fork():
-        return Copy(pid)
+        return ChildHandle(pid)
     try:
         ours.close()
         _go_alone(theirs.fileno())

@@ -15,15 +15,15 @@ from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolProcess
-from aztask.worker.pool.forking import Server
-from aztask.worker.pool.requests import Requests
+from aztask.worker.pool.forking import ForkServerHandle
+from aztask.worker.pool.requests import TaskRequests
 
 logger = logging.getLogger(__name__)
 
 NO_DEADLINE = 1e18
 
 
-class Dispatcher:
+class PoolDispatcher:
     """Between the supervisor's loop and the pool."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Dispatcher:
         deliveries: Deliveries,
         pipeline: Pipeline,
         keeper: LeaseKeeper,
-        requests: Requests,
+        requests: TaskRequests,
         selector: selectors.BaseSelector,
         *,
         clock: Clock,
@@ -86,10 +86,10 @@ class Dispatcher:
     def _watch(self, process: PoolProcess) -> None:
         self._selector.register(process.outbox, selectors.EVENT_READ, lambda: self._read(process))
 
-    def _watch_server(self, server: Server) -> None:
+    def _watch_server(self, server: ForkServerHandle) -> None:
         self._selector.register(server, selectors.EVENT_READ, lambda: self._served(server))
 
-    def _served(self, server: Server) -> None:
+    def _served(self, server: ForkServerHandle) -> None:
         """Pool processes have started or ended, or their server has and all of them with it."""
         ended = self._pool.served(server)
         if server.gone:

@@ -36,7 +36,7 @@ class Forked:
     nobody knows, for its server ended with it. failed: why it could not be started.
     """
 
-    def __init__(self, number: int, server: Server) -> None:
+    def __init__(self, number: int, server: ForkServerHandle) -> None:
         self.number = number
         self.pid = 0
         self.ended = False
@@ -99,7 +99,7 @@ def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
     )
 
 
-class Server:
+class ForkServerHandle:
     """One fork server, until it or the worker ends. gone: whether it has ended."""
 
     def __init__(
@@ -190,13 +190,13 @@ class Server:
         return forked
 
 
-def first_server() -> Server | None:
+def first_server() -> ForkServerHandle | None:
     """A copy of this process, to be made before it imports the app; None where a later one has to
     do, for something has threads already.
     """
     if forkserver.has_threads():
         return None
     try:
-        return Server(copied)
+        return ForkServerHandle(copied)
     except OSError:  # no more processes: the pool says so, and tries again
         return None

@@ -18,7 +18,7 @@ from aztask.errors import AztaskError
 SIGNAL = signal.SIGUSR1
 
 
-class Slot:
+class InterruptSlot:
     """Which delivery a slot runs, so that an interrupt never hits the wrong one."""
 
     def __init__(self, index: int, *, main_thread: bool) -> None:

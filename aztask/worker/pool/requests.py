@@ -20,7 +20,7 @@ from aztask.worker.lane import Lane, Mailbox
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
-from aztask.worker.pool.timelimits import Limits
+from aztask.worker.pool.timelimits import TimeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ RETRY_RESERVE = 1024
 
 
 @dataclass(slots=True)
-class Request:
+class TaskRequest:
     """kind: "save", "state" or "set-state". error: why it could not be done, "" when it was."""
 
     process: PoolProcess
@@ -39,14 +39,14 @@ class Request:
     error: str = ""
 
 
-class Requests:
+class TaskRequests:
     """Answers them: extensions through the keeper, the others through a lane of their own."""
 
     def __init__(
         self,
         app: App,
         keeper: LeaseKeeper,
-        limits: Limits,
+        limits: TimeLimits,
         mailbox: Mailbox,
         clock: Clock,
         *,
@@ -56,7 +56,7 @@ class Requests:
         self._keeper = keeper
         self._limits = limits
         self._clock = clock
-        self._lane: Lane[Request] = Lane(
+        self._lane: Lane[TaskRequest] = Lane(
             "requests", self._do_all, self._answer_all, mailbox, threads=threads
         )
 
@@ -72,14 +72,14 @@ class Requests:
             seconds = max(details[0], item.lease.seconds)
             self._keeper.extend(item.lease, seconds, self._limits.limit_at(item))
         elif kind in ("save", "state", "set-state"):
-            self._lane.submit([Request(process, item, kind, *details)])
+            self._lane.submit([TaskRequest(process, item, kind, *details)])
             self._lane.turn()
 
     def stop(self) -> None:
         """Finish what is under way."""
         self._lane.stop()
 
-    def _do_all(self, requests: Sequence[Request]) -> None:
+    def _do_all(self, requests: Sequence[TaskRequest]) -> None:
         for request in requests:
             try:
                 if request.kind == "save":
@@ -90,7 +90,7 @@ class Requests:
                 logger.exception("task %s: %s failed", request.item.key.task_id, request.kind)
                 request.error = f"{type(error).__name__}: {safe_str(error)}"
 
-    def _answer_all(self, requests: Sequence[Request]) -> None:
+    def _answer_all(self, requests: Sequence[TaskRequest]) -> None:
         for request in requests:
             item, value = request.item, None
             if request.kind == "state":
@@ -99,7 +99,7 @@ class Requests:
                 item.rewrite(saved=request.value)
             request.process.tell(["answer", item.number, request.error, value])
 
-    def _exchange(self, request: Request) -> None:
+    def _exchange(self, request: TaskRequest) -> None:
         """Read or write the state of the item's session, on the connection that holds it."""
         item, holder = request.item, request.item.receiver
         session = item.delivery.session or ""

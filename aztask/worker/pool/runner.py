@@ -53,7 +53,7 @@ from aztask.support.frozen import build
 from aztask.task import Task
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.interrupt import Slot
+from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.packets import Packets
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Runner:
         self._answers = Answers()
         self._local = threading.local()
 
-    def run(self, slot: Slot, packet: list[Any]) -> None:
+    def run(self, slot: InterruptSlot, packet: list[Any]) -> None:
         """Run the delivery in `packet` and send the answer."""
         number, fields, delivery_count, deadline = packet
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
@@ -112,7 +112,7 @@ class Runner:
         elif lease is not None and kind == "lost":
             lease.lose(rest[0])
 
-    def interrupt(self, slots: list[Slot], number: int, kind: str, text: str) -> None:
+    def interrupt(self, slots: list[InterruptSlot], number: int, kind: str, text: str) -> None:
         """Raise in the task what `kind` stands for."""
         lease = self._leases.get(number)
         if lease is not None and kind == "lease":
@@ -121,7 +121,12 @@ class Runner:
             slot.interrupt(number, INTERRUPTS[kind])
 
     def _attempt(
-        self, slot: Slot, number: int, message: TaskMessage, delivery_count: int, lease: TaskLease
+        self,
+        slot: InterruptSlot,
+        number: int,
+        message: TaskMessage,
+        delivery_count: int,
+        lease: TaskLease,
     ) -> list[Any]:
         """The answer, without number and times."""
         task = self._app.tasks.get(message.task)

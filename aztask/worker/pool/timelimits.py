@@ -27,7 +27,7 @@ STOP_GRACE = 1.0
 MAX_LEASE_REACHED = "it ran for max_lease, the longest that it may be held"
 
 
-class Limits:
+class TimeLimits:
     """Watches what runs."""
 
     def __init__(

@@ -28,7 +28,7 @@ DRAINED_SECONDS = 0.1
 DEAD_SECONDS = 15.0
 
 
-class Chores:
+class Housekeeping:
     """Told by the supervisor's ticks, done on a thread: no chore may hold up the supervisor."""
 
     def __init__(

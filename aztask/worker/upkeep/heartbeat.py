@@ -15,7 +15,7 @@ MOST_TASKS: Final = 100
 """Tasks in one sign, the longest-running ones: it is written every few seconds."""
 
 
-class LifeSign:
+class Heartbeat:
     """Only the supervisor's loop uses it."""
 
     def __init__(

@@ -24,7 +24,7 @@ from typing import Final
 
 from aztask.adaptive.advisor import bounds_of
 from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
-from aztask.adaptive.learning import Seen, learn
+from aztask.adaptive.learning import LeaseCounts, learn
 from aztask.app import App
 from aztask.errors import AztaskError, DecodeError
 from aztask.lease.keeper import LeaseKeeper
@@ -63,8 +63,8 @@ class LeaseWatch:
         self._keeper = keeper
         self._journal = journal
         self._clock = clock
-        self._seen: dict[str, Seen] = {}
-        self._lane: Lane[dict[str, Seen]] | None = None
+        self._seen: dict[str, LeaseCounts] = {}
+        self._lane: Lane[dict[str, LeaseCounts]] | None = None
         self._share_at = clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
         self._look_at = 0.0
         self._hurried = False
@@ -104,7 +104,7 @@ class LeaseWatch:
         """A delivery is done with, however it ended."""
         if self._lane is None:
             return
-        seen = self._seen.setdefault(item.queue, Seen())
+        seen = self._seen.setdefault(item.queue, LeaseCounts())
         held = self._clock.monotonic() - item.received_at
         noted = {kind for kind, _ in item.notes}
         if "settle_failed" in noted:
@@ -161,7 +161,7 @@ class LeaseWatch:
 
     # -- on the lane's thread ----------------------------------------------------------------
 
-    def _share(self, batch: Sequence[dict[str, Seen]]) -> None:
+    def _share(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
         for taken in batch:
             try:
                 if self._published(taken):
@@ -169,7 +169,7 @@ class LeaseWatch:
             except AztaskError as error:
                 logger.warning("lease advice is not shared, it will be tried again: %s", error)
 
-    def _published(self, taken: dict[str, Seen]) -> bool:
+    def _published(self, taken: dict[str, LeaseCounts]) -> bool:
         """Whether it is told. Another worker may publish first: then begin again from there."""
         store, advisor = self._app.leases.store, self._app.leases
         for turn in range(1 if self._stopping.is_set() else TRIES):
@@ -183,7 +183,7 @@ class LeaseWatch:
         logger.info("lease advice is published by too many at once; it will be tried again")
         return False
 
-    def _learned(self, document: LeaseDocument, taken: dict[str, Seen]) -> LeaseDocument:
+    def _learned(self, document: LeaseDocument, taken: dict[str, LeaseCounts]) -> LeaseDocument:
         longest = self._app.broker.capabilities.max_lease_seconds
         for queue, seen in taken.items():
             document = learn(
@@ -196,11 +196,11 @@ class LeaseWatch:
             )
         return document
 
-    def _shared(self, batch: Sequence[dict[str, Seen]]) -> None:
+    def _shared(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
         """Back in the loop: keep what could not be told."""
         for taken in batch:
             for queue, seen in taken.items():
-                self._seen.setdefault(queue, Seen()).put_back(seen)
+                self._seen.setdefault(queue, LeaseCounts()).put_back(seen)
 
 
 def _load(store: LeaseStore) -> Stored:

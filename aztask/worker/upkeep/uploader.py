@@ -44,7 +44,7 @@ FAREWELL_SECONDS: Final = 10.0
 """What a worker that stops gives its last files; what is left then, the next worker uploads."""
 
 
-class Blobs(Protocol):
+class BlobTarget(Protocol):
     """Where files go."""
 
     def upload(self, name: str, path: Path) -> bool:
@@ -88,7 +88,7 @@ class Uploader:
     def __init__(
         self,
         directory: Path,
-        blobs: Blobs,
+        blobs: BlobTarget,
         *,
         keep: bool = False,
         max_bytes: int = 1 << 30,
@@ -284,7 +284,7 @@ def worker_sink(app: App, worker: str) -> EventSink:
     return UploadingSink(sink, uploader)
 
 
-def _open_blobs(settings: Settings) -> Blobs | None:
+def _open_blobs(settings: Settings) -> BlobTarget | None:
     address = settings.events_target
     if address is None:
         return None
@@ -295,7 +295,7 @@ def _open_blobs(settings: Settings) -> Blobs | None:
             "uploading events needs azure-storage-blob; install aztask[blob], or unset "
             "events_container and AZTASK_EVENTS_CONTAINER"
         ) from None
-    blobs: Blobs = adapter.EventBlobs(address)
+    blobs: BlobTarget = adapter.EventBlobs(address)
     return blobs
 
 

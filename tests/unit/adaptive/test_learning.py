@@ -2,7 +2,7 @@
 
 from aztask.adaptive.advice import Evidence, decide
 from aztask.adaptive.document import LeaseDocument
-from aztask.adaptive.learning import PIPELINE_STANDS, Seen, followed, learn
+from aztask.adaptive.learning import PIPELINE_STANDS, LeaseCounts, followed, learn
 from aztask.lease.bounds import Bounds
 
 BOUNDS = Bounds(2.0, 600.0)
@@ -13,14 +13,14 @@ def told(document, seen, now=1000.0, configured=60.0):
 
 
 def settled(count, seconds):
-    seen = Seen()
+    seen = LeaseCounts()
     for _ in range(count):
         seen.settled(seconds)
     return seen
 
 
 def lost(count, lease, held=5.0):
-    seen = Seen()
+    seen = LeaseCounts()
     for _ in range(count):
         seen.cut_off(held, lease)
     return seen
@@ -42,7 +42,7 @@ def test_workers_counts_add_up_to_a_decision():
 
 
 def test_refused_settlements_of_two_workers_raise_the_lease():
-    late = Seen()
+    late = LeaseCounts()
     late.refused(5.0, 4.0)
     late.refused(5.0, 4.0)
     document = told(LeaseDocument(), late, configured=4.0)
@@ -84,4 +84,4 @@ def test_what_could_not_be_told_is_told_later():
     seen, later = lost(2, 4.0), lost(1, 4.0)
     later.put_back(seen)
     assert (later.losses, later.cut.total()) == (3, 3)
-    assert not Seen()
+    assert not LeaseCounts()

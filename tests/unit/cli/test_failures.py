@@ -4,7 +4,15 @@ import click
 import pytest
 
 from aztask import errors
-from aztask.cli.failures import Failed, ImportFailed, NotFound, diagnose, one_line, report, visible
+from aztask.cli.failures import (
+    CommandFailed,
+    ImportFailed,
+    NotFound,
+    diagnose,
+    one_line,
+    report,
+    visible,
+)
 from aztask.config import Secret
 
 
@@ -26,7 +34,7 @@ from aztask.config import Secret
         (FileNotFoundError(2, "No such file or directory", "/x"), 1),
         (click.UsageError("x"), 2),
         (ImportFailed("x"), 2),
-        (Failed("x"), 1),
+        (CommandFailed("x"), 1),
         (NotFound("x"), 5),
         (ZeroDivisionError("x"), 1),
         (RecursionError(), 1),

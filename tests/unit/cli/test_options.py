@@ -1,7 +1,7 @@
 import click
 import pytest
 
-from aztask.cli.options import Duration, Json, Names, all_names
+from aztask.cli.options import Duration, JsonValue, NameList, all_names
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_a_duration_out_of_range_names_the_range():
 
 
 def test_json():
-    assert Json(list).convert("[1, null]", None, None) == [1, None]
-    assert Json(dict).convert('{"a": 1}', None, None) == {"a": 1}
-    assert Json(list).convert([1], None, None) == [1]
+    assert JsonValue(list).convert("[1, null]", None, None) == [1, None]
+    assert JsonValue(dict).convert('{"a": 1}', None, None) == {"a": 1}
+    assert JsonValue(list).convert([1], None, None) == [1]
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_json():
 )
 def test_what_is_not_the_json_asked_for_is_refused(text, words):
     with pytest.raises(click.BadParameter, match=words) as caught:
-        Json(list).convert(text, None, None)
+        JsonValue(list).convert(text, None, None)
     assert len(caught.value.message) < 300
 
 
 def test_names():
-    assert Names().convert("a,b,a", None, None) == ("a", "b")
+    assert NameList().convert("a,b,a", None, None) == ("a", "b")
     assert all_names([("a", "b"), ("b", "c")]) == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("text", ["", ",", "a,", "a,,b"])
 def test_empty_names_are_refused(text):
     with pytest.raises(click.BadParameter, match="empty name"):
-        Names().convert(text, None, None)
+        NameList().convert(text, None, None)

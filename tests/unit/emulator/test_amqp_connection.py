@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.emulator.amqp import encode, outgoing, performatives
-from aztask.emulator.amqp.connection import Connection, Limits, State
+from aztask.emulator.amqp.connection import Connection, ConnectionLimits, State
 from aztask.emulator.amqp.decode import decode
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.frames import (
@@ -69,7 +69,7 @@ class Wire:
 
     def __init__(self, **limits):
         self.handler = Recorder()
-        self.connection = Connection(self.handler, "server", Limits(**limits))
+        self.connection = Connection(self.handler, "server", ConnectionLimits(**limits))
         self._splitter = Splitter(2**31)
 
     def feed(self, *parts):

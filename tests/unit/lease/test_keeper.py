@@ -640,8 +640,8 @@ def test_across_a_network_one_receiver_that_hangs_does_not_hold_up_another(make,
     bench.requests.open.set()
     until(lambda: len(bench.renewed) == 2)
     bench.keeper.stop()
-    with pytest.raises(RuntimeError):  # its crew is gone too
-        bench.keeper._crew.submit(print)
+    with pytest.raises(RuntimeError):  # its thread pool is gone too
+        bench.keeper._thread_pool.submit(print)
 
 
 def test_on_the_local_broker_the_keeper_needs_no_other_threads(bench):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aztask.errors import CodecError, ConfigurationError, ContentRefused, DecodeError
-from aztask.message.bounds import Limits, check_json, check_msgpack
+from aztask.message.bounds import MessageLimits, check_json, check_msgpack
 from aztask.message.compression import decompress
 
-SMALL = Limits(body_bytes=1000, depth=5, items=20)
+SMALL = MessageLimits(body_bytes=1000, depth=5, items=20)
 
 values = st.recursive(
     st.none()
@@ -30,7 +30,7 @@ values = st.recursive(
 
 @given(values)
 def test_whatever_msgpack_writes_passes(value):
-    check_msgpack(msgpack.packb(value), Limits())
+    check_msgpack(msgpack.packb(value), MessageLimits())
 
 
 @given(values, st.data())
@@ -38,15 +38,15 @@ def test_msgpack_cut_short_or_continued_is_refused(value, data):
     packed = msgpack.packb(value)
     cut = data.draw(st.integers(0, len(packed) - 1))
     with pytest.raises(DecodeError):
-        check_msgpack(packed[:cut], Limits())
+        check_msgpack(packed[:cut], MessageLimits())
     with pytest.raises(DecodeError, match="1 bytes follow"):
-        check_msgpack(packed + b"\x00", Limits())
+        check_msgpack(packed + b"\x00", MessageLimits())
 
 
 @given(st.binary(max_size=200))
 def test_what_passes_is_what_msgpack_can_read(data):
     try:
-        check_msgpack(data, Limits())
+        check_msgpack(data, MessageLimits())
     except CodecError:
         return
     try:
@@ -76,7 +76,7 @@ def test_lying_lengths_cost_nothing(data):
     tracemalloc.start()
     try:
         with pytest.raises(DecodeError):
-            check_msgpack(data, Limits())
+            check_msgpack(data, MessageLimits())
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -98,12 +98,12 @@ def test_msgpack_depth_and_items_are_exact():
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'["\\"]",', b"[[],"])
 def test_json_nested_very_deep_is_refused_without_recursion(opening):
     with pytest.raises(ContentRefused, match="levels deep"):
-        check_json(opening * 100_000, Limits())
+        check_json(opening * 100_000, MessageLimits())
 
 
 def test_msgpack_nested_very_deep_is_refused_without_recursion():
     with pytest.raises(ContentRefused, match="levels deep"):
-        check_msgpack(b"\x91" * 100_000 + b"\x00", Limits())
+        check_msgpack(b"\x91" * 100_000 + b"\x00", MessageLimits())
 
 
 def test_json_counts_marks_outside_of_strings_only():
@@ -115,7 +115,7 @@ def test_json_counts_marks_outside_of_strings_only():
 
 
 def test_a_json_string_that_never_ends_takes_linear_time():
-    check_json(b'["' + b"\\a,[" * 200_000, Limits(items=1))
+    check_json(b'["' + b"\\a,[" * 200_000, MessageLimits(items=1))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_json_string_that_never_ends_takes_linear_time():
 )
 def test_limits_are_checked(options):
     with pytest.raises(ConfigurationError, match=next(iter(options))):
-        Limits(**options)
+        MessageLimits(**options)
 
 
 GZIP = "application/x-gzip"

@@ -26,7 +26,7 @@ from aztask.errors import (
     EncodeError,
 )
 from aztask.message import serializer
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec, register_msgpack
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
@@ -432,7 +432,7 @@ def test_a_list_that_holds_itself_is_refused():
 
 def test_encoder_and_decoder_share_their_limits():
     for name in ("msgpack", "json"):
-        codec = Codec(serializer=name, limits=Limits(body_bytes=500, depth=6, items=50))
+        codec = Codec(serializer=name, limits=MessageLimits(body_bytes=500, depth=6, items=50))
         for args in ([[[[[1]]]]], [[[[[[[1]]]]]]], [0] * 40, [0] * 60, ["x" * 400], ["x" * 600]):
             try:
                 body, content_type, _ = codec.encode_arguments(args, {})
@@ -548,7 +548,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(body):
 
 
 def test_memory_is_bounded_by_the_number_of_items():
-    codec = Codec(limits=Limits(items=50_000))
+    codec = Codec(limits=MessageLimits(items=50_000))
     body = b"\x93\xdc\xc0\x00" + b"\x80" * 0xC000 + b"\x80\x80"
     tracemalloc.start()
     try:
@@ -559,7 +559,7 @@ def test_memory_is_bounded_by_the_number_of_items():
 
 
 def test_an_oversize_body_is_refused_by_its_size_alone():
-    codec = Codec(limits=Limits(body_bytes=100))
+    codec = Codec(limits=MessageLimits(body_bytes=100))
     with pytest.raises(ContentRefused, match="101 bytes, more than the 100 allowed"):
         codec.from_envelope(CODEC.to_envelope(message_of(b"x" * 101)), "q")
 
@@ -651,7 +651,7 @@ def test_what_only_claims_to_be_base64_is_refused(body):
 
 
 def test_a_compressed_bomb_is_refused():
-    codec = Codec(limits=Limits(body_bytes=1000))
+    codec = Codec(limits=MessageLimits(body_bytes=1000))
     headers = {**celery_envelope().headers, "compression": "application/x-gzip"}
     bomb = celery_envelope(body=zlib.compress(bytes(100_000)), headers=headers)
     with pytest.raises(ContentRefused, match="1000 allowed"):

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from aztask.errors import DecodeError, EncodeError
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.headers import check_extra, check_outgoing, read_headers, to_iso, write_headers
 from aztask.message.message import TaskMessage
 
-LIMITS = Limits(body_bytes=100, header_bytes=50)
+LIMITS = MessageLimits(body_bytes=100, header_bytes=50)
 COUNTS = (0, 1, 2**31 - 1)
 NO_COUNTS = (-1, 2**31, True, 1.0, "1", b"1", [1])
 NO_TEXT = ("", "\n", "a\0b", "\udcff", 7, b"x", ["x"], True)

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from aztask.errors import ContentRefused, EncodeError
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
 from aztask.message.template import Template
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_written_is_refused(kwargs):
 
 
 def test_what_one_of_many_cannot_write_is_not_passed_over():
-    template = Template(Codec(limits=Limits(body_bytes=2000)), "shop.resize", "bulk")
+    template = Template(Codec(limits=MessageLimits(body_bytes=2000)), "shop.resize", "bulk")
     rows = [("short",), ("x" * 3000,)]
     with pytest.raises(ContentRefused):
         template.envelopes(["a", "b"], ["text"], rows)

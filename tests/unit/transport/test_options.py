@@ -3,13 +3,13 @@
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.transport.options import TransportOptions
 
 
 def test_defaults():
     options = TransportOptions.read({"broker": None, "polling_interval": 3})
-    assert (options.lease, options.declare, options.limits) == (60.0, True, Limits())
+    assert (options.lease, options.declare, options.limits) == (60.0, True, MessageLimits())
     assert options.accept == {
         "application/json", "application/x-msgpack", "application/data", "text/plain",
     }  # fmt: skip

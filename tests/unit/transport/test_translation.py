@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from aztask.errors import ContentRefused, DecodeError, EncodeError
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.envelope import Envelope
 from aztask.transport.translation import (
     LONGEST_DELAY,
@@ -114,7 +114,7 @@ def test_delays_that_cannot_be_are_refused(given):
 
 def test_what_was_published_is_what_is_received():
     sent = published(headers={"h": 1}, correlation_id="c", type="t", session="s", reply_to="r")
-    received = to_message(to_envelope(sent, NOW), Limits())
+    received = to_message(to_envelope(sent, NOW), MessageLimits())
     assert received["body"] == b"x"
     assert (received["content_type"], received["content_encoding"]) == ("application/json", "utf-8")
     assert received["headers"] == {"h": 1}
@@ -124,13 +124,13 @@ def test_what_was_published_is_what_is_received():
 def test_a_compressed_body_comes_out_plain_and_bounded():
     headers = {"compression": "application/x-gzip", "h": 1}
     envelope = Envelope(body=zlib.compress(b"x" * 100), headers=headers)
-    received = to_message(envelope, Limits(body_bytes=100))
+    received = to_message(envelope, MessageLimits(body_bytes=100))
     assert received["body"] == b"x" * 100
     assert received["headers"] == {"h": 1}
     with pytest.raises(ContentRefused, match="99 allowed"):
-        to_message(envelope, Limits(body_bytes=99))
+        to_message(envelope, MessageLimits(body_bytes=99))
     with pytest.raises(DecodeError):
-        to_message(Envelope(body=b"x", headers=headers), Limits())
+        to_message(Envelope(body=b"x", headers=headers), MessageLimits())
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.brokers.local.receiver import (
     GONE,
     REST_SECONDS,
-    Bell,
     LocalReceiver,
+    WakeUp,
     sequence_number,
 )
 from aztask.engine import Database
@@ -265,7 +265,7 @@ def test_received_and_deleted_it_is_gone_and_cannot_be_settled(bench):
 
 def test_a_bell_wakes_who_waits_only_of_what_has_happened():
     woken = []
-    bell = Bell(SimpleNamespace(wake=lambda: woken.append(bell.rings)))
+    bell = WakeUp(SimpleNamespace(wake=lambda: woken.append(bell.rings)))
     bell.ring(committed=False)
     assert woken == []
     bell.ring()

@@ -4,7 +4,7 @@ import pytest
 from azure.servicebus import TransportType
 
 from aztask.address.addresses import ServiceBusAddress
-from aztask.brokers.servicebus.connecting import Way
+from aztask.brokers.servicebus.connecting import ConnectionOptions
 from aztask.errors import ConfigurationError
 
 NAMESPACE = ServiceBusAddress("shop.servicebus.windows.net")
@@ -12,13 +12,13 @@ EMULATOR = ServiceBusAddress("127.0.0.1", 5672, emulator=True)
 
 
 def test_the_usual_way():
-    way = Way.find(NAMESPACE, None, None, {})
-    assert way == Way()
+    way = ConnectionOptions.find(NAMESPACE, None, None, {})
+    assert way == ConnectionOptions()
     assert way.options() == {"transport_type": TransportType.Amqp}
 
 
 def test_the_environment_says_another():
-    way = Way.find(
+    way = ConnectionOptions.find(
         NAMESPACE,
         None,
         None,
@@ -37,21 +37,23 @@ def test_the_environment_says_another():
 
 def test_what_the_caller_says_wins():
     environ = {"AZTASK_SERVICEBUS_TRANSPORT": "websockets", "AZTASK_SERVICEBUS_ENDPOINT": "a:1"}
-    assert Way.find(NAMESPACE, False, "b:2", environ) == Way(False, "b:2")
+    assert ConnectionOptions.find(NAMESPACE, False, "b:2", environ) == ConnectionOptions(
+        False, "b:2"
+    )
 
 
 def test_a_transport_that_there_is_not():
     with pytest.raises(ConfigurationError, match="Did you mean 'websockets'"):
-        Way.find(NAMESPACE, None, None, {"AZTASK_SERVICEBUS_TRANSPORT": "websocket"})
+        ConnectionOptions.find(NAMESPACE, None, None, {"AZTASK_SERVICEBUS_TRANSPORT": "websocket"})
 
 
 @pytest.mark.parametrize(("websockets", "endpoint"), [(True, None), (None, "a:1")])
 def test_the_emulator_is_reached_directly(websockets, endpoint):
     with pytest.raises(ConfigurationError, match="over plain AMQP"):
-        Way.find(EMULATOR, websockets, endpoint, {})
+        ConnectionOptions.find(EMULATOR, websockets, endpoint, {})
 
 
 def test_websockets_need_a_library(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"install aztask\[websockets\]"):
-        Way.find(NAMESPACE, True, None, {})
+        ConnectionOptions.find(NAMESPACE, True, None, {})

@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import (
 
 from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.brokers.servicebus import private
-from aztask.brokers.servicebus.control import RENEW, Control, Order
+from aztask.brokers.servicebus.control import RENEW, Control, LockRequest
 
 BROKEN = ServiceBusConnectionError(message="the connection broke")
 BUSY = ServiceBusServerBusyError(message="too much")
@@ -56,11 +56,11 @@ class Service:
         if error is not None:
             raise error
 
-    def orders(self, count: int, verb: str = "complete") -> list[Order]:
+    def orders(self, count: int, verb: str = "complete") -> list[LockRequest]:
         tokens = [uuid.uuid4() for _ in range(count)]
         self.held |= set(tokens)
         message: Any = None
-        return [Order(verb, token, message) for token in tokens]
+        return [LockRequest(verb, token, message) for token in tokens]
 
 
 @pytest.fixture

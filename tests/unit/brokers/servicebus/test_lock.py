@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from aztask.brokers.servicebus import lock as servicebus_lock
 from aztask.brokers.servicebus.clock import DRIFT, PIN_SECONDS, ServiceClock
 from aztask.brokers.servicebus.lock import TOLERANCE, LockWatch
-from aztask.brokers.servicebus.pinning import MOST_LOOKS, PARTITIONED, Pinning
+from aztask.brokers.servicebus.pinning import MOST_LOOKS, PARTITIONED, ClockCalibration
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.support.clock import Clock
 
@@ -65,7 +65,7 @@ class World:
             monotonic=lambda: 1000.0 + self.passed, wall=lambda: EPOCH + 1000.0 + self.passed
         )
         self.service_clock = ServiceClock(self.clock)
-        pinning = Pinning(self.service_clock, self.clock, self.probe, self.look)
+        pinning = ClockCalibration(self.service_clock, self.clock, self.probe, self.look)
         self.watch = LockWatch(
             "q",
             self.lease,
@@ -341,7 +341,7 @@ def test_the_end_is_found_in_few_looks(backlog, start) -> None:
 
     clock = Clock(monotonic=lambda: 1000.0 + len(looked))
     service_clock = ServiceClock(clock)
-    pinning = Pinning(service_clock, clock, probe, look)
+    pinning = ClockCalibration(service_clock, clock, probe, look)
     pinning.once()
     assert len(looked) <= MOST_LOOKS / 2
     assert service_clock.pinned is None
@@ -363,7 +363,9 @@ def test_a_message_whose_time_may_be_older_is_no_pin(more) -> None:
     clock = Clock()
     service_clock = ServiceClock(clock)
     found: list[ServiceBusReceivedMessage] = []
-    pinning = Pinning(service_clock, clock, lambda: None, lambda number: next(iter(found), None))
+    pinning = ClockCalibration(
+        service_clock, clock, lambda: None, lambda number: next(iter(found), None)
+    )
     pinning._may_send = False
     pinning.once()
     assert not pinning.message(message(1, EPOCH, **more), clock.monotonic())
@@ -374,7 +376,7 @@ def test_a_message_whose_time_may_be_older_is_no_pin(more) -> None:
 def test_partitions_say_nothing_of_each_other() -> None:
     clock = Clock()
     service_clock = ServiceClock(clock)
-    pinning = Pinning(service_clock, clock, lambda: None, lambda number: None)
+    pinning = ClockCalibration(service_clock, clock, lambda: None, lambda number: None)
     pinning._may_send = False
     pinning.once()
     assert not pinning.message(message(PARTITIONED + 1, EPOCH), clock.monotonic())

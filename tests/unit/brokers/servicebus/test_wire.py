@@ -26,7 +26,7 @@ from aztask.errors import (
     InvalidQueueName,
     MessageTooLarge,
 )
-from aztask.message.bounds import Limits
+from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.transport.translation import to_message
@@ -167,7 +167,7 @@ def test_what_cannot_be_read_is_an_envelope_of_its_bytes():
     with pytest.raises(DecodeError, match="the data cannot be read"):
         Codec().from_envelope(envelope, "q")
     with pytest.raises(DecodeError, match="the data cannot be read"):
-        to_message(envelope, Limits())
+        to_message(envelope, MessageLimits())
 
 
 def test_whatever_is_in_a_message_only_that_message_is_refused():

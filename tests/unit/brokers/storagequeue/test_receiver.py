@@ -51,7 +51,7 @@ class Client:
         self.learned.append(headers)
 
 
-class AtOnce(queueservice.Crew):
+class AtOnce(queueservice.ThreadPool):
     """Carries out on the caller's thread, unless it is told to wait."""
 
     waits = False
@@ -68,7 +68,7 @@ class Bench:
         self.time = Still(NOW)
         self.clock = Clock(monotonic=self.time.monotonic, wall=self.time.wall)
         self.client = Client(self.time)
-        self.crew, self.workers = AtOnce(), AtOnce()
+        self.thread_pool, self.workers = AtOnce(), AtOnce()
         self.polling = Polling(clock=self.clock, dice=lambda: 0.0)
         self.receiver = StorageReceiver(
             self.client,
@@ -77,7 +77,7 @@ class Bench:
             self.polling,
             clock=self.clock,
             workers=self.workers,
-            renewers=self.crew,
+            renewers=self.thread_pool,
             **options,
         )
         name = "q-poison" if options.get("dead_letter") else "q"
@@ -436,16 +436,16 @@ def test_from_the_deadline_on_nothing_is_updated(bench, left, sent):
 def test_an_update_waits_for_the_token_of_a_renewal_under_way(bench):
     bench.put()
     (delivery,) = bench.take()
-    bench.crew.waits = True
+    bench.thread_pool.waits = True
     assert bench.receiver.renew([delivery]) == [LATE]
     assert bench.receiver.update(delivery, Envelope(b"new")) == LATE
     assert bench.time.now == NOW + LEASE
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     bench.time.now = NOW + 2.0
     answer = bench.receiver.update(delivery, Envelope(b"new"))
     assert isinstance(answer, Renewed)
-    bench.crew.waits = False
-    late = bench.crew
+    bench.thread_pool.waits = False
+    late = bench.thread_pool
     bench.service.faults.append(LOST)
     late.waits = True
     bench.receiver.renew([delivery])
@@ -528,14 +528,14 @@ def test_a_batch_with_a_settlement_that_cannot_be_is_refused_as_a_whole(bench):
 def test_while_a_renewal_is_pending_a_batch_leaves_that_member_alone(bench):
     names = [bench.put() for _ in range(3)]
     taken = bench.take(3)
-    bench.crew.waits = True
+    bench.thread_pool.waits = True
     assert bench.receiver.renew([taken[1]]) == [LATE]
-    bench.crew.carry_out(0)  # the token has changed; nobody here knows the new one
+    bench.thread_pool.carry_out(0)  # the token has changed; nobody here knows the new one
     answers = bench.receiver.settle([(each, Complete()) for each in taken])
     assert answers == [Settled(), LATE, Settled()]
     assert list(bench.service.messages) == [names[1]]
     assert [each for each in bench.service.asked if each[0] == "delete"][-1][1] == names[2]
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     bench.time.now = NOW + 5.0
     assert bench.receiver.settle([(taken[1], Complete())]) == [Settled()]
 

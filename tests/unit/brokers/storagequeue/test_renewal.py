@@ -35,7 +35,7 @@ def outcome_of(bench, delivery, *numbers):
     """What the answers to these requests, in their order, say last."""
     outcome = None
     for number in numbers:
-        bench.crew.deliver(number)
+        bench.thread_pool.deliver(number)
         outcome = bench.renewals.collect(delivery) or outcome
     return outcome
 
@@ -47,7 +47,7 @@ def test_a_renewal_counts_from_the_moment_before_it_was_asked_for(bench):
     delivery = bench.delivery()
     bench.time.now += 7.0
     ask(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.renew(delivery, LEASE) == Renewed(START + 17.0)
     assert (delivery.deadline, delivery.lease_seconds) == (START + 17.0, LEASE)
     assert LATE.untouched, "the token that comes late still counts"
@@ -59,21 +59,21 @@ def test_an_answer_that_came_between_two_calls_counts_although_the_old_deadline_
     delivery = bench.delivery()
     bench.time.now = START + 9.0
     ask(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     bench.time.now = START + 10.5
     assert bench.renewals.renew(delivery, LEASE) == Renewed(START + 19.0)
 
 
 def test_an_answer_that_comes_at_once_is_taken_at_once(bench, monkeypatch):
     delivery = bench.delivery()
-    submit = bench.crew.submit
+    submit = bench.thread_pool.submit
 
     def at_once(call):
         future = submit(call)
-        bench.crew.deliver(0)
+        bench.thread_pool.deliver(0)
         return future
 
-    monkeypatch.setattr(bench.crew, "submit", at_once)
+    monkeypatch.setattr(bench.thread_pool, "submit", at_once)
     assert bench.renewals.renew(delivery, 60.0) == Renewed(START + 60.0)
     assert bench.service.asked == [("update", "m-0", "token-0", 60, 60.0)]
 
@@ -95,7 +95,7 @@ def test_from_the_deadline_on_nothing_is_asked(bench):
     late = bench.delivery("m-1", lease=LEASE)
     bench.time.now += LEASE
     assert bench.renewals.renew(late, LEASE) == ENDED
-    assert len(bench.crew.calls) == 1
+    assert len(bench.thread_pool.calls) == 1
 
 
 @pytest.mark.parametrize("seconds", [2.0, 9.5])
@@ -104,7 +104,7 @@ def test_a_renewal_that_asks_for_less_shortens_the_lease(bench, seconds):
     delivery = bench.delivery(lease=100.0)
     ask(bench, delivery, seconds)
     assert delivery.deadline == START + seconds, "from the moment it is sent"
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.collect(delivery) == Renewed(START + seconds)
     assert (delivery.deadline, delivery.lease_seconds) == (START + seconds, seconds)
     assert delivery.deadline <= bench.service.messages["m-0"].visible_at
@@ -147,7 +147,7 @@ def test_finishing_after_what_certainly_did_not_happen_leaves_the_token(bench, f
     delivery = bench.delivery()
     bench.service.faults.append(fault)
     ask(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.finish(delivery, delivery.deadline) is None
     assert delivery.token == bench.service.messages["m-0"].token
 
@@ -178,7 +178,7 @@ def test_after_a_settlement_in_doubt_a_message_that_is_gone_was_removed_by_us(be
     assert delivery.removed
     bench.time.now += 50.0
     assert bench.renewals.renew(delivery, 20.0) == Renewed(bench.time.now + 20.0)
-    assert len(bench.crew.calls) == 1
+    assert len(bench.thread_pool.calls) == 1
 
 
 @pytest.mark.parametrize("unsure", [True, False])
@@ -202,26 +202,26 @@ def test_a_second_request_is_sent_when_a_quarter_of_the_lease_brought_no_answer(
     ask(bench, delivery)  # waits for a second
     bench.time.now = START + 2.499
     ask(bench, delivery)
-    assert len(bench.crew.calls) == 1
+    assert len(bench.thread_pool.calls) == 1
     bench.time.now = START + 2.5
     ask(bench, delivery)
-    assert len(bench.crew.calls) == 2
+    assert len(bench.thread_pool.calls) == 2
     bench.time.now = START + 9.0
     ask(bench, delivery)
-    assert len(bench.crew.calls) == 2, "there is never a third"
+    assert len(bench.thread_pool.calls) == 2, "there is never a third"
 
 
 def test_while_the_answer_of_the_one_that_worked_is_to_come_nothing_is_asked(bench):
     delivery = two(bench)
-    bench.crew.carry_out(0)
-    bench.crew.deliver(1)
+    bench.thread_pool.carry_out(0)
+    bench.thread_pool.deliver(1)
     assert bench.renewals.renew(delivery, LEASE) == Renewed(START + 17.0)
     bench.time.now = START + 16.0
     ask(bench, delivery)
-    assert len(bench.crew.calls) == 2
-    bench.crew.deliver(0)
+    assert len(bench.thread_pool.calls) == 2
+    bench.thread_pool.deliver(0)
     ask(bench, delivery)  # the next one, with the token that came
-    bench.crew.deliver(2)
+    bench.thread_pool.deliver(2)
     assert bench.service.asked[-1][2] == "token-1"
     assert isinstance(bench.renewals.collect(delivery), Renewed)
 
@@ -258,7 +258,7 @@ def test_two_requests_in_flight(bench, first, second, said, state, arrival):
     for number in order:
         fault = (first, second)[number]
         bench.service.faults.append(OK if fault == "refused" else fault)
-        bench.crew.carry_out(number)
+        bench.thread_pool.carry_out(number)
     answer = outcome_of(bench, delivery, *arrival)
     pending = bench.renewals.finish(delivery, delivery.deadline)
     stored = bench.service.messages["m-0"]
@@ -278,13 +278,13 @@ def test_two_requests_in_flight(bench, first, second, said, state, arrival):
 def test_with_one_answer_still_to_come_the_token_is_not_used(bench, one):
     """Whatever the other said, but for the one that brings the token."""
     delivery = two(bench)
-    bench.crew.carry_out(0)
-    bench.crew.deliver(1)  # refused: the first has worked
+    bench.thread_pool.carry_out(0)
+    bench.thread_pool.deliver(1)  # refused: the first has worked
     assert bench.renewals.collect(delivery) == Renewed(START + 17.0)
     assert delivery.token == "token-0"
     assert bench.renewals.finish(delivery, bench.time.now) == LATE
     if one == "in time":
-        bench.crew.deliver(0)
+        bench.thread_pool.deliver(0)
         assert bench.renewals.finish(delivery, bench.time.now + 1.0) is None
         assert delivery.token == "token-1"
         assert delivery.deadline == START + 17.0
@@ -304,35 +304,35 @@ def test_a_refusal_past_the_deadline_proves_nothing_of_the_other_request(bench):
     delivery = two(bench)
     bench.service.messages["m-0"].token = "another worker's"
     bench.time.now = START + 10.0
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.collect(delivery) == GONE
 
 
 def test_past_the_deadline_a_refusal_is_a_loss_whatever_broke_before(bench):
     delivery = two(bench)
     bench.service.faults.append(LOST)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     bench.renewals.collect(delivery)
     bench.time.now = START + 10.0
-    bench.crew.deliver(1)
+    bench.thread_pool.deliver(1)
     assert bench.renewals.collect(delivery) == GONE
 
 
 def test_an_answer_that_belies_the_refusal_of_the_other_leaves_the_lease_unknown(bench):
     delivery = two(bench)
-    bench.crew.carry_out(1)
-    bench.crew.outcomes[1] = (None, bench.failure(BUSY))
-    bench.crew.deliver(0)
+    bench.thread_pool.carry_out(1)
+    bench.thread_pool.outcomes[1] = (None, bench.failure(BUSY))
+    bench.thread_pool.deliver(0)
     assert bench.renewals.collect(delivery) == Renewed(START + 17.75)
-    bench.crew.deliver(1)
+    bench.thread_pool.deliver(1)
     assert bench.renewals.collect(delivery) == VANISHED
 
 
 def test_a_refusal_just_before_the_deadline_confirms_the_other_request(bench):
     delivery = two(bench)
-    bench.crew.carry_out(1)
+    bench.thread_pool.carry_out(1)
     bench.time.now = START + 9.999
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.collect(delivery) == Renewed(START + 17.75)
 
 
@@ -340,24 +340,24 @@ def test_after_a_doubt_a_third_requests_refusal_lengthens_nothing(bench):
     """The one that broke may have worked; then the lease ends earlier than the second would say."""
     delivery = two(bench)
     bench.service.faults.append(LOST)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.collect(delivery) is None
     bench.time.now = START + 9.0
     ask(bench, delivery)
-    assert len(bench.crew.calls) == 3
-    bench.crew.carry_out(1)
-    bench.crew.deliver(2)
+    assert len(bench.thread_pool.calls) == 3
+    bench.thread_pool.carry_out(1)
+    bench.thread_pool.deliver(2)
     assert bench.renewals.collect(delivery) is None
     assert delivery.deadline == START + 10.0
-    bench.crew.deliver(1)
+    bench.thread_pool.deliver(1)
     assert bench.renewals.collect(delivery) == VANISHED
 
 
 def test_a_token_that_arrives_ends_the_doubt(bench):
     delivery = two(bench)
     bench.service.faults.append(MISSED)
-    bench.crew.deliver(0)
-    bench.crew.deliver(1)
+    bench.thread_pool.deliver(0)
+    bench.thread_pool.deliver(1)
     assert isinstance(bench.renewals.collect(delivery), Renewed)
     bench.service.faults.append(BUSY)
     ask(bench, delivery)
@@ -374,10 +374,10 @@ def test_a_settlement_waits_for_the_token_and_only_as_long_as_it_may(bench, monk
     assert bench.renewals.finish(delivery, START + 9.0) == LATE
     assert bench.time.now == START + 9.0
     bench.service.faults.append(LOST)
-    bench.crew.carry_out(0)
-    bench.crew.deliver(0)
+    bench.thread_pool.carry_out(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.finish(delivery, START + 9.5) == LATE
-    bench.crew.deliver(1)
+    bench.thread_pool.deliver(1)
     assert bench.renewals.finish(delivery, START + 10.0) == VANISHED
 
 
@@ -385,7 +385,7 @@ def test_finishing_tells_of_a_loss(bench):
     delivery = bench.delivery()
     ask(bench, delivery)
     bench.service.messages["m-0"].token = "another worker's"
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert bench.renewals.finish(delivery, delivery.deadline) == GONE
 
 
@@ -422,15 +422,15 @@ def follow(bench, faults, effects, arrival, seconds, pause):
     assert bench.renewals.renew(delivery, seconds[0]) == LATE
     if bench.renewals.renew(delivery, seconds[1]) == ENDED:
         return
-    if len(bench.crew.calls) < 2:
+    if len(bench.thread_pool.calls) < 2:
         return
     for number in effects:
         bench.service.faults.append(faults[number])
-        bench.crew.carry_out(number)
+        bench.thread_pool.carry_out(number)
         bench.time.now += pause / 4
     said = []
     for number in arrival:
-        bench.crew.deliver(number)
+        bench.thread_pool.deliver(number)
         bench.time.now += pause / 4
         said.append(bench.renewals.collect(delivery))
         if bench.time.now < delivery.deadline:

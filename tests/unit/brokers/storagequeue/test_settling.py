@@ -46,7 +46,7 @@ def settled(bench, delivery, how):
 def renewing(bench, delivery, seconds=LEASE):
     """A renewal of it has reached the service; its answer is to come."""
     bench.renewals.renew(delivery, seconds)
-    bench.crew.carry_out(len(bench.crew.calls) - 1)
+    bench.thread_pool.carry_out(len(bench.thread_pool.calls) - 1)
 
 
 # -- what each one asks for --------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_half_a_minute_counts_from_the_token(bench):
     def wait(futures, timeout, when):
         waits.append(timeout)
         bench.time.now += 20.0
-        bench.crew.deliver(0)
+        bench.thread_pool.deliver(0)
 
     queueservice.storage_renewal.wait = wait
     assert isinstance(settled(bench, delivery, Complete()), Unknown)
@@ -299,7 +299,7 @@ def test_what_is_removed_already_is_settled_without_a_request(bench):
 def test_a_settlement_uses_the_token_that_a_pending_renewal_brings(bench, how):
     delivery = bench.delivery()
     renewing(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert settled(bench, delivery, how) == Settled()
     assert [each[2] for each in bench.service.asked] == ["token-0", "token-1"]
 
@@ -313,7 +313,7 @@ def test_while_a_renewal_is_pending_nothing_is_settled(bench, how):
     assert len(bench.service.asked) == 1
     assert bench.poison.asked == []
     assert bench.time.now == START + 10.0, "it waited until the deadline"
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     bench.renewals.collect(delivery)
     assert settled(bench, delivery, how) == Settled()
 
@@ -323,7 +323,7 @@ def test_when_the_token_vanished_with_an_answer_nothing_is_settled(bench, how):
     delivery = bench.delivery()
     bench.service.faults.append(LOST)
     renewing(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert settled(bench, delivery, how) == VANISHED
     assert len(bench.service.asked) == 1
     assert bench.poison.asked == []
@@ -333,7 +333,7 @@ def test_after_a_renewal_that_certainly_did_not_happen_the_old_token_is_used(ben
     delivery = bench.delivery()
     bench.service.faults.append(BUSY)
     renewing(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     assert settled(bench, delivery, Complete()) == Settled()
 
 
@@ -343,7 +343,7 @@ def test_a_settlement_in_doubt_and_then_a_refused_renewal_is_settled(bench):
     bench.service.takes = 0.1
     assert isinstance(settled(bench, delivery, Complete()), Unknown)
     renewing(bench, delivery)
-    bench.crew.deliver(0)
+    bench.thread_pool.deliver(0)
     bench.renewals.collect(delivery)
     assert settled(bench, delivery, Complete()) == Settled()
 

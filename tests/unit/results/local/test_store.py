@@ -21,7 +21,7 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
-from aztask.results.deadindex import NotedDead
+from aztask.results.deadindex import IndexedDeadLetter
 from aztask.results.local.store import PURGE_WINDOW, LocalResults
 from aztask.settlement import Complete
 
@@ -101,7 +101,8 @@ def test_text_that_is_not_utf8_anywhere_hides_no_other_row(
     database.execute(f"INSERT INTO cancellations VALUES ({NOT_UTF8}, 1.0, 1)")
     assert results.to_stop(["t0", "t2"]) == ["t0"]
     letters = [
-        NotedDead("q", Envelope(b"x", message_id=f"m{n}"), "r", "", 1.0, 1) for n in range(3)
+        IndexedDeadLetter("q", Envelope(b"x", message_id=f"m{n}"), "r", "", 1.0, 1)
+        for n in range(3)
     ]
     results.dead_index.note(letters)
     database.execute(f"UPDATE dead_index SET key = {NOT_UTF8} WHERE key = 'm1'")

@@ -20,8 +20,15 @@ from azure.core.exceptions import (
 from aztask.connections import Connections
 from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
 from aztask.results.tables import client as tables_client
-from aztask.results.tables.client import Call
-from aztask.results.tables.errors import Busy, Changed, Gone, There, Unsure, verdict
+from aztask.results.tables.client import TimeBudget
+from aztask.results.tables.errors import (
+    AlreadyExists,
+    NotExecuted,
+    OutcomeUnknown,
+    RowConflict,
+    RowNotFound,
+    verdict,
+)
 
 PLACE, ROLE = "the table 't' of tables://shop", "Storage Table Data Contributor"
 
@@ -42,19 +49,19 @@ def answered(status: int, code: str, *, in_header: bool = True) -> HttpResponseE
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (404, "ResourceNotFound", Gone),
-        (404, "BlobNotFound", Gone),
+        (404, "ResourceNotFound", RowNotFound),
+        (404, "BlobNotFound", RowNotFound),
         (404, "TableNotFound", QueueNotFound),
         (404, "ContainerNotFound", QueueNotFound),
-        (409, "EntityAlreadyExists", There),
+        (409, "EntityAlreadyExists", AlreadyExists),
         (409, "TableBeingDeleted", QueueNotFound),
-        (412, "UpdateConditionNotSatisfied", Changed),
+        (412, "UpdateConditionNotSatisfied", RowConflict),
         (403, "AuthorizationPermissionMismatch", ConfigurationError),
         (401, "", ConfigurationError),
-        (503, "ServerBusy", Busy),
-        (429, "", Busy),
-        (500, "InternalError", Unsure),
-        (500, "OperationTimedOut", Unsure),
+        (503, "ServerBusy", NotExecuted),
+        (429, "", NotExecuted),
+        (500, "InternalError", OutcomeUnknown),
+        (500, "OperationTimedOut", OutcomeUnknown),
         (400, "EntityTooLarge", BrokerError),
         (404, "", BrokerError),
     ],
@@ -68,8 +75,8 @@ def test_answers_are_told_by_their_codes(
 
 
 def test_failures_without_an_answer() -> None:
-    assert type(verdict(ServiceRequestError("refused"), PLACE, ROLE)) is Busy
-    assert type(verdict(ServiceResponseError("reset"), PLACE, ROLE)) is Unsure
+    assert type(verdict(ServiceRequestError("refused"), PLACE, ROLE)) is NotExecuted
+    assert type(verdict(ServiceResponseError("reset"), PLACE, ROLE)) is OutcomeUnknown
     no_token = ClientAuthenticationError("DefaultAzureCredential failed\nand why, for pages")
     found = verdict(no_token, PLACE, ROLE)
     assert isinstance(found, ConfigurationError)
@@ -102,22 +109,22 @@ def failing(*errors: AzureError) -> Callable[..., str]:
 
 def test_a_busy_service_is_asked_again_after_pauses(pauses: list[float]) -> None:
     busy = answered(503, "ServerBusy")
-    assert Call().request(failing(busy, busy, busy), PLACE, ROLE) == "done"
+    assert TimeBudget().request(failing(busy, busy, busy), PLACE, ROLE) == "done"
     assert pauses == [0.1, 0.4, 1.0]
     with pytest.raises(BrokerUnavailable, match="cannot be reached now"):
-        Call().request(failing(*[busy] * 4), PLACE, ROLE)
+        TimeBudget().request(failing(*[busy] * 4), PLACE, ROLE)
 
 
 def test_a_write_that_is_unsure_is_not_made_again_and_a_read_is(pauses: list[float]) -> None:
     lost = ServiceResponseError("reset")
-    with pytest.raises(Unsure):
-        Call().request(failing(lost), PLACE, ROLE)
+    with pytest.raises(OutcomeUnknown):
+        TimeBudget().request(failing(lost), PLACE, ROLE)
     assert pauses == []
-    assert Call().request(failing(lost, lost), PLACE, ROLE, again=True) == "done"
+    assert TimeBudget().request(failing(lost, lost), PLACE, ROLE, again=True) == "done"
 
 
 def test_once_a_request_gave_up_no_other_one_of_the_call_is_made(pauses: list[float]) -> None:
-    call = Call()
+    call = TimeBudget()
     with pytest.raises(ConfigurationError):
         call.request(failing(answered(403, "AuthorizationFailure")), PLACE, ROLE)
     with pytest.raises(ConfigurationError):
@@ -126,16 +133,16 @@ def test_once_a_request_gave_up_no_other_one_of_the_call_is_made(pauses: list[fl
 
 def test_a_call_without_time_makes_no_request(pauses: list[float]) -> None:
     with pytest.raises(BrokerUnavailable, match="does not answer in time; try again"):
-        Call(0.0).request(failing(), PLACE, ROLE)
+        TimeBudget(0.0).request(failing(), PLACE, ROLE)
     with pytest.raises(BrokerUnavailable, match="ServerBusy"):
-        Call(0.05).request(failing(answered(503, "ServerBusy")), PLACE, ROLE)
+        TimeBudget(0.05).request(failing(answered(503, "ServerBusy")), PLACE, ROLE)
     assert pauses == [], "a pause that is longer than what is left is not begun"
 
 
 def test_the_last_request_of_a_call_gets_the_time_that_is_left(pauses: list[float]) -> None:
-    times = Call(3.0).request(lambda **times: times, PLACE, ROLE)
+    times = TimeBudget(3.0).request(lambda **times: times, PLACE, ROLE)
     assert times == {"connection_timeout": 3.0, "read_timeout": 3.0}
-    assert Call(60.0).timeouts(PLACE) == {"connection_timeout": 5.0, "read_timeout": 10.0}
+    assert TimeBudget(60.0).timeouts(PLACE) == {"connection_timeout": 5.0, "read_timeout": 10.0}
 
 
 def test_a_missing_package_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

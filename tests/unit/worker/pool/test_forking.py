@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from aztask.worker.pool.children import Pool, PoolPlan
-from aztask.worker.pool.forking import Server
+from aztask.worker.pool.forking import ForkServerHandle
 
 
 class Clock:
@@ -35,7 +35,7 @@ def answered(server):
 
 @pytest.mark.usefixtures("broken")
 def test_what_a_server_was_asked_for_ends_with_it():
-    server = Server()
+    server = ForkServerHandle()
     forked = server.fork({}, [])
     forked.kill()
     forked.wait()

@@ -23,7 +23,7 @@ from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import Step, WorkItem
-from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, Limits
+from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, TimeLimits
 from aztask.worker.upkeep.journal import Journal
 
 START = 1000.0
@@ -81,7 +81,7 @@ class Bench:
             on_lost=self.on_lost,
         )
         self.events = []
-        self.limits = Limits(
+        self.limits = TimeLimits(
             SimpleNamespace(processes=[self.idle, self.process]),
             self.keeper,
             Settings(lease_seconds=100.0, max_lease_seconds=500.0),

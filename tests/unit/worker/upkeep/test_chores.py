@@ -9,7 +9,12 @@ import pytest
 
 from aztask.support.clock import Clock
 from aztask.worker.lane import Mailbox
-from aztask.worker.upkeep.chores import PURGE_AGAIN_SECONDS, PURGE_SECONDS, PURGED_MANY, Chores
+from aztask.worker.upkeep.chores import (
+    PURGE_AGAIN_SECONDS,
+    PURGE_SECONDS,
+    PURGED_MANY,
+    Housekeeping,
+)
 
 
 class Purging:
@@ -42,7 +47,7 @@ def test_much_that_was_old_brings_the_next_look_forward(deleted: int, pause: flo
     clock = Clock(monotonic=lambda: now[0], wall=lambda: 2000.0)
     journal: Any = None
     record: Any = object
-    chores = Chores(app, clock, Mailbox(lambda: None), ["q"], journal)
+    chores = Housekeeping(app, clock, Mailbox(lambda: None), ["q"], journal)
     mailbox = chores._lane._mailbox
 
     def tick(at: float) -> int:
