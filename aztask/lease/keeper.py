@@ -21,7 +21,7 @@ from aztask.errors import AztaskError, LeaseLost
 from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 logger = logging.getLogger(__name__)
 

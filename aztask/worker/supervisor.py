@@ -38,8 +38,8 @@ from aztask.worker.pool.dispatcher import PoolDispatcher
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.pool.timelimits import TimeLimits
-from aztask.worker.upkeep.chores import Housekeeping
 from aztask.worker.upkeep.heartbeat import Heartbeat
+from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.leasewatch import LeaseWatch
 from aztask.worker.upkeep.uploader import worker_sink

@@ -37,8 +37,8 @@ from aztask.results.deadindex import IndexedDeadLetter
 from aztask.results.tables.store import TablesResults
 from aztask.settlement import Complete
 from aztask.support.clock import SYSTEM_CLOCK
-from aztask.support.crew import ThreadPool
 from aztask.support.masking import SecretFilter
+from aztask.support.threadpool import ThreadPool
 
 
 @pytest.fixture(scope="module")

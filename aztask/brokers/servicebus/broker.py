@@ -38,13 +38,13 @@ from aztask.brokers.base import (
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.servicebus.admin import Administration
+from aztask.brokers.servicebus.calibration import ClockCalibration
 from aztask.brokers.servicebus.client import BusClient
 from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.inspection import BusInspector
 from aztask.brokers.servicebus.lock import LockWatch
-from aztask.brokers.servicebus.looking import PAGE, Peeking
-from aztask.brokers.servicebus.pinning import ClockCalibration
+from aztask.brokers.servicebus.peeking import PAGE, Peeking
 from aztask.brokers.servicebus.receiver import BusReceiver
 from aztask.brokers.servicebus.senders import Senders
 from aztask.brokers.servicebus.session import SessionReceiver

@@ -36,7 +36,7 @@ from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.connecting import ConnectionOptions
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.reading import decode_answers
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 REQUEST_SECONDS: Final = 10.0
 """How long one request may take where no lease says less."""

@@ -30,10 +30,10 @@ from typing import Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
+from aztask.brokers.servicebus.calibration import ClockCalibration
 from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds, ServiceClock
 from aztask.brokers.servicebus.delivery import ages
 from aztask.brokers.servicebus.errors import SDK_ERRORS
-from aztask.brokers.servicebus.pinning import ClockCalibration
 from aztask.errors import AztaskError
 from aztask.support.clock import Clock
 

@@ -59,7 +59,7 @@ from aztask.errors import (
 )
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 RENEWERS: Final = 64
 MANAGE_SECONDS: Final = 30.0

@@ -38,7 +38,7 @@ from aztask.errors import AlreadySettled, CapabilityError, ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.settlement import Settlement
 from aztask.support.clock import Clock
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 RECEIVE_LIMIT: Final = 32
 LONGEST_RECEIVE: Final = 15.0

@@ -28,7 +28,7 @@ from aztask.brokers.storagequeue.delivery import (
     StorageDelivery,
 )
 from aztask.brokers.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, Failure
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 Outcome: TypeAlias = Renewed | Lost | Unknown
 

@@ -16,7 +16,7 @@ from aztask.brokers.storagequeue.delivery import FailedRequest, QueueRequests
 from aztask.brokers.storagequeue.errors import Effect, Failure
 from aztask.errors import BrokerUnavailable, SendUnconfirmed
 from aztask.message.envelope import Envelope
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 SEND_SECONDS: Final = 10.0
 SEND_PAUSES: Final = (0.1, 0.4, 1.0)

@@ -40,7 +40,7 @@ from aztask.results.tables.errors import (
     RowNotFound,
     verdict,
 )
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 from aztask.version import __version__
 
 CONNECTIONS: Final = 16

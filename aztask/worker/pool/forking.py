@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from aztask.worker.pool import forkserver
-from aztask.worker.pool.copying import copied
+from aztask.worker.pool.childhandle import copied
 from aztask.worker.pool.packets import socket_pair
 
 ENDING_SECONDS: Final = 5.0

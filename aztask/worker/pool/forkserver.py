@@ -4,8 +4,8 @@ A pool process starts in 30 ms instead of 300 that way, and the memory of those 
 once for all [measured]. The user's modules are not among them: each pool process imports these for
 itself, for the threads and connections that a module may make do not survive a fork.
 
-A copy of the worker, made before that imported the app (`aztask.worker.pool.copying`). Where none
-can be made, ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
+The server is a copy of the worker, made before the worker imported the app (see
+`aztask.worker.pool.childhandle`). Where none can be made, it is ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
 
 Rules
 1. Nothing here starts a thread: a fork would copy the locks that it holds. Where something else

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from aztask.support.crew import ThreadPool
+from aztask.support.threadpool import ThreadPool
 
 
 @pytest.fixture

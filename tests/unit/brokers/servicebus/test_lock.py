@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from aztask.brokers.servicebus import lock as servicebus_lock
+from aztask.brokers.servicebus.calibration import MOST_LOOKS, PARTITIONED, ClockCalibration
 from aztask.brokers.servicebus.clock import DRIFT, PIN_SECONDS, ServiceClock
 from aztask.brokers.servicebus.lock import TOLERANCE, LockWatch
-from aztask.brokers.servicebus.pinning import MOST_LOOKS, PARTITIONED, ClockCalibration
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.support.clock import Clock
 

@@ -9,7 +9,7 @@ import pytest
 
 from aztask.support.clock import Clock
 from aztask.worker.lane import Mailbox
-from aztask.worker.upkeep.chores import (
+from aztask.worker.upkeep.housekeeping import (
     PURGE_AGAIN_SECONDS,
     PURGE_SECONDS,
     PURGED_MANY,
