@@ -5,7 +5,8 @@ once for all [measured]. The user's modules are not among them: each pool proces
 itself, for the threads and connections that a module may make do not survive a fork.
 
 The server is a copy of the worker, made before the worker imported the app (see
-`aztask.worker.pool.childhandle`). Where none can be made, it is ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
+`aztask.worker.pool.childhandle`). Where none can be made, it is
+``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
 
 Rules
 1. Nothing here starts a thread: a fork would copy the locks that it holds. Where something else

@@ -25,7 +25,7 @@ print("said once")
 pipe = os.pipe()
 server = first_server()
 process = server._process
-assert isinstance(process, Copy)
+assert isinstance(process, ChildHandle)
 answer = {"early": timed_out(process)}
 while open(f"/proc/{process._pid}/comm").read() != "aztask-fork\\n":
     pass
