@@ -1,6 +1,7 @@
 """The runner of the documentation's code blocks can fail: each way to be wrong is caught."""
 
 import os
+import sys
 
 import pytest
 from test_code_blocks import Page, blocks_of, commands_of, matches
@@ -104,6 +105,10 @@ def test_a_page_shares_its_files_and_its_environment(page):
 def test_a_block_that_does_not_do_what_it_shows_fails(page, text):
     with pytest.raises(AssertionError):
         run(page, text)
+
+
+def test_python_is_the_interpreter_with_the_packages_of_the_tests(page):
+    run(page, "```console\n$ python -c 'import sys; print(sys.prefix)'\n" + f"{sys.prefix}\n```\n")
 
 
 def test_an_exit_status_may_be_shown(page):

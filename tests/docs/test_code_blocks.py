@@ -65,10 +65,11 @@ class Page:
         self.output = folder / "output"
         tools = folder / "bin"
         tools.mkdir()
-        start = f"{shlex.quote(sys.executable)} -m aztask"
-        (tools / "aztask").write_text(f'#!/bin/sh\nexec {start} "$@"\n')
-        (tools / "aztask").chmod(0o755)
-        (tools / "python").symlink_to(sys.executable)
+        # Scripts and no links: an interpreter finds its virtual environment by its own path.
+        interpreter = shlex.quote(sys.executable)
+        for name, start in (("python", interpreter), ("aztask", f"{interpreter} -m aztask")):
+            (tools / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+            (tools / name).chmod(0o755)
         self.environ = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self.environ |= {
             "PATH": f"{tools}:{os.environ['PATH']}",
