@@ -8,6 +8,7 @@ next ``<!-- end of api -->`` is written anew from the source, which is read, not
     <!-- api: aztask.app.App -->                   a class or a function
     <!-- api: aztask.task.Task from-aztask -->     a class that you get, without its constructor
     <!-- api: aztask.hooks.Sending fields -->          its description and its fields alone
+    <!-- api: aztask.task.Task without call -->    without a method that only aztask itself calls
     <!-- api: aztask.errors.* -->                  every class of a module, one level deeper
 
 A test compares the pages with what this would write.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -27,7 +28,8 @@ from docstring import Parsed, one_paragraph, parse
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 PLACE = re.compile(
-    r"(?P<mark><!-- api: (?P<name>[\w.*]+)(?: (?P<how>from-aztask|fields))? -->\n)"
+    r"(?P<mark><!-- api: (?P<name>[\w.*]+)(?: (?P<how>from-aztask|fields))?"
+    r"(?: without (?P<without>[\w ]+))? -->\n)"
     r".*?(?P<end><!-- end of api -->\n)",
     re.DOTALL,
 )
@@ -120,20 +122,25 @@ def _names(node: Function) -> list[str]:
 # -- entries ---------------------------------------------------------------------------------
 
 
-def entry(name: str, *, how: str | None = None, level: int = 2) -> str:
-    """The section of a class or a function, or of all classes of a module. how: see above."""
+def entry(name: str, *, how: str | None = None, without: Sequence[str] = ()) -> str:
+    """The section of a class or a function, or of all classes of a module.
+
+    how, without: as above. Raises ValueError where a method that is left out does not exist.
+    """
     module, _, last = name.rpartition(".")
     code = source(module)
     if last == "*":
         classes = [each for each in code.nodes.values() if isinstance(each, ast.ClassDef)]
-        return "".join(_class(code, each, how, level + 1) for each in classes)
+        return "".join(_class(code, each, how, 3) for each in classes)
     node = code.nodes[last]
     if isinstance(node, ast.ClassDef):
-        return _class(code, node, how, level)
-    return _function(code, [node], node.name, level, method=False)
+        return _class(code, node, how, 2, without)
+    return _function(code, [node], node.name, 2, method=False)
 
 
-def _class(code: Source, node: ast.ClassDef, how: str | None, level: int) -> str:
+def _class(
+    code: Source, node: ast.ClassDef, how: str | None, level: int, without: Sequence[str] = ()
+) -> str:
     fields = [each for each in node.body if _is_field(each)]
     typed = any("TypedDict" in code.segment(base) for base in node.bases)
     init = next((each for each in _methods(node) if each.name == "__init__"), None)
@@ -151,7 +158,7 @@ def _class(code: Source, node: ast.ClassDef, how: str | None, level: int) -> str
         parts.append(_fields(code, fields, parsed, options=typed))
     parts += [parsed.tail, _members(code, node)]
     if how != "fields":
-        parts += [_properties(code, node), *_public_methods(code, node, level + 1)]
+        parts += [_properties(code, node), *_public_methods(code, node, level + 1, without)]
     return "".join(f"{part}\n\n" for part in parts if part)
 
 
@@ -239,12 +246,17 @@ def _properties(code: Source, node: ast.ClassDef) -> str:
     return "Properties:\n\n" + "\n".join(rows) if rows else ""
 
 
-def _public_methods(code: Source, node: ast.ClassDef, level: int) -> Iterator[str]:
+def _public_methods(
+    code: Source, node: ast.ClassDef, level: int, without: Sequence[str]
+) -> Iterator[str]:
     several: dict[str, list[Function]] = {}
     for each in _methods(node):
         public = each.name == "__call__" or not each.name.startswith("_")
         if public and not _is_property(each) and not _decorated(each, "setter"):
             several.setdefault(each.name, []).append(each)
+    for name in without:
+        if several.pop(name, None) is None:
+            raise ValueError(f"{node.name} has no public method {name} to leave out")
     for name, nodes in several.items():
         yield _function(code, nodes, f"{node.name}.{name}", level, method=True).strip()
 
@@ -280,7 +292,7 @@ def page(text: str) -> str:
     """The page with its generated places written anew."""
 
     def write(match: re.Match[str]) -> str:
-        body = entry(match["name"], how=match["how"])
+        body = entry(match["name"], how=match["how"], without=(match["without"] or "").split())
         return f"{match['mark']}\n{body}{match['end']}"
 
     return PLACE.sub(write, text)

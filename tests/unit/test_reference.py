@@ -161,6 +161,13 @@ def test_a_signature_is_written_as_the_source_has_it(api):
     assert "task(function: Callable[P, R], /) -> Task[P, R]" in api.entry("aztask.app.App")
 
 
+def test_what_only_aztask_calls_is_left_out(api):
+    assert "`Task.call`" in api.entry("aztask.task.Task")
+    assert "`Task.call`" not in api.entry("aztask.task.Task", without=["call"])
+    with pytest.raises(ValueError, match="Task has no public method cull"):
+        api.entry("aztask.task.Task", without=["cull"])
+
+
 def test_what_is_out_of_date_is_found(api, tmp_path, monkeypatch):
     good, bad = tmp_path / "good.md", tmp_path / "bad.md"
     mark = "<!-- api: aztask.errors.Snooze -->\nold\n<!-- end of api -->\n"
