@@ -57,7 +57,8 @@ def test_every_file_that_it_names_exists(text):
 
 
 def test_the_task_has_eight_lines(text):
-    assert len(blocks(text, "python")[0].splitlines()) == 8
+    name, *lines = blocks(text, "python")[0].splitlines()
+    assert name == "# shop.py" and len(lines) == 8
 
 
 def test_the_demo_is_quoted_in_five_lines_that_it_prints(text):
