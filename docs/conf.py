@@ -9,6 +9,9 @@ extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "alabaster"
-html_theme_options = {"description": "Background tasks on Azure queues, under leases"}
+html_theme_options = {
+    "description": "Background tasks on Azure queues, under leases",
+    "page_width": "1080px",
+}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
