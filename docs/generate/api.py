@@ -5,10 +5,10 @@ Usage: python docs/generate/api.py
 A page of ``docs/reference/`` says with a comment what belongs in a place, and everything up to the
 next ``<!-- end of api -->`` is written anew from the source, which is read, not imported::
 
-    <!-- api: aztask.app.App -->                   a class or a function
-    <!-- api: aztask.task.Task from-aztask -->     a class that you get, without its constructor
+    <!-- api: aztask.App -->                       a class or a function, where users import it
+    <!-- api: aztask.Task from-aztask -->          a class that you get, without its constructor
     <!-- api: aztask.hooks.Sending fields -->          its description and its fields alone
-    <!-- api: aztask.task.Task without call -->    without a method that only aztask itself calls
+    <!-- api: aztask.Task without call -->         without a method that only aztask itself calls
     <!-- api: aztask.errors.* -->                  every class of a module, one level deeper
 
 A test compares the pages with what this would write.
@@ -48,6 +48,12 @@ class Source:
             node.name: node
             for node in _flat(ast.parse(self.text).body)
             if isinstance(node, ast.ClassDef | Function)
+        }
+        self.imported = {
+            alias.name: node.module or ""
+            for node in _flat(ast.parse(self.text).body)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
         }
         self.constants = {
             self.segment(node.target): self.segment(node.value)
@@ -132,6 +138,8 @@ def entry(name: str, *, how: str | None = None, without: Sequence[str] = ()) -> 
     if last == "*":
         classes = [each for each in code.nodes.values() if isinstance(each, ast.ClassDef)]
         return "".join(_class(code, each, how, 3) for each in classes)
+    while last not in code.nodes:
+        code = source(code.imported[last])
     node = code.nodes[last]
     if isinstance(node, ast.ClassDef):
         return _class(code, node, how, 2, without)

@@ -154,18 +154,18 @@ def test_the_parts_around_the_descriptions_are_kept(docstring):
 
 
 def test_a_signature_is_written_as_the_source_has_it(api):
-    assert "wait: float = 10.0" in api.entry("aztask.app.App")
-    assert "wait: float = 10.0" not in api.entry("aztask.app.App", how="fields")
-    assert "App(\n    name: str,\n    *," in api.entry("aztask.app.App")
-    assert "`App(" not in api.entry("aztask.app.App", how="from-aztask")
-    assert "task(function: Callable[P, R], /) -> Task[P, R]" in api.entry("aztask.app.App")
+    assert "wait: float = 10.0" in api.entry("aztask.App")
+    assert "wait: float = 10.0" not in api.entry("aztask.App", how="fields")
+    assert "App(\n    name: str,\n    *," in api.entry("aztask.App")
+    assert "`App(" not in api.entry("aztask.App", how="from-aztask")
+    assert "task(function: Callable[P, R], /) -> Task[P, R]" in api.entry("aztask.App")
 
 
 def test_what_only_aztask_calls_is_left_out(api):
-    assert "`Task.call`" in api.entry("aztask.task.Task")
-    assert "`Task.call`" not in api.entry("aztask.task.Task", without=["call"])
+    assert "`Task.call`" in api.entry("aztask.Task")
+    assert "`Task.call`" not in api.entry("aztask.Task", without=["call"])
     with pytest.raises(ValueError, match="Task has no public method cull"):
-        api.entry("aztask.task.Task", without=["cull"])
+        api.entry("aztask.Task", without=["cull"])
 
 
 def test_what_is_out_of_date_is_found(api, tmp_path, monkeypatch):
