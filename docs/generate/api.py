@@ -152,14 +152,17 @@ def _class(
     fields = [each for each in node.body if _is_field(each)]
     typed = any("TypedDict" in code.segment(base) for base in node.bases)
     init = next((each for each in _methods(node) if each.name == "__init__"), None)
-    names = [each.target.id for each in fields] + (_names(init) if init else [])  # type: ignore[attr-defined]
+    shown = init if how is None else None
+    inner = parse(ast.get_docstring(shown), _names(shown)) if shown else Parsed("", {}, "")
+    names = [code.segment(each.target) for each in fields]  # type: ignore[attr-defined]
+    # where the constructor describes its parameters, such names in the class are attributes
+    names += _names(shown) if shown and not inner.parameters else []
     parsed = parse(ast.get_docstring(node), names)
     parts = [f"{'#' * level} `{node.name}`", _bases(code, node)]
-    if init and how is None:
-        parts.append(_text(signature(code, init, node.name, method=True)))
+    if shown:
+        parts.append(_text(signature(code, shown, node.name, method=True)))
     parts.append(parsed.lead)
-    if init and how is None:
-        inner = parse(ast.get_docstring(init), _names(init))
+    if shown:
         described = {**parsed.parameters, **inner.parameters}
         parts += [inner.lead, _list(described.items()), inner.tail]
     elif fields:

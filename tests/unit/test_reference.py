@@ -161,6 +161,21 @@ def test_a_signature_is_written_as_the_source_has_it(api):
     assert "task(function: Callable[P, R], /) -> Task[P, R]" in api.entry("aztask.App")
 
 
+def test_attributes_that_a_class_describes_stay_apart_from_its_parameters(
+    api, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(api, "ROOT", tmp_path)
+    (tmp_path / "made.py").write_text(
+        'class A:\n    """It is.\n\n    * `name`: kept.\n    """\n\n'
+        '    def __init__(self, name: str) -> None:\n        """name: given."""\n'
+        'class B:\n    """It is.\n\n    name: told here.\n    """\n\n'
+        "    def __init__(self, name: str) -> None: ...\n"
+    )
+    assert "* `name`: kept.\n\n* `name`: given." in api.entry("made.A")
+    assert "* `name`: kept.\n\n" in api.entry("made.A", how="from-aztask")
+    assert "It is.\n\n* `name`: told here." in api.entry("made.B")
+
+
 def test_what_only_aztask_calls_is_left_out(api):
     assert "`Task.call`" in api.entry("aztask.Task")
     assert "`Task.call`" not in api.entry("aztask.Task", without=["call"])
