@@ -23,6 +23,17 @@ def wait_with_renewal(lease: float, crash: float, renew_at: float = 0.7) -> floa
     return lease - crash % (renew_at * lease)
 
 
+STYLE = """\
+svg { --bg: #ffffff; --ink: #1f2328; --line: #59636e; --red: #b3261e; --amber: #9a6700;
+  --green: #1b6e3c; }
+@media (prefers-color-scheme: dark) {
+  svg { --bg: #0d1117; --ink: #f0f6fc; --line: #9198a1; --red: #ff7b72; --amber: #d29922;
+    --green: #3fb950; }
+}
+text { fill: var(--ink); }"""
+"""A colour for each theme of the reader."""
+
+
 class Curve(NamedTuple):
     """One line of the plot and its label."""
 
@@ -33,9 +44,9 @@ class Curve(NamedTuple):
 
 
 CURVES = (
-    Curve("30 min, no renewal", "#b3261e", lambda crash: wait_without_renewal(30, crash), 30.0),
-    Curve("5 min, no renewal", "#b8860b", lambda crash: wait_without_renewal(5, crash), 5.0),
-    Curve("1 min, renewed at 70 %", "#1b6e3c", lambda crash: wait_with_renewal(1, crash), LONGEST),
+    Curve("30 min, no renewal", "red", lambda crash: wait_without_renewal(30, crash), 30.0),
+    Curve("5 min, no renewal", "amber", lambda crash: wait_without_renewal(5, crash), 5.0),
+    Curve("1 min, renewed at 70 %", "green", lambda crash: wait_with_renewal(1, crash), LONGEST),
 )
 
 
@@ -49,12 +60,15 @@ def line(curve: Curve) -> str:
     """The curve, sampled every tenth of a minute."""
     points = [n / 10 for n in range(int(curve.until * 10) + 1)]
     path = " ".join(place(minutes, curve.wait(minutes)) for minutes in points)
-    return f'<polyline fill="none" stroke="{curve.colour}" stroke-width="2" points="{path}"/>'
+    return (
+        f'<polyline fill="none" stroke="var(--{curve.colour})" stroke-width="2" points="{path}"/>'
+    )
 
 
 def axes() -> Iterable[str]:
     """Frame, ticks and captions."""
-    yield f'<rect x="{LEFT}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#555"/>'
+    frame = f'x="{LEFT}" y="{TOP}" width="{SIDE}" height="{SIDE}"'
+    yield f'<rect {frame} fill="none" stroke="var(--line)"/>'
     for minutes in range(0, int(LONGEST) + 1, 5):
         x, _ = place(minutes, 0).split(",")
         _, y = place(0, minutes).split(",")
@@ -75,7 +89,7 @@ def axes() -> Iterable[str]:
 def example() -> Iterable[str]:
     """The crash after 10 minutes under a lease of 30."""
     x, y = place(10, 20).split(",")
-    yield f'<circle cx="{x}" cy="{y}" r="4" fill="#b3261e"/>'
+    yield f'<circle cx="{x}" cy="{y}" r="4" fill="var(--red)"/>'
     yield f'<text x="{float(x) + 8:.1f}" y="{float(y) - 4:.1f}">crash after 10: waits 20</text>'
 
 
@@ -84,7 +98,7 @@ def legend() -> Iterable[str]:
     for number, curve in enumerate(CURVES):
         x, y = LEFT + SIDE + 14, TOP + 14 + number * 22
         yield (
-            f'<rect x="{x}" y="{y - 9}" width="14" height="4" fill="{curve.colour}"/>'
+            f'<rect x="{x}" y="{y - 9}" width="14" height="4" fill="var(--{curve.colour})"/>'
             f'<text x="{x + 20}" y="{y}">{curve.label}</text>'
         )
 
@@ -96,7 +110,8 @@ def draw() -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>\n'
+        f"<style>\n{STYLE}\n</style>\n"
+        f'<rect width="{width}" height="{height}" fill="var(--bg)"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )

@@ -1,0 +1,46 @@
+"""The packages of aztask and the direction of their imports."""
+
+from __future__ import annotations
+
+from canvas import Canvas
+
+LAYERS = (
+    ("edges", "cli  emulator  spark  testing", "commands, a local Service Bus, the data pipeline"),
+    ("worker", "worker", "runs tasks under leases"),
+    ("care", "deadletters  doctor", "dead letters, checks of a setup"),
+    ("app", "app  loading", "the App, and how commands find it"),
+    (
+        "tasks",
+        "task  context  result  session  hooks  appoptions  sending  transport",
+        "what users import; sending; Celery and Kombu",
+    ),
+    ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),
+    ("stores", "results  config  connections", "result stores, settings, open connections"),
+    ("leases", "lease", "states of a lease, and the keeper that renews them"),
+    ("brokers", "brokers", "one protocol; local, Service Bus, Storage queues"),
+    ("engines", "engine  azure  retry", "the embedded queue; Azure requests; retry policy"),
+    (
+        "values",
+        "errors  version  support  address  message  settlement",
+        "values and helpers without I/O of their own",
+    ),
+)
+"""Layers from the top: name, packages and modules, what they are for."""
+
+
+def draw() -> Canvas:
+    """A box for each layer. What is above imports what is below."""
+    top, step = 60, 60
+    canvas = Canvas(1000, top + step * len(LAYERS) + 20, "The packages and their direction")
+    canvas.text(
+        20, 34, "Imports point down: a package imports its own layer and those below", "title"
+    )
+    for number, (name, parts, what) in enumerate(LAYERS):
+        y = top + number * step
+        style = {"worker": "amber", "values": "green", "tasks": "blue", "app": "blue"}
+        canvas.text(20, y + 28, name, "dim")
+        canvas.box(
+            110, y, 830, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
+        )
+    canvas.arrow((970, top), (970, top + step * len(LAYERS) - 12))
+    return canvas

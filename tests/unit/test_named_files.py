@@ -1,0 +1,102 @@
+"""Every file that the guides for developers name exists, and the packages they list are all."""
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Names of files beside code, in links, and in commands. Rules name modules under aztask/ and tests
+# under tests/, as the page says itself.
+NAME = re.compile(r"[\w.-]*\w/[\w./-]*|\b[\w-]+\.(?:py|md|cfg|ini|toml|svg)\b")
+UNDER = {
+    "docs/architecture.md": ("", "docs"),
+    "docs/rules.md": ("", "docs", "aztask", "tests"),
+    "CONTRIBUTING.md": ("",),
+}
+SOURCE = re.compile(r"`([^`\n]+)`|\]\(([^)\s]+)\)|\{doc\}`(?:[^`<]*<)?([\w/-]+)>?`")
+
+
+def named(text):
+    """The names of files and folders in inline code, links and commands."""
+    commands = re.findall(r"(?ms)^```sh\n(.*?)^```", text)
+    prose = re.sub(r"(?ms)^```.*?^```", "", text)
+    found = set()
+    for code, link, page in SOURCE.findall(prose):
+        if page:
+            found.add(f"{page.lstrip('/')}.md")
+        else:
+            found |= set(NAME.findall((code or link).partition("::")[0]))
+    for command in commands:
+        found |= set(NAME.findall(command))
+    return {name for name in found if not name.startswith((".venv", "http"))}
+
+
+def missing(text, roots):
+    return sorted(
+        name for name in named(text) if not any((ROOT / under / name).exists() for under in roots)
+    )
+
+
+@pytest.mark.parametrize("guide", UNDER)
+def test_every_file_that_a_guide_names_exists(guide):
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    assert len(named(text)) > 20
+    assert missing(text, UNDER[guide]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see `aztask/nowhere.py`",
+        "see [it](docs/nowhere.md)",
+        "see {doc}`nowhere`",
+        "see {doc}`the page <how-to/nowhere>`",
+        "see `tests/nowhere/`",
+        "see `nowhere.cfg`",
+        "run `python docs/nowhere.py`",
+        "```sh\npython -m pytest tests/nowhere.py\n```",
+    ],
+)
+def test_a_file_that_does_not_exist_is_found(text):
+    assert len(missing(text, ("", "docs"))) == 1
+
+
+def packages():
+    return {path.parent.name for path in (ROOT / "aztask").glob("*/__init__.py")}
+
+
+def listed(text):
+    return re.findall(r"(?m)^\| `aztask/(\w+)/` \| \w.{10,} \|$", text)
+
+
+def test_the_packages_of_the_architecture_are_those_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert sorted(listed(text)) == sorted(packages())
+
+
+def test_a_package_that_is_missing_would_be_noticed():
+    assert listed("| `aztask/cli/` | the commands, one file each |\n") == ["cli"]
+    assert listed("| `aztask/cli/` | |\n") == []
+
+
+def test_every_environment_of_tox_is_explained():
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "tox.ini")
+    names = {name.partition(":")[2] for name in settings.sections() if name.startswith("testenv:")}
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    first, _, others = text.partition("The others take long")
+    explained = re.findall(r"(?m)^\| `([\w-]+)` \| ", text.partition("## The tox environments")[2])
+    assert names == set(explained[: len(names)])
+    for name in settings["tox"]["env_list"].split():
+        assert f"| `{name}` |" in first and f"| `{name}` |" not in others
+
+
+def test_the_packages_to_install_are_those_of_tox():
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "tox.ini")
+    wanted = {re.split("[<>=]", line)[0] for line in settings["testenv"]["deps"].split()}
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"(?m)^pip install (celery .*)$", text)
+    assert set(line.split()) == wanted

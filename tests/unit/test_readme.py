@@ -1,0 +1,120 @@
+"""The README works on a package index, begins with what `.ci/run` runs, and quotes real figures."""
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+CI = ROOT / ".ci" / "run"
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+
+
+@pytest.fixture
+def text():
+    return README.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def metadata():
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "setup.cfg")
+    return settings["metadata"]
+
+
+def blocks(text, language):
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", text)
+
+
+def relative_links(text):
+    """Targets of links and pictures that only work beside the repository's other files."""
+    targets = re.findall(r"\]\(([^)\s]+)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    return [target for target in targets if not re.match(r"https://|#", target)]
+
+
+def test_it_begins_with_the_two_commands_of_the_whole_check(text):
+    commands = blocks(text, "sh")[0].splitlines()
+    assert commands == ["pip install . && aztask demo", "pip install tox && tox"]
+    if CI.exists():  # it is no part of a source distribution
+        assert all(command in CI.read_text(encoding="utf-8") for command in commands)
+
+
+def test_a_link_works_on_a_package_index_too(text):
+    assert relative_links(text) == []
+
+
+def test_a_relative_link_would_be_noticed():
+    links = '[a](docs/a.md) [b](https://b.example/) ![c](c.svg) <img src="d.svg"> [e](#e)'
+    assert relative_links(links) == ["docs/a.md", "c.svg", "d.svg"]
+
+
+def test_every_file_that_it_names_exists(text):
+    names = re.findall(r"`((?:docs/)?[\w./-]+\.(?:md|txt))`", text)
+    assert len(names) > 8
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+
+
+def test_the_task_has_eight_lines(text):
+    name, *lines = blocks(text, "python")[0].splitlines()
+    assert name == "# shop.py" and len(lines) == 8
+
+
+def test_the_demo_is_quoted_in_five_lines_that_it_prints(text):
+    (shown,) = blocks(text, "text")
+    fields = [line.partition(":")[0] for line in shown.splitlines()]
+    assert fields == ["tasks", "succeeded", "retried", "failed", "seconds"]
+    source = (ROOT / "aztask" / "cli" / "demo.py").read_text(encoding="utf-8")
+    assert all(f'"{field}' in source for field in fields)
+
+
+def measured(name, row):
+    """The median of a row of a benchmark's output."""
+    text = (BENCHMARKS / name).read_text(encoding="utf-8")
+    (value,) = re.findall(rf"(?m)^  {re.escape(row)} +([\d.,]+) \(", text)
+    return float(value.replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "figures"),
+    [
+        ("20 times `kill -9`", "storagequeue.txt", "{}: tasks lost in 20 kills"),
+        ("tasks/s, one worker", "storagequeue.txt", "{}: tasks/s"),
+        ("single sends/s", "storagequeue.txt", "{}: single sends/s"),
+        ("idle queue", "storagequeue.txt", "{}: idle latency p50, ms"),
+    ],
+)
+def test_the_figures_beside_its_peers_were_measured(text, row, name, figures):
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {row}")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    for peer, cell in zip(("aztask", "celery", "dramatiq"), cells, strict=True):
+        quoted = float(re.match(r"[\d,]+", cell)[0].replace(",", ""))
+        assert quoted == round(measured(name, figures.format(peer))), (row, peer)
+
+
+def test_the_figures_on_service_bus_were_measured(text):
+    quoted = [
+        float(number.replace(",", ""))
+        for line in text.splitlines()
+        if line.startswith(("| tasks/s, no network", "| tasks/s, 5 ms"))
+        for number in re.findall(r"([\d,]+) \(", line)
+    ]
+    rows = (
+        "0 ms: aztask, threads, /s",
+        "0 ms: aztask, processes, /s",
+        "0 ms: Celery, /s",
+        "5 ms: aztask, threads, /s",
+        "5 ms: Celery, /s",
+    )
+    assert quoted == [round(measured("servicebus.txt", row)) for row in rows]
+
+
+def test_the_index_shows_where_the_project_is(metadata):
+    links = dict(line.split(" = ") for line in metadata["project_urls"].strip().splitlines())
+    assert list(links) == ["Documentation", "Changelog", "Source", "Issues"]
+    for link in links.values():
+        assert link.startswith(links["Source"])
+        path = link.partition("/blob/main/")[2]
+        assert not path or (ROOT / path).is_file()
+    assert metadata["url"] == links["Source"]
