@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter, TrueFilter
 from aztask.emulator.durations import MAX_DURATION, parse_duration
 from aztask.errors import ConfigurationError, did_you_mean
@@ -98,7 +98,7 @@ def _name(item: Any) -> str:
     return name
 
 
-def _entity(item: Any, path: str, kind: Kind, rules: tuple[Rule, ...] = ()) -> Entity:
+def _entity(item: Any, path: str, kind: Kind, rules: tuple[SubscriptionRule, ...] = ()) -> Entity:
     properties = _part(item, "Properties", dict)
     for name in properties:
         if name not in _KNOWN:
@@ -125,9 +125,9 @@ def _typed(path: str, name: str, value: Any, wanted: type) -> Any:
     return value
 
 
-def _rule(path: str, item: Any) -> Rule:
+def _rule(path: str, item: Any) -> SubscriptionRule:
     properties = _part(item, "Properties", dict)
-    return Rule(_name(item), _filter(f"{path}, rule {_name(item)}", properties))
+    return SubscriptionRule(_name(item), _filter(f"{path}, rule {_name(item)}", properties))
 
 
 def _filter(where: str, properties: dict[str, Any]) -> Filter:

@@ -14,8 +14,8 @@ from typing import Any
 from aztask.emulator.admin.http import AdminServer
 from aztask.emulator.amqp.connection import ConnectionLimits
 from aztask.emulator.broker.access import Access
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Committer
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.dispatch import DeliveryDispatcher
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import Forwarder
@@ -70,7 +70,7 @@ class Emulator:
         )
         self.broker.committer.collector = dispatcher
         self.server = Server(self.broker, limits, trace)
-        self.admin = AdminServer(self.broker, self.server.removed)
+        self.admin = AdminServer(self.broker, self.server.entity_deleted)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> None:

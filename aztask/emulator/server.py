@@ -20,8 +20,8 @@ from typing import Any
 
 from aztask.emulator.amqp.connection import Connection, ConnectionLimits, State, Tracer
 from aztask.emulator.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
-from aztask.emulator.broker.context import Broker
-from aztask.emulator.broker.peer import Peer
+from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.client import Client
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ class Endpoint(asyncio.BufferedProtocol):
         self._server = server
         self._committer = server.broker.committer
         self._transport: asyncio.Transport | None = None
-        self.peer = Peer(server.broker)
+        self.client = Client(server.broker)
         tracer = server.tracer
         self.connection = Connection(
-            self.peer,
+            self.client,
             CONTAINER,
             server.limits,
             None if tracer is None else self._traced(tracer),
         )
-        self.connection.wake = partial(server.touched, self)
+        self.connection.wake = partial(server.output_waiting, self)
         # not the time of the last tick: a clock that jumped meanwhile would end the handshake
         self.since = self.last_read = self.last_write = server.broker.clock.monotonic()
         self.remote = ""
@@ -76,15 +76,15 @@ class Endpoint(asyncio.BufferedProtocol):
         data = bytes(server.buffer[:size])
         self.last_read = server.time
         server.active.add(self)
-        self._committer.held = True
+        self._committer.reading = True
         try:
             self.connection.receive(data)
         except Exception:
             log.exception("%s: the connection is closed after a fault of the emulator", self.remote)
             self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
         if self.connection.state is _CLOSED:
-            server.touched(self)
-        self._committer.let_go(now=server.solo)
+            server.output_waiting(self)
+        self._committer.finish_reading(now=server.solo)
 
     def flush(self) -> None:
         """Write what has gathered; close the socket when the connection is over."""
@@ -102,19 +102,19 @@ class Endpoint(asyncio.BufferedProtocol):
         """The client does not read: rule 2."""
         if self._transport is not None:
             self._transport.pause_reading()
-        self.peer.paused(True)
+        self.client.paused(True)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-        self.peer.paused(False)
+        self.client.paused(False)
 
     def connection_lost(self, _error: Exception | None) -> None:
         """The socket is gone."""
         self._server.endpoints.discard(self)
         self.connection.lost()
-        self._server.broker.committer.plan()
+        self._server.broker.committer.plan_flush()
 
     def abort(self) -> None:
         """Drop the socket."""
@@ -156,7 +156,7 @@ class Server:
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.active: set[Endpoint] = set()
         self.solo = False
-        self._touched: set[Endpoint] = set()
+        self._with_output: set[Endpoint] = set()
         self._server: asyncio.Server | None = None
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -165,23 +165,23 @@ class Server:
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Listen; the port that was bound."""
         loop = asyncio.get_running_loop()
-        self.broker.committer.after = self._flush_all
-        self.broker.dispatcher.plan = self.broker.committer.plan
+        self.broker.committer.after_flush = self._flush_all
+        self.broker.dispatcher.plan_flush = self.broker.committer.plan_flush
         self._server = await loop.create_server(
             lambda: Endpoint(self), host, port, ssl=context, backlog=512
         )
         self._tick()
         return int(self._server.sockets[0].getsockname()[1])
 
-    def touched(self, endpoint: Endpoint) -> None:
+    def output_waiting(self, endpoint: Endpoint) -> None:
         """Something may be written to this client at the end of the turn."""
-        self._touched.add(endpoint)
+        self._with_output.add(endpoint)
         if not self.broker.committer.flushing:
-            self.broker.committer.plan()
+            self.broker.committer.plan_flush()
 
     def _flush_all(self) -> None:
-        touched, self._touched = self._touched, set()
-        for endpoint in touched:
+        output_waiting, self._with_output = self._with_output, set()
+        for endpoint in output_waiting:
             endpoint.flush()
 
     def _tick(self) -> None:
@@ -198,21 +198,21 @@ class Server:
         broker = self.broker
         self.solo, self.active = len(self.active) < 2, set()
         for endpoint in list(self.endpoints):
-            endpoint.peer.tick()
+            endpoint.client.tick()
         broker.dispatcher.tick()
         if self._ticks % SLOW_TICK_EVERY == 0:
             for endpoint in list(self.endpoints):
                 if broker.access.required:
-                    endpoint.peer.check_tokens()
+                    endpoint.client.check_tokens()
                 endpoint.check(self.time)
         if broker.forwarder.due():
-            broker.committer.plan()
+            broker.committer.plan_flush()
 
-    def removed(self, path: str) -> None:
+    def entity_deleted(self, path: str) -> None:
         """An entity was deleted: links to it end."""
         for endpoint in self.endpoints:
-            endpoint.peer.removed(path)
-        self.broker.committer.plan()
+            endpoint.client.entity_deleted(path)
+        self.broker.committer.plan_flush()
 
     async def stop(self) -> None:
         """Close every connection and stop listening."""

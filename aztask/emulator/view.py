@@ -60,7 +60,7 @@ def _row(entity: EntityView) -> tuple[str, ...]:
     return (entity.name, *(str(count) for count in counts), str(entity.receivers))
 
 
-def look(emulator: Emulator) -> View:
+def take_view(emulator: Emulator) -> View:
     """The emulator's state now."""
     broker = emulator.broker
     entities = []
@@ -82,4 +82,6 @@ def look(emulator: Emulator) -> View:
             )
         )
     endpoints = emulator.server.endpoints
-    return View(tuple(entities), len(endpoints), sum(one.peer.links for one in endpoints))
+    return View(
+        tuple(entities), len(endpoints), sum(endpoint.client.links for endpoint in endpoints)
+    )

@@ -226,7 +226,7 @@ def test_a_client_that_does_not_read_gets_only_so_much(bus, victim):
         client.attach("hostile", receive=True)
         client.write(credit_frame(2**31))
         time.sleep(0.5)
-        endpoint = next(e for e in bus._emulator.server.endpoints if e.peer.container == "raw")
+        endpoint = next(e for e in bus._emulator.server.endpoints if e.client.container == "raw")
         assert endpoint._transport.get_write_buffer_size() < 12_000_000
         victim()
 

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl
 
 from aztask.emulator.admin.routes import HttpRequest, HttpResponse, Routes, failed
-from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.broker import Broker
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +37,19 @@ class _BadRequest(Exception):
 
 
 class AdminServer:
-    """Listens for administration clients. removed: told of deleted entities."""
+    """Listens for administration clients. deleted: told of deleted entities."""
 
-    def __init__(self, broker: Broker, removed: Callable[[str], None]) -> None:
+    def __init__(self, broker: Broker, deleted: Callable[[str], None]) -> None:
         self._broker = broker
-        self._removed = removed
-        self._routes = Routes(broker, removed, secure=False)
+        self._deleted = deleted
+        self._routes = Routes(broker, deleted, secure=False)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None] | None] = set()
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
         """Listen; the port that was bound."""
-        self._routes = Routes(self._broker, self._removed, secure=context is not None)
+        self._routes = Routes(self._broker, self._deleted, secure=context is not None)
         self._server = await asyncio.start_server(
             self._serve, host, port, ssl=context, limit=MAX_HEAD
         )

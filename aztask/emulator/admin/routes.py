@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from aztask.emulator.admin import atom, descriptions, rules
 from aztask.emulator.admin.descriptions import EntitySnapshot
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.broker.context import Broker
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
+from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.errors import (
@@ -64,12 +64,12 @@ _STATUS: tuple[tuple[type[AztaskError], int], ...] = (
 
 
 class Routes:
-    """Answers requests. removed: told the path of every entity that is deleted."""
+    """Answers requests. deleted: told the path of every entity that is deleted."""
 
-    def __init__(self, broker: Broker, removed: Callable[[str], None], secure: bool) -> None:
+    def __init__(self, broker: Broker, deleted: Callable[[str], None], secure: bool) -> None:
         self._broker = broker
         self._namespace = broker.namespace
-        self._removed = removed
+        self._deleted = deleted
         self._scheme = "https" if secure else "http"
 
     def answer(self, request: HttpRequest) -> HttpResponse:
@@ -116,7 +116,7 @@ class Routes:
                 return self._shown(request, self._namespace.get(path))
             case "DELETE":
                 for entity in self._namespace.delete(path):
-                    self._removed(entity.path)
+                    self._deleted(entity.path)
                 return HttpResponse(200)
             case "PUT":
                 return self._put(request, path)
@@ -200,7 +200,7 @@ class Routes:
                 return HttpResponse(status, self._rule_entry(request, path, rule))
         raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {path!r}")
 
-    def _rule_entry(self, request: HttpRequest, path: str, rule: Rule) -> str:
+    def _rule_entry(self, request: HttpRequest, path: str, rule: SubscriptionRule) -> str:
         host = request.headers.get("host", "localhost")
         url = f"{self._scheme}://{host}/{path}/Rules/{rule.name}"
         times = (rule.created, rule.created)

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from aztask.emulator.admin.atom import CONNECT, INSTANCE, SCHEMA, children, instant, local, tag
 from aztask.emulator.amqp.types import Described, Timestamp
-from aztask.emulator.broker.entities import DEFAULT_RULE, Rule
+from aztask.emulator.broker.entities import DEFAULT_RULE, SubscriptionRule
 from aztask.emulator.broker.filters import (
     TIMESPAN,
     CorrelationFilter,
@@ -31,14 +31,14 @@ _TICKS = 10_000_000
 """How many there are in a second."""
 
 
-def rule_from(element: ElementTree.Element, name: str = "") -> Rule:
+def rule_from(element: ElementTree.Element, name: str = "") -> SubscriptionRule:
     """The rule of a description. Raises ConfigurationError."""
     parts = children(element)
     action = parts.get("Action")
     if action is not None and (_text(children(action).get("SqlExpression"))):
         raise ConfigurationError("rule actions are not run here: create the rule without one")
     stated = _text(parts.get("Name"))
-    return Rule(name or stated or DEFAULT_RULE, _filter(parts.get("Filter")))
+    return SubscriptionRule(name or stated or DEFAULT_RULE, _filter(parts.get("Filter")))
 
 
 def _text(element: ElementTree.Element | None) -> str:
@@ -97,7 +97,7 @@ def _timestamp(text: str) -> Timestamp:
     return Timestamp(round(moment.timestamp() * 1000))
 
 
-def description_of(rule: Rule) -> str:
+def description_of(rule: SubscriptionRule) -> str:
     """The description of a rule."""
     return (
         f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{_written(rule.filter)}'

@@ -25,6 +25,8 @@ from aztask.emulator.amqp.link import Link, Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.terminus import with_filter
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.address import Address
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import (
     ENTITY_DISABLED,
@@ -33,11 +35,9 @@ from aztask.emulator.broker.conditions import (
     TIMEOUT,
     as_amqp,
 )
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.locks import Lock
-from aztask.emulator.broker.paths import Address
 from aztask.emulator.broker.settlement import DispositionSettler, action_of
 from aztask.engine import Engine, Leased, SessionLease
 from aztask.errors import AztaskError, LeaseLost
@@ -68,7 +68,7 @@ class Consumer:
         self._tidied_at = 0.0
         self._renewing = False
 
-    def wanted(self) -> int:
+    def capacity(self) -> int:
         """Credit that can be used now."""
         link = self.link
         if not link.attached or self.paused or not link.session.ready:
@@ -162,7 +162,9 @@ class Consumer:
         """The link is gone."""
         self.broker.dispatcher.leave(self)
         if self.lease is not None:
-            self.broker.committer.submit(_Release(self.broker, self.source.queue, self.lease))
+            self.broker.committer.submit(
+                _SessionRelease(self.broker, self.source.queue, self.lease)
+            )
 
     def tick(self) -> None:
         """The link ends when its session's lock has lapsed.
@@ -176,7 +178,7 @@ class Consumer:
             self.link.detach(SESSION_LOST)
         elif self.delete and not self._renewing and self._half_over():
             self._renewing = True
-            self.broker.committer.submit(_Keep(self))
+            self.broker.committer.submit(_SessionRenewal(self))
 
     def _half_over(self) -> bool:
         entity = self.broker.namespace.find(self.source.queue)
@@ -192,7 +194,7 @@ class Consumer:
             self.lease = renewed or self.lease
 
 
-class _Release(Change):
+class _SessionRelease(Change):
     """Gives a session back."""
 
     def __init__(self, broker: Broker, queue: str, lease: SessionLease) -> None:
@@ -202,10 +204,10 @@ class _Release(Change):
         """Let others accept it."""
         if self._broker.namespace.find(self._queue) is not None:
             self._broker.engine.release_session(self._queue, self._lease)
-            self._broker.stirred(self._queue)
+            self._broker.queue_changed(self._queue)
 
 
-class _Keep(Change):
+class _SessionRenewal(Change):
     """Holds the session of a link that deletes."""
 
     def __init__(self, consumer: Consumer) -> None:
@@ -255,7 +257,7 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
     return entity
 
 
-class Accepting(Change):
+class PendingSession(Change):
     """A link that wants a session: this one, or whichever has messages and no receiver."""
 
     def __init__(
@@ -288,7 +290,7 @@ class Accepting(Change):
         """Whether to try again later."""
         return self.link.state.value == "pending"
 
-    def worthwhile(self) -> bool:
+    def should_retry(self) -> bool:
         """Whether trying again may bring something: a message is there, or time is up."""
         if self._broker.clock.monotonic() >= self.deadline:
             return True
@@ -306,7 +308,7 @@ class Accepting(Change):
         lease = self._lease
         if not self.waiting:
             if lease is not None:  # the link ended in this very turn
-                release = _Release(self._broker, self.entity.path, lease)
+                release = _SessionRelease(self._broker, self.entity.path, lease)
                 self._broker.committer.submit(release)
         elif lease is not None:
             self._accept(lease)

@@ -37,7 +37,7 @@ class Consumer(Protocol):
     source: Source
     delete: bool
 
-    def wanted(self) -> int:
+    def capacity(self) -> int:
         """How many messages it takes now."""
 
     def take(self, engine: Engine, limit: int) -> list[Leased]:
@@ -70,10 +70,10 @@ class DeliveryDispatcher:
         self._forwarding = forwarding
         self._waiting: dict[Source, list[Consumer]] = {}
         self._by_queue: dict[tuple[str, bool], set[Source]] = {}
-        self._woken: set[Source] = set()
+        self._marked: set[Source] = set()
         self._sizes: dict[Source, int] = {}
         self._quiet_until: dict[Source, float] = {}
-        self.plan: Callable[[], None] = lambda: None
+        self.plan_flush: Callable[[], None] = lambda: None
 
     def join(self, consumer: Consumer) -> None:
         """A consumer is there from now on."""
@@ -105,28 +105,28 @@ class DeliveryDispatcher:
     def wake(self, source: Source) -> None:
         """Look at this source at the end of the turn."""
         if source in self._waiting:
-            self._stir(source)
-            self.plan()
+            self._mark(source)
+            self.plan_flush()
 
-    def _stir(self, source: Source) -> None:
-        self._woken.add(source)
+    def _mark(self, source: Source) -> None:
+        self._marked.add(source)
         self._quiet_until.pop(source, None)
 
-    def stirred(self, queue: str, dead: bool = False) -> None:
+    def queue_changed(self, queue: str, dead: bool = False) -> None:
         """Something may have become available in a queue, or in its dead letters."""
         for source in self._by_queue.get((queue, dead), ()):
-            self._stir(source)
+            self._mark(source)
 
     def tick(self) -> None:
         """Look again at every source that somebody waits for, where time may bring something."""
         now = self._clock.monotonic()
         for source, consumers in self._waiting.items():
-            if self._quiet_until.get(source, 0.0) > now or source in self._woken:
+            if self._quiet_until.get(source, 0.0) > now or source in self._marked:
                 continue
-            if any(consumer.wanted() for consumer in consumers):
+            if any(consumer.capacity() for consumer in consumers):
                 self._look_ahead(source, now)
-        if self._woken:
-            self.plan()
+        if self._marked:
+            self.plan_flush()
 
     def _look_ahead(self, source: Source, now: float) -> None:
         """Wake the source when it is due; else remember until when it can be left alone.
@@ -141,19 +141,19 @@ class DeliveryDispatcher:
         except QueueNotFound:
             return
         if wait <= 0:
-            self._woken.add(source)
+            self._marked.add(source)
         else:
             self._quiet_until[source] = now + min(wait, DEAD_LETTERS_EVERY if source.dead else wait)
 
     def due(self) -> bool:
         """Whether somebody was woken, or something is to be moved."""
-        return bool(self._woken) or self._forwarding.pending
+        return bool(self._marked) or self._forwarding.pending
 
     def collect(self) -> list[Callable[[], None]]:
         """Take messages for all woken sources; the calls deliver them."""
         for queue in self._forwarding.run():
-            self.stirred(queue)
-        woken, self._woken = self._woken, set()
+            self.queue_changed(queue)
+        woken, self._marked = self._marked, set()
         if not woken:
             return []
         offset = self._clock.wall() - self._clock.monotonic()
@@ -162,7 +162,7 @@ class DeliveryDispatcher:
             self._collect(source, offset, deliveries)
         return deliveries
 
-    def taken_back(self) -> None:
+    def rolled_back(self) -> None:
         """Nothing that was collected counts; the next tick tries again."""
 
     def _collect(self, source: Source, offset: float, deliveries: list[Callable[[], None]]) -> None:
@@ -172,7 +172,7 @@ class DeliveryDispatcher:
         consumers.append(consumers.pop(0))
         dry = False
         for consumer in list(consumers):
-            wanted = 0 if dry else min(consumer.wanted(), self._batch(source))
+            wanted = 0 if dry else min(consumer.capacity(), self._batch(source))
             messages = self._take(consumer, wanted) if wanted else []
             if messages:
                 self._quiet_until.pop(source, None)
@@ -181,8 +181,8 @@ class DeliveryDispatcher:
             dry = dry or len(messages) < wanted
             if dry:
                 deliveries.append(consumer.exhausted)
-        if not dry and any(consumer.wanted() for consumer in consumers):
-            deliveries.append(_Again(self, source))
+        if not dry and any(consumer.capacity() for consumer in consumers):
+            deliveries.append(_WakeAgain(self, source))
 
     def _take(self, consumer: Consumer, limit: int) -> list[Leased]:
         try:
@@ -206,7 +206,7 @@ class _Delivery:
         self._consumer.deliver(self._messages, self._offset)
 
 
-class _Again:
+class _WakeAgain:
     """Looks at a source again in the next turn."""
 
     __slots__ = ("_dispatcher", "_source")

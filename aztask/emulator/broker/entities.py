@@ -57,7 +57,7 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SubscriptionRule:
     """A subscription takes the messages that one of its rules' filters matches."""
 
     name: str
@@ -86,7 +86,7 @@ class Entity:
     forward_dead_letters_to: str = ""
     max_message_bytes: int = MIB
     status: Status = Status.ACTIVE
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[SubscriptionRule, ...] = ()
     created: float = 0.0
     updated: float = 0.0
     kept: dict[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def with_default_rule(entity: Entity) -> Entity:
     """A new subscription takes everything, unless it comes with rules of its own."""
     if entity.kind is not Kind.SUBSCRIPTION or entity.rules:
         return entity
-    return replace(entity, rules=(Rule(DEFAULT_RULE, TrueFilter(), entity.created),))
+    return replace(entity, rules=(SubscriptionRule(DEFAULT_RULE, TrueFilter(), entity.created),))
 
 
 def _check_name(entity: Entity) -> None:
@@ -174,7 +174,7 @@ def from_json(text: str) -> Entity:
     document: dict[str, Any] = json.loads(text)
     document["kind"], document["status"] = Kind(document["kind"]), Status(document["status"])
     document["rules"] = tuple(
-        Rule(rule["name"], filter_from(rule["filter"]), rule["created"])
+        SubscriptionRule(rule["name"], filter_from(rule["filter"]), rule["created"])
         for rule in document["rules"]
     )
     return Entity(**document)

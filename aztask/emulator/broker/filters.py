@@ -13,7 +13,7 @@ from uuid import UUID
 from aztask.emulator.amqp import sections
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.amqp.types import Described, Symbol, Timestamp
-from aztask.emulator.broker.sql import Expression, NameLookup, parse
+from aztask.emulator.broker.sql import Expression, NameLookup, parse_expression
 from aztask.errors import ConfigurationError
 
 TIMESPAN = Symbol("com.microsoft:timespan")
@@ -92,7 +92,7 @@ class SqlFilter:
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError where the expression is not understood."""
-        object.__setattr__(self, "expression", parse(self.text))
+        object.__setattr__(self, "expression", parse_expression(self.text))
 
     def matches(self, message: Sections) -> bool:
         """Whether the expression is true."""

@@ -46,7 +46,7 @@ class Forwarder:
         self.pending = False
         self._quiet_until: dict[_Route, float] = {}
 
-    def stirred(self) -> None:
+    def queues_changed(self) -> None:
         """Something was sent or given back: look at all routes at the end of the turn."""
         if self.routes:
             self.pending = True

@@ -70,7 +70,7 @@ def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) ->
     if session is None and (entity.sessions or entity.kind is _TOPIC):
         _check_session(namespace, entity)
     message_id = _message_id(message.property(sections.MESSAGE_ID))
-    kept = stored.from_sections(message)
+    kept = stored.to_stored(message)
     if not message_id:
         message_id = uuid4().hex
         kept = stored.with_message_id(kept, message_id)

@@ -18,6 +18,7 @@ from uuid import UUID
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.errors import NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
     LOCK_LOST,
@@ -25,11 +26,10 @@ from aztask.emulator.broker.conditions import (
     SESSION_LOST,
 )
 from aztask.emulator.broker.consumer import Consumer
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.intake import new_message, sendable
 from aztask.emulator.broker.locks import Lock
-from aztask.emulator.broker.settlement import Action, SettlementKind, carry_out
+from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
 from aztask.engine import Leased, PeekedMessage, SessionLease
 
 MAX_PEEK = 250
@@ -130,13 +130,13 @@ def update_disposition(call: ManagementCall) -> Result:
     texts = [str(call.body.get(f"deadletter-{part}") or "") for part in ("reason", "description")]
     changed = call.body.get("properties-to-modify")
     properties = changed if isinstance(changed, dict) else {}
-    action = Action(verb, texts[0], texts[1], {str(k): v for k, v in properties.items()})
+    action = SettlementAction(verb, texts[0], texts[1], {str(k): v for k, v in properties.items()})
     locks = _locks(call)
     leases = [(lock.seq, lock.token) for lock in locks]
-    held = carry_out(call.broker.engine, call.entity.path, call.dead, action, leases)
+    held = settle(call.broker.engine, call.entity.path, call.dead, action, leases)
     if not all(held):
         raise SESSION_LOST if call.entity.sessions and not call.dead else LOCK_LOST
-    call.broker.stirred(call.entity.path, call.dead)
+    call.broker.queue_changed(call.entity.path, call.dead)
     for lock in locks:
         call.broker.locks.discard(lock.token)
     return _done()
@@ -154,7 +154,7 @@ def schedule_message(call: ManagementCall) -> Result:
             raise AmqpError(ARGUMENT_ERROR, "'message' must be an encoded message")
         messages.append(new_message(namespace, entity, encoded, now))
     numbers = call.broker.engine.send(entity.path, messages)
-    call.broker.stirred(entity.path)
+    call.broker.queue_changed(entity.path)
     return _answer("sequence-numbers", encode.long_array(numbers))
 
 

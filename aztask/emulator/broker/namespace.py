@@ -14,7 +14,7 @@ from aztask.emulator.broker.entities import (
     SUBSCRIPTIONS,
     Entity,
     Kind,
-    Rule,
+    SubscriptionRule,
     check,
     from_json,
     to_json,
@@ -132,7 +132,7 @@ class Namespace:
 
     # -- rules of a subscription
 
-    def add_rule(self, path: str, rule: Rule) -> Entity:
+    def add_rule(self, path: str, rule: SubscriptionRule) -> Entity:
         """Add a rule. Raises EntityExists, QueueNotFound."""
         entity = self.get(path)
         if any(known.name.lower() == rule.name.lower() for known in entity.rules):
@@ -142,7 +142,7 @@ class Namespace:
         stamped = replace(rule, created=self.clock.wall())
         return self._with_rules(entity, (*entity.rules, stamped))
 
-    def replace_rule(self, path: str, rule: Rule) -> Entity:
+    def replace_rule(self, path: str, rule: SubscriptionRule) -> Entity:
         """Change a rule; its place and its creation time stay. Raises QueueNotFound."""
         entity = self.get(path)
         known = self._rule(entity, rule.name)
@@ -157,13 +157,13 @@ class Namespace:
         return self._with_rules(entity, tuple(rule for rule in entity.rules if rule is not removed))
 
     @staticmethod
-    def _rule(entity: Entity, name: str) -> Rule:
+    def _rule(entity: Entity, name: str) -> SubscriptionRule:
         for rule in entity.rules:
             if rule.name.lower() == name.lower():
                 return rule
         raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
 
-    def _with_rules(self, entity: Entity, rules: tuple[Rule, ...]) -> Entity:
+    def _with_rules(self, entity: Entity, rules: tuple[SubscriptionRule, ...]) -> Entity:
         entity = replace(entity, rules=rules, updated=self.clock.wall())
         with self.database.transaction():
             self._write(entity)

@@ -8,12 +8,12 @@ from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import DECODE_ERROR, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
 from aztask.emulator.broker.access import Claims, Right
+from aztask.emulator.broker.address import Address, parse_address
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.consumer import Consumer
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.management import ManagementCall, Operation, operation
-from aztask.emulator.broker.paths import Address, parse
 from aztask.emulator.broker.requests import (
     CBS_NAMES,
     MANAGEMENT_NAMES,
@@ -93,7 +93,7 @@ class CbsLink(RequestLink):
             kind = str(request.parameter("type") or "")
             token = request.body if isinstance(request.body, str) else ""
             claim = self._broker.access.claim(token, kind, audience)
-            entity = parse(audience).entity
+            entity = parse_address(audience).entity
             if entity and self._broker.namespace.find(entity) is None:
                 raise AmqpError(
                     NOT_FOUND, f"the messaging entity {audience[:300]!r} could not be found"
@@ -140,7 +140,7 @@ class ManagementLink(RequestLink):
                 self.done(request, *self._rule(entity.path, request.operation, body))
                 return
             call = ManagementCall(self._broker, entity, self._address.dead, body, self._consumers())
-            work = _ManagementOperation(self, request, operation(request.operation), call)
+            work = _RunOperation(self, request, operation(request.operation), call)
             self._broker.committer.submit(work)
         except AmqpError as error:
             self.failed(request, error)
@@ -161,7 +161,7 @@ class ManagementLink(RequestLink):
         self.reply(request, failure(request, MANAGEMENT_NAMES, error))
 
 
-class _ManagementOperation(Change):
+class _RunOperation(Change):
     """One management request."""
 
     def __init__(

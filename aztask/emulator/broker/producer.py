@@ -5,9 +5,9 @@ from __future__ import annotations
 from aztask.emulator.amqp import outgoing
 from aztask.emulator.amqp.errors import MESSAGE_SIZE_EXCEEDED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.intake import messages_of, sendable
 from aztask.engine import NewMessage
 from aztask.errors import AztaskError
@@ -43,7 +43,7 @@ class Producer:
         except AmqpError as error:
             self.answer(message, outgoing.rejected(error.condition, error.description))
             return
-        self.broker.committer.submit(_Storing(self, message, entity.path, messages))
+        self.broker.committer.submit(_StoreMessages(self, message, entity.path, messages))
 
     def answer(self, message: Inbound, state: bytes) -> None:
         """Settle the delivery; what came settled needs no answer."""
@@ -52,7 +52,7 @@ class Producer:
             self.link.session.write(outgoing.disposition(True, delivery_id, delivery_id, state))
 
 
-class _Storing(Change):
+class _StoreMessages(Change):
     """One transfer on its way into the store."""
 
     def __init__(
@@ -67,7 +67,7 @@ class _Storing(Change):
         """Store all of its messages."""
         broker = self._producer.broker
         broker.engine.send(self._queue, self._messages)
-        broker.stirred(self._queue)
+        broker.queue_changed(self._queue)
 
     def succeed(self) -> None:
         """They are stored."""

@@ -13,9 +13,9 @@ from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.types import Described
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.locks import Lock
 from aztask.engine import Engine
 from aztask.errors import AztaskError
@@ -32,7 +32,7 @@ class SettlementKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class SettlementAction:
     """verb, and what goes with it. properties: application properties to set on the message.
 
     echo: the outcome that confirms it to the peer.
@@ -45,8 +45,8 @@ class Action:
     echo: bytes = outgoing.ACCEPTED
 
 
-COMPLETE = Action(SettlementKind.COMPLETE)
-RELEASE = Action(SettlementKind.RELEASE, echo=outgoing.RELEASED)
+COMPLETE = SettlementAction(SettlementKind.COMPLETE)
+RELEASE = SettlementAction(SettlementKind.RELEASE, echo=outgoing.RELEASED)
 _ACCEPTED, _REJECTED, _RELEASED, _MODIFIED, _RECEIVED = 0x24, 0x25, 0x26, 0x27, 0x23
 _NAMES = {
     "amqp:accepted:list": _ACCEPTED,
@@ -57,7 +57,7 @@ _NAMES = {
 }
 
 
-def action_of(state: Described | None) -> Action | None:
+def action_of(state: Described | None) -> SettlementAction | None:
     """What a delivery state asks for; None for states that settle nothing.
 
     A modified outcome always counts the delivery: SDKs leave delivery-failed out when abandoning.
@@ -75,20 +75,20 @@ def action_of(state: Described | None) -> Action | None:
     if code == _MODIFIED:
         fields = [*fields, None, None, None]
         verb = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
-        return Action(verb, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
+        return SettlementAction(verb, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
     if code == _RECEIVED:
         return None
     raise AmqpError(INVALID_FIELD, f"unknown delivery state {str(state.descriptor)[:40]!r}")
 
 
-def _rejection(error: Any) -> Action:
+def _rejection(error: Any) -> SettlementAction:
     fields = error.value if isinstance(error, Described) and isinstance(error.value, list) else []
     condition, description, info = [*fields, None, None, None][:3]
     properties = _texts(info)
     named = isinstance(condition, str) and condition != DEAD_LETTER
     reason = properties.pop(stored.REASON, None) or (condition if named else "")
     text = properties.pop(stored.DESCRIPTION, None) or (description if named else "")
-    return Action(
+    return SettlementAction(
         SettlementKind.DEAD_LETTER,
         str(reason or "")[: stored.MAX_REASON],
         str(text or "")[: stored.MAX_REASON],
@@ -101,8 +101,12 @@ def _texts(value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-def carry_out(
-    engine: Engine, queue: str, dead: bool, action: Action, leases: Sequence[tuple[int, str]]
+def settle(
+    engine: Engine,
+    queue: str,
+    dead: bool,
+    action: SettlementAction,
+    leases: Sequence[tuple[int, str]],
 ) -> list[bool]:
     """Settle, inside the transaction; False for each lease that was lost."""
     if action is COMPLETE:
@@ -147,7 +151,7 @@ class DispositionSettler(Change):
         broker: Broker,
         link: SendingLink,
         deliveries: list[Outbound],
-        action: Action,
+        action: SettlementAction,
         disposition: Disposition,
     ) -> None:
         self._broker = broker
@@ -167,9 +171,9 @@ class DispositionSettler(Change):
         if self._action is COMPLETE:
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
-        self._held = carry_out(self._broker.engine, lock.queue, lock.dead, self._action, leases)
+        self._held = settle(self._broker.engine, lock.queue, lock.dead, self._action, leases)
         if self._action.verb is not SettlementKind.COMPLETE:
-            self._broker.stirred(lock.queue, lock.dead)
+            self._broker.queue_changed(lock.queue, lock.dead)
 
     def succeed(self) -> None:
         """Confirm what was held; what was not had lost its lock."""

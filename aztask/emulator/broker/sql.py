@@ -84,7 +84,7 @@ def _tokens(text: str) -> list[Token]:
     return [*tokens, Token("end", "", len(text))]
 
 
-def parse(text: str) -> Expression:
+def parse_expression(text: str) -> Expression:
     """The expression of a filter. Raises ConfigurationError naming what is not understood."""
     parser = _Parser(_tokens(text))
     expression = parser.either()

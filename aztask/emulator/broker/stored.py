@@ -2,7 +2,7 @@
 
 Rules
 1. The bare message is stored and delivered as the sender wrote it, byte for byte; dead letters gain
-   two application properties, nothing else is touched.
+   two application properties, nothing else is output_waiting.
 2. Annotations that the broker sets are dropped from what a sender wrote and set at delivery. A
    message gets those that the service writes (the tests of azure-servicebus count them): its state
    only where it is peeked or was deferred.
@@ -100,7 +100,7 @@ class StoredMessage(NamedTuple):
         return self._replace(hops=self.hops + 1, items=items, annotations=annotations)
 
 
-def from_sections(message: Sections) -> StoredMessage:
+def to_stored(message: Sections) -> StoredMessage:
     """What to store of a message that was just cut."""
     annotations, count = message.annotation_items, message.annotation_count
     if count and not _OURS.isdisjoint(message.annotations):

@@ -11,15 +11,22 @@ from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.amqp.performatives import Attach
 from aztask.emulator.amqp.types import Described
-from aztask.emulator.broker.consumer import Accepting
-from aztask.emulator.broker.entities import Entity, Kind, Rule, check, from_json, to_json
+from aztask.emulator.broker.consumer import PendingSession
+from aztask.emulator.broker.entities import (
+    Entity,
+    Kind,
+    SubscriptionRule,
+    check,
+    from_json,
+    to_json,
+)
 from aztask.emulator.broker.filters import CorrelationFilter, SqlFilter
 from aztask.emulator.broker.locks import Lock, Locks
 from aztask.emulator.durations import MAX_DURATION, format_duration, parse_duration
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options, connection_string, is_loopback
 from aztask.emulator.trace import shown, tracer
-from aztask.emulator.view import look
+from aztask.emulator.view import take_view
 from aztask.engine import NewMessage
 from aztask.errors import ConfigurationError
 
@@ -94,7 +101,10 @@ def test_what_is_no_entity(entity):
 
 
 def test_entities_are_kept_as_text():
-    rules = (Rule("a", SqlFilter("x = 1")), Rule("b", CorrelationFilter({"Label": "l"})))
+    rules = (
+        SubscriptionRule("a", SqlFilter("x = 1")),
+        SubscriptionRule("b", CorrelationFilter({"Label": "l"})),
+    )
     entity = Entity(
         "t/Subscriptions/s", Kind.SUBSCRIPTION, time_to_live=5.0, rules=rules, kept={"A": "b"}
     )
@@ -125,7 +135,7 @@ def test_the_view_counts_and_fits_its_terminal():
         emulator = Emulator(Options(port=0, admin_port=0, queues=("one", "two", "three")))
         await emulator.start()
         emulator.broker.engine.send("two", [NewMessage(b"x")] * 3)
-        view = look(emulator)
+        view = take_view(emulator)
         await emulator.stop()
         return view
 
@@ -162,7 +172,7 @@ def test_a_link_that_waits_for_a_session_tries_once_a_turn():
         engine=SimpleNamespace(accept_session=lambda queue, wanted: None),
     )
     link = SimpleNamespace(source=None, properties={}, state=SimpleNamespace(value="pending"))
-    accepting = Accepting(broker, link, Entity("orders", sessions=True), lambda consumer: None)
+    accepting = PendingSession(broker, link, Entity("orders", sessions=True), lambda consumer: None)
     accepting.submit()
     accepting.submit()
     assert works == [accepting]

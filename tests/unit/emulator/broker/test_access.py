@@ -8,7 +8,7 @@ import pytest
 
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker.access import Access, Claim, Claims, Right, Rule, resource_path, sign
-from aztask.emulator.broker.paths import Address, parse
+from aztask.emulator.broker.address import Address, parse_address
 from aztask.emulator.options import Options
 from aztask.errors import ConfigurationError
 
@@ -114,9 +114,12 @@ def test_keys_with_fewer_rights_need_a_main_key():
 
 def test_a_token_for_the_dead_letters_alone_covers_them():
     claim = Claim(resource_path("sb://host/queue/$DeadLetterQueue"), 1.0)
-    assert claim.covers(parse("queue/$DeadLetterQueue/$management").claimed)
-    assert not claim.covers(parse("queue").claimed)
-    assert parse("queue/$Transfer/$DeadLetterQueue").claimed == "queue/$transfer/$deadletterqueue"
+    assert claim.covers(parse_address("queue/$DeadLetterQueue/$management").claimed)
+    assert not claim.covers(parse_address("queue").claimed)
+    assert (
+        parse_address("queue/$Transfer/$DeadLetterQueue").claimed
+        == "queue/$transfer/$deadletterqueue"
+    )
 
 
 def test_resource_paths():
@@ -140,4 +143,4 @@ def test_resource_paths():
     ],
 )
 def test_addresses(text, address):
-    assert parse(text) == address
+    assert parse_address(text) == address

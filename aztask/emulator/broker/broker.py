@@ -27,12 +27,12 @@ class Broker:
     access: Access
     clock: Clock
 
-    def stirred(self, queue: str, dead: bool = False) -> None:
+    def queue_changed(self, queue: str, dead: bool = False) -> None:
         """Something was stored or given back in a queue (or its dead letters), or left it for
         the dead letters: whoever waits for any of it looks again this turn."""
-        self.dispatcher.stirred(queue, dead)
-        self.dispatcher.stirred(queue, True)
-        self.forwarder.stirred()
+        self.dispatcher.queue_changed(queue, dead)
+        self.dispatcher.queue_changed(queue, True)
+        self.forwarder.queues_changed()
 
     def lock_token_offset(self) -> float:
         """What turns the lease clock into UTC epoch seconds."""

@@ -18,12 +18,12 @@ from aztask.emulator.amqp.link import (
 from aztask.emulator.amqp.performatives import Disposition, Open
 from aztask.emulator.amqp.terminus import COORDINATOR
 from aztask.emulator.broker.access import Claims, Right, denied
-from aztask.emulator.broker.consumer import Accepting, Consumer, receivable
-from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.address import Address, parse_address
+from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
 from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.intake import sendable
 from aztask.emulator.broker.nodes import CbsLink, ManagementLink, RequestLink
-from aztask.emulator.broker.paths import Address, parse
 from aztask.emulator.broker.producer import CREDIT, Producer
 from aztask.emulator.broker.requests import Responder
 
@@ -31,7 +31,7 @@ REQUEST_SIZE = 1024 * 1024
 CBS_NODE = "$cbs"
 
 
-class Peer:
+class Client:
     """The handler of one connection."""
 
     def __init__(self, broker: Broker) -> None:
@@ -43,7 +43,7 @@ class Peer:
         self._consumers: dict[Link, Consumer] = {}
         self._requests: dict[Link, RequestLink] = {}
         self._responders: list[Responder] = []
-        self._accepting: dict[Link, Accepting] = {}
+        self._accepting: dict[Link, PendingSession] = {}
         self._addresses: dict[Link, Address] = {}
 
     # -- the connection
@@ -82,7 +82,7 @@ class Peer:
                 raise AmqpError(NOT_IMPLEMENTED, "transactions are not available here")
             if end.dynamic:
                 raise AmqpError(NOT_IMPLEMENTED, "dynamic nodes are not available here")
-            address = parse(end.address)
+            address = parse_address(end.address)
             if isinstance(link, ReceivingLink):
                 self._attach_receiving(link, address)
             elif isinstance(link, SendingLink):
@@ -129,7 +129,7 @@ class Peer:
             return
         entity = receivable(self.broker, address, link)
         if entity.sessions and not address.dead:
-            accepting = Accepting(
+            accepting = PendingSession(
                 self.broker, link, entity, lambda consumer: self._accepted(link, consumer)
             )
             self._accepting[link] = accepting
@@ -192,7 +192,7 @@ class Peer:
     def tick(self) -> None:
         """Retry what waits for a session; end links whose session or token has lapsed."""
         for accepting in list(self._accepting.values()):
-            if accepting.waiting and accepting.worthwhile():
+            if accepting.waiting and accepting.should_retry():
                 accepting.submit()
         for consumer in list(self._consumers.values()):
             consumer.tick()
@@ -204,7 +204,7 @@ class Peer:
             if self.claims.expiry(address.claimed) <= now:
                 link.detach(denied(f"the token for {address.claimed!r} has expired"))
 
-    def removed(self, path: str) -> None:
+    def entity_deleted(self, path: str) -> None:
         """An entity was deleted: its links end."""
         for link, known in list(self._addresses.items()):
             if known.entity.lower() == path.lower():

@@ -32,7 +32,7 @@ class Address:
         return self.entity + TRANSFER * self.transfer + DEAD_LETTERS * self.dead
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """What an address means; an address of nothing is an entity that does not exist."""
     path = urlsplit(text).path if "://" in text else text
     path = unquote(path).strip("/")
