@@ -1,8 +1,9 @@
-"""One client: decides which links it may have and passes on what happens on them.
+"""One client: accepts or refuses its links and dispatches their events.
 
 Rules
-1. What a link is for is decided by its address at attach; from then on its context acts.
-2. With a shared access key a link needs a valid token for its entity, at attach and ever after.
+1. The address of an attach decides the purpose of a link. Then its context handles its events.
+2. With a shared access key, a link needs a valid token for its entity at attach and for all its
+   life.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CBS_NODE = "$cbs"
 
 
 class Client:
-    """The handler of one connection."""
+    """Handles the events of one connection."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -49,21 +50,21 @@ class Client:
     # -- the connection
 
     def authenticated(self, user: str, password: str) -> bool:
-        """SASL PLAIN with the key's name and the key."""
+        """Check SASL PLAIN credentials: the name of the shared access key and the key."""
         self.claims.trusted = self.broker.access.password(user, password)
         return self.claims.trusted
 
     def opened(self, peer: Open) -> None:
-        """Remember who it is."""
+        """Remember the name of the client's container."""
         self.container = peer.container_id[:200]
 
     @property
     def links(self) -> int:
-        """How many links to entities it has."""
+        """The number of links to entities that this client has."""
         return len(self._producers) + len(self._consumers) + len(self._accepting)
 
     def paused(self, paused: bool) -> None:
-        """The socket is full, or takes again: deliveries wait."""
+        """Stop deliveries while the socket is full, resume them when it has room."""
         self._paused = paused
         for consumer in self._consumers.values():
             consumer.paused = paused
@@ -77,7 +78,7 @@ class Client:
         end = link.target if link.receiving else link.source
         try:
             if end is None:
-                raise AmqpError(INVALID_FIELD, "an attach without the end that is asked for")
+                raise AmqpError(INVALID_FIELD, "the attach names no source or target here")
             if end.kind == COORDINATOR:
                 raise AmqpError(NOT_IMPLEMENTED, "transactions are not available here")
             if end.dynamic:
@@ -151,18 +152,18 @@ class Client:
         self._addresses[link] = address
 
     def received(self, link: ReceivingLink, message: Inbound) -> None:
-        """A message for an entity, or a request."""
+        """Pass on a message for an entity, or a request."""
         target = self._producers.get(link) or self._requests.get(link)
         if target is not None:
             target.received(message)
 
     def credited(self, link: SendingLink) -> None:
-        """The peer takes messages or responses."""
+        """Send waiting messages or responses: the client granted credit."""
         if link.context is not None:
             link.context.credited()
 
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
-        """The peer settles deliveries, which may be those of several links."""
+        """Settle deliveries, which may belong to several links."""
         if len(deliveries) == 1:
             consumer = self._consumers.get(deliveries[0].link)
             if consumer is not None:
@@ -177,7 +178,7 @@ class Client:
                 consumer.settled(own, disposition)
 
     def detached(self, link: Link) -> None:
-        """Forget the link."""
+        """Forget a link that ended."""
         self._addresses.pop(link, None)
         self._producers.pop(link, None)
         self._requests.pop(link, None)
@@ -190,7 +191,7 @@ class Client:
     # -- time, and changes from outside
 
     def tick(self) -> None:
-        """Retry what waits for a session; end links whose session or token has lapsed."""
+        """Retry pending sessions, and end links whose session lock has expired."""
         for accepting in list(self._accepting.values()):
             if accepting.waiting and accepting.should_retry():
                 accepting.submit()
@@ -198,14 +199,14 @@ class Client:
             consumer.tick()
 
     def check_tokens(self) -> None:
-        """End links whose token has expired."""
+        """Detach the links whose token has expired."""
         now = self.broker.clock.wall()
         for link, address in list(self._addresses.items()):
             if self.claims.expiry(address.claimed) <= now:
                 link.detach(denied(f"the token for {address.claimed!r} has expired"))
 
     def entity_deleted(self, path: str) -> None:
-        """An entity was deleted: its links end."""
+        """Detach the links of an entity that was deleted."""
         for link, known in list(self._addresses.items()):
             if known.entity.lower() == path.lower():
                 link.detach(AmqpError("amqp:not-found", f"the entity {path!r} was deleted"))
