@@ -1,4 +1,4 @@
-"""What each administration request does: paths and methods to changes of the namespace."""
+"""Routes administration requests: a path and a method read or change the namespace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """headers have lower-case names; query holds the last value of each name."""
+    """A request. headers: by lower-case name. query: the last value of each name."""
 
     method: str
     path: str
@@ -41,7 +41,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A status, a document and further headers."""
+    """A response: status, document and its content type."""
 
     status: int
     body: str = ""
@@ -50,7 +50,7 @@ class HttpResponse:
 
 
 def failed(status: int, detail: str) -> HttpResponse:
-    """The service's error document."""
+    """Return a response with the service's error document."""
     return HttpResponse(status, atom.error(status, detail), "application/xml; charset=utf-8")
 
 
@@ -64,7 +64,10 @@ _STATUS: tuple[tuple[type[AztaskError], int], ...] = (
 
 
 class Routes:
-    """Answers requests. deleted: told the path of every entity that is deleted."""
+    """Answers requests.
+
+    deleted: called with the path of every deleted entity. secure: write URLs with https.
+    """
 
     def __init__(self, broker: Broker, deleted: Callable[[str], None], secure: bool) -> None:
         self._broker = broker
@@ -73,7 +76,7 @@ class Routes:
         self._scheme = "https" if secure else "http"
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """The response to any request; errors become their status and document."""
+        """Return the response to a request. An error becomes a status and a document."""
         try:
             path = unquote(request.path).strip("/")
             self._broker.access.bearer(request.headers.get("authorization"), path)
@@ -226,8 +229,9 @@ class Routes:
 
 
 def _filter_counts(subscriptions: Sequence[Entity]) -> tuple[int, int]:
-    """How many SQL filters, to which those count that are always true or false, and how many
-    correlation filters.
+    """Return the numbers of SQL filters and of correlation filters.
+
+    The service counts true and false filters as SQL filters.
     """
     filters = [rule.filter for subscription in subscriptions for rule in subscription.rules]
     correlation = sum(isinstance(each, CorrelationFilter) for each in filters)

@@ -1,4 +1,4 @@
-"""Rules as the service's descriptions, both ways."""
+"""Reads and writes the service's descriptions of rules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ _SYSTEM = (
     *("ReplyToSessionId", "ContentType"),
 )
 _SQL_LEVEL = "20"
-_TICKS = 10_000_000
-"""How many there are in a second."""
+_TICKS = 10_000_000  # .NET's ticks per second
 
 
 def rule_from(element: ElementTree.Element, name: str = "") -> SubscriptionRule:
-    """The rule of a description. Raises ConfigurationError."""
+    """Return the rule of a description. Raises ConfigurationError.
+
+    name: from the request's path; wins over the name in the description.
+    """
     parts = children(element)
     action = parts.get("Action")
     if action is not None and (_text(children(action).get("SqlExpression"))):
@@ -90,7 +92,7 @@ def _value(element: ElementTree.Element) -> Any:
 
 
 def _timestamp(text: str) -> Timestamp:
-    """An xsd:dateTime; one without a time zone is UTC, as the service takes it."""
+    """Read an xsd:dateTime; without a time zone it is UTC, as on the service."""
     moment = datetime.datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
@@ -98,7 +100,7 @@ def _timestamp(text: str) -> Timestamp:
 
 
 def description_of(rule: SubscriptionRule) -> str:
-    """The description of a rule."""
+    """Return the description of a rule, in XML."""
     return (
         f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{_written(rule.filter)}'
         f'<Action i:type="EmptyRuleAction"/>{tag("CreatedAt", instant(rule.created))}'
@@ -142,7 +144,7 @@ def _pairs(name: str, values: dict[str, Any]) -> str:
 
 
 def _typed(value: Any) -> tuple[str, str]:
-    """The XML schema's type of a value, and how it is written."""
+    """Return the XML schema type of a value, and its text."""
     match value:
         case bool():
             return "boolean", str(value).lower()

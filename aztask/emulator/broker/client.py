@@ -26,7 +26,7 @@ from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.intake import sendable
 from aztask.emulator.broker.nodes import CbsLink, ManagementLink, RequestLink
 from aztask.emulator.broker.producer import CREDIT, Producer
-from aztask.emulator.broker.requests import Responder
+from aztask.emulator.broker.requests import Replies, Responder
 
 REQUEST_SIZE = 1024 * 1024
 CBS_NODE = "$cbs"
@@ -94,18 +94,16 @@ class Client:
     def _attach_receiving(self, link: ReceivingLink, address: Address) -> None:
         size = REQUEST_SIZE
         if address.cbs:
-            node = CbsLink(link, CBS_NODE, self._responders, self.broker, self.claims)
-            self._requests[link] = node
+            replies = Replies(link, CBS_NODE, self._responders)
+            self._requests[link] = CbsLink(replies, self.broker, self.claims)
         elif address.management:
             self._check(link, address)
             self._requests[link] = ManagementLink(
-                link,
-                _node(address),
-                self._responders,
-                broker=self.broker,
-                address=address,
-                consumers=lambda: list(self._consumers.values()),
-                check=lambda right: self.claims.check(address.claimed, right),
+                Replies(link, _node(address), self._responders),
+                self.broker,
+                address,
+                self.claims,
+                lambda: list(self._consumers.values()),
             )
         else:
             self._check(link, address, Right.SEND)

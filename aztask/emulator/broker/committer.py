@@ -3,8 +3,8 @@
 Rules
 1. A `Change` is executed inside the transaction and answered after its commit, so a change that was
    confirmed is on disk. If the process dies before the commit, no client has got an answer.
-2. If the transaction fails, each change is tried in a transaction of its own. One bad change (a full
-   disk, a deleted queue) does not fail its neighbours.
+2. If the transaction fails, each change is tried in a transaction of its own. One bad change (for a
+   deleted queue, say) does not fail its neighbours.
 3. Deliveries are collected last in the same transaction, so that a message that was just sent or
    given back is delivered at once.
 """

@@ -3,8 +3,8 @@
 Rules
 1. Consumers wait at the source that they read: a queue, its dead letters, or one session. They take
    turns, so that a consumer with much credit does not starve the others.
-2. A batch is limited in messages, and in bytes by the sizes in the batch before. The rest follows in
-   the next turn of the loop, when the socket has taken this batch.
+2. A batch is limited in messages, and in bytes by the sizes in the batch before. The rest follows
+   in the next turn of the loop, when the socket has taken this batch.
 3. Every tick checks all sources with a waiting consumer, because a schedule may fall due and a lock
    may expire without any request. The forwarder runs before the consumers.
 """
@@ -137,8 +137,8 @@ class DeliveryDispatcher:
     def _check_due(self, source: Source, now: float) -> None:
         """Mark the source if a message is due, else remember when to check it again.
 
-        The engine moves expired messages to the dead letters only when the queue is read. Peeking at
-        zero messages is enough to make it do so.
+        The engine moves expired messages to the dead letters only when the queue is read. A peek at
+        zero messages is enough.
         """
         try:
             if source.dead:

@@ -134,23 +134,23 @@ class Forwarder:
 
     def _forward(self, route: _Route, targets: list[Entity], message: Leased) -> set[str]:
         source, lease = route.source, [(message.seq, message.token)]
-        kept = stored.unpack(message.payload)
+        copy = stored.unpack(message.payload)
         fan_out = source.kind is Kind.TOPIC and not route.dead
-        if kept.hops >= MAX_HOPS and not fan_out:
+        if copy.hops >= MAX_HOPS and not fan_out:
             text = f"forwarded {MAX_HOPS} times; the last queue was {source.path}"
             if not route.dead:
                 self._engine.dead_letter(source.path, lease, HOPS_EXCEEDED, text)
             return set()
         if fan_out:
-            cut = sections.cut(kept.bare)
+            cut = sections.cut(copy.bare)
             targets = [target for target in targets if _takes(target, cut)]
             payload = message.payload
         else:
-            kept = kept.forwarded(source.path if route.dead else None)
+            copy = copy.forwarded(source.path if route.dead else None)
             if route.dead:
                 dead = (message.reason or "", message.description or "")
-                kept = stored.with_reasons(kept, *dead)
-            payload = kept.pack()
+                copy = stored.with_reasons(copy, *dead)
+            payload = copy.pack()
         for target in targets:
             self._store(target, message, payload, expiring=not route.dead)
         self._engine.complete(source.path, lease, dead_letter=route.dead)

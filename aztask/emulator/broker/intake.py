@@ -76,14 +76,14 @@ def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) ->
     if session is None and (entity.sessions or entity.kind is _TOPIC):
         _check_session(namespace, entity)
     message_id = _message_id(message.property(sections.MESSAGE_ID))
-    kept = stored.to_stored(message)
+    new = stored.to_stored(message)
     if not message_id:
         message_id = uuid4().hex
-        kept = stored.with_message_id(kept, message_id)
+        new = stored.with_message_id(new, message_id)
     due = _due(message, now) if message.annotations else None
     start = now if due is None else due
-    expires = None if kept.ttl == stored.NO_TTL else start + kept.ttl / 1000
-    return NewMessage(kept.pack(), message_id, session, due, expires)
+    expires = None if new.ttl == stored.NO_TTL else start + new.ttl / 1000
+    return NewMessage(new.pack(), message_id, session, due, expires)
 
 
 def _check_session(namespace: Namespace, entity: Entity) -> None:

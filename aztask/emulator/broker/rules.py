@@ -43,7 +43,7 @@ RULE_OPERATIONS = frozenset(
 def rule_operation(
     namespace: Namespace, entity: Entity, operation: str, body: dict[str, Any]
 ) -> tuple[int, bytes]:
-    """Carry out one operation at once; status and body. Raises AmqpError, AztaskError."""
+    """Run one operation at once; return status and body. Raises AmqpError, AztaskError."""
     if entity.kind is not Kind.SUBSCRIPTION:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is not a subscription: it has no rules")
     if operation.endswith("enumerate-rules"):

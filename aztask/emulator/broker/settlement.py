@@ -1,4 +1,4 @@
-"""Settling: what a disposition or a management request asks for, and carrying it out."""
+"""Settlement: the action that a disposition or a management request asks for, and its execution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aztask.errors import AztaskError
 
 
 class SettlementKind(Enum):
-    """How a delivery ends."""
+    """The five ways to settle a delivery."""
 
     COMPLETE = "complete"
     ABANDON = "abandon"
@@ -33,12 +33,13 @@ class SettlementKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SettlementAction:
-    """verb, and what goes with it. properties: application properties to set on the message.
+    """A settlement with its arguments.
 
-    echo: the outcome that confirms it to the peer.
+    reason, description: of a dead letter. properties: application properties to set on the message.
+    echo: the encoded outcome that confirms the settlement to the client.
     """
 
-    verb: SettlementKind
+    kind: SettlementKind
     reason: str = ""
     description: str = ""
     properties: dict[str, Any] = field(default_factory=dict)
@@ -58,9 +59,10 @@ _NAMES = {
 
 
 def action_of(state: Described | None) -> SettlementAction | None:
-    """What a delivery state asks for; None for states that settle nothing.
+    """Return the action that a delivery state asks for, or None if it settles nothing.
 
-    A modified outcome always counts the delivery: SDKs leave delivery-failed out when abandoning.
+    A modified outcome always counts the delivery, because SDKs abandon without delivery-failed.
+    Raises AmqpError for an unknown state.
     """
     if state is None:
         return None
@@ -74,8 +76,8 @@ def action_of(state: Described | None) -> SettlementAction | None:
         return _rejection(fields[0] if fields else None)
     if code == _MODIFIED:
         fields = [*fields, None, None, None]
-        verb = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
-        return SettlementAction(verb, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
+        kind = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
+        return SettlementAction(kind, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
     if code == _RECEIVED:
         return None
     raise AmqpError(INVALID_FIELD, f"unknown delivery state {str(state.descriptor)[:40]!r}")
@@ -108,13 +110,13 @@ def settle(
     action: SettlementAction,
     leases: Sequence[tuple[int, str]],
 ) -> list[bool]:
-    """Settle, inside the transaction; False for each lease that was lost."""
+    """Settle inside the transaction; return False for each lease that was lost."""
     if action is COMPLETE:
         return engine.complete(queue, leases, dead_letter=dead)
     if action.properties:
         for seq, token in leases:
             _modify(engine, queue, dead, (seq, token), action.properties)
-    match action.verb:
+    match action.kind:
         case SettlementKind.COMPLETE:
             return engine.complete(queue, leases, dead_letter=dead)
         case SettlementKind.ABANDON:
@@ -132,17 +134,17 @@ def settle(
 def _modify(
     engine: Engine, queue: str, dead: bool, lease: tuple[int, str], properties: dict[str, Any]
 ) -> None:
-    """Set application properties on a message that is held; a lost lease changes nothing."""
+    """Set application properties on a leased message; with a lost lease nothing changes."""
     found = engine.peek(queue, lease[0], 1, dead_letter=dead)
     if not found or found[0].seq != lease[0]:
         return
-    kept = stored.unpack(found[0].payload)
-    payload = stored.with_bare(kept, stored.with_properties(kept.bare, properties)).pack()
+    message = stored.unpack(found[0].payload)
+    payload = stored.with_bare(message, stored.with_properties(message.bare, properties)).pack()
     engine.update(queue, *lease, payload, dead_letter=dead)
 
 
 class DispositionSettler(Change):
-    """One disposition of one or many deliveries of one link."""
+    """Settles deliveries of one link, as one disposition of the client asks."""
 
     __slots__ = ("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "atomic")
 
@@ -163,7 +165,6 @@ class DispositionSettler(Change):
         self.atomic = action is COMPLETE
 
     def execute(self) -> None:
-        """Settle all of them."""
         lock: Lock = self._deliveries[0].context
         leases = [(lock.seq, lock.token)]
         if len(self._deliveries) > 1:
@@ -172,11 +173,11 @@ class DispositionSettler(Change):
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
         self._held = settle(self._broker.engine, lock.queue, lock.dead, self._action, leases)
-        if self._action.verb is not SettlementKind.COMPLETE:
+        if self._action.kind is not SettlementKind.COMPLETE:
             self._broker.queue_changed(lock.queue, lock.dead)
 
     def succeed(self) -> None:
-        """Confirm what was held; what was not had lost its lock."""
+        """Confirm the deliveries whose lock was held; reject the others as lock-lost."""
         session = self._link.session
         locks = self._broker.locks
         for delivery in self._deliveries:
@@ -184,7 +185,7 @@ class DispositionSettler(Change):
             session.settle(delivery)
         if not self._answer:
             return
-        if self._held == [True]:  # what most are
+        if self._held == [True]:  # the usual case, on the shortest path
             number = self._deliveries[0].delivery_id
             session.write(outgoing.disposition(False, number, number, self._action.echo))
             return
@@ -194,7 +195,7 @@ class DispositionSettler(Change):
         self._confirm([self._action.echo if held else failure for held in self._held])
 
     def _confirm(self, states: list[bytes]) -> None:
-        """One disposition for each run of neighbouring ids with the same outcome."""
+        """Write one disposition for each run of consecutive ids with the same outcome."""
         session = self._link.session
         ids = [delivery.delivery_id for delivery in self._deliveries]
         start = 0
@@ -207,7 +208,7 @@ class DispositionSettler(Change):
                 start = index
 
     def fail(self, error: AztaskError) -> None:
-        """Nothing was settled: say why. The lock stays as it is."""
+        """Reject with the error: nothing was settled. The locks stay as they are."""
         for delivery in self._deliveries:
             self._link.session.settle(delivery)
         if self._answer:
