@@ -7,7 +7,6 @@ import ssl
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,3 @@ class Emulator:
         return connection_string(
             options.host, port, options.shared_access_key, emulator=not options.tls
         )
-
-    def on_free_ports(self) -> Options:
-        """The options with the ports that were bound, to start another one in this one's place."""
-        return replace(self.options, port=self.port, admin_port=self.admin_port)

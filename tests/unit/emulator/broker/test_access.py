@@ -8,9 +8,7 @@ import pytest
 
 from aztask.emulator.amqp.errors import AmqpError
 from aztask.emulator.broker.access import Access, Claim, Claims, Right, Rule, resource_path, sign
-from aztask.emulator.broker.address import Address, parse_address
-from aztask.emulator.options import Options
-from aztask.errors import ConfigurationError
+from aztask.emulator.broker.address import parse_address
 
 NOW = 1000.0
 
@@ -107,11 +105,6 @@ def test_a_key_with_fewer_rights(access):
     assert "small" not in repr(Rule("small"))
 
 
-def test_keys_with_fewer_rights_need_a_main_key():
-    with pytest.raises(ConfigurationError, match="need a main key"):
-        Options(rules={"name": Rule("small")})
-
-
 def test_a_token_for_the_dead_letters_alone_covers_them():
     claim = Claim(resource_path("sb://host/queue/$DeadLetterQueue"), 1.0)
     assert claim.covers(parse_address("queue/$DeadLetterQueue/$management").claimed)
@@ -125,22 +118,3 @@ def test_a_token_for_the_dead_letters_alone_covers_them():
 def test_resource_paths():
     assert resource_path("sb://Host:5672/Queue/%24x/") == "queue/$x"
     assert resource_path("https://host") == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("queue", Address("queue")),
-        ("amqps://host:5672/queue", Address("queue")),
-        ("amqp://host/a/b", Address("a/b")),
-        ("queue/$DeadLetterQueue", Address("queue", dead=True)),
-        ("queue/$deadletterqueue/$management", Address("queue", dead=True, management=True)),
-        ("queue/$Transfer/$DeadLetterQueue", Address("queue", dead=True, transfer=True)),
-        ("t/Subscriptions/s/$management", Address("t/Subscriptions/s", management=True)),
-        ("$cbs", Address("", cbs=True)),
-        ("$management", Address("", management=True)),
-        ("", Address("")),
-    ],
-)
-def test_addresses(text, address):
-    assert parse_address(text) == address
