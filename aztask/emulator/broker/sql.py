@@ -77,9 +77,10 @@ def _tokens(text: str) -> list[Token]:
         found = _TOKEN.match(text, position)
         if found is None:
             raise ConfigurationError(
-                f"filter: {text[position : position + 20]!r} is not understood"
+                f"filter: {text[position : position + 20].strip()!r} is not understood"
             )
-        tokens.append(Token(str(found.lastgroup), found[str(found.lastgroup)], position))
+        kind = str(found.lastgroup)
+        tokens.append(Token(kind, found[kind], found.start(kind)))
         position = found.end()
     return [*tokens, Token("end", "", len(text))]
 

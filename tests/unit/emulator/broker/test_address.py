@@ -24,3 +24,8 @@ from aztask.emulator.broker.address import Address, parse_address
 )
 def test_addresses(text, address):
     assert parse_address(text) == address
+
+
+def test_a_claimed_path_includes_the_dead_letters():
+    assert parse_address("q/$management").claimed == "q"
+    assert parse_address("sb://host/q/$DeadLetterQueue").claimed == "q/$deadletterqueue"
