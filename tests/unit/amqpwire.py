@@ -57,7 +57,7 @@ class Recorder:
 
 
 class Wire:
-    """A connection with its handler, and what it wrote, parsed."""
+    """A connection with its handler, and a parser of its output."""
 
     def __init__(self, handler=None, **limits):
         self.handler = handler or Recorder()

@@ -44,7 +44,7 @@ def test_properties_of_a_queue():
     assert (entity.time_to_live, entity.duplicate_window) == (None, 20.0)
 
 
-def test_targets_come_before_what_needs_them():
+def test_targets_are_sorted_before_their_users():
     entities = entities_of(
         document([queue("a", ForwardTo="z"), queue("z")], [subscription(FilterType="True")])
     )

@@ -25,6 +25,6 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1M", "PT1", "-PT1M", "P1Y", "PT1M5"])
-def test_what_is_no_duration(text):
+def test_invalid_durations(text):
     with pytest.raises(ConfigurationError):
         parse_duration(text)

@@ -32,6 +32,6 @@ def test_connection_strings():
     assert "Emulator" not in connection_string("127.0.0.1", 5671, None, emulator=False)
 
 
-def test_keys_with_fewer_rights_need_a_main_key():
+def test_further_keys_need_a_main_key():
     with pytest.raises(ConfigurationError, match="need a main key"):
         Options(rules={"name": Rule("small")})

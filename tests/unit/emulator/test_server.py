@@ -16,7 +16,7 @@ class Socket:
         self.dropped = True
 
 
-def test_a_handshake_has_its_time_also_when_the_clock_jumped_before_it():
+def test_a_handshake_gets_its_full_time_after_a_clock_jump():
     now = [1000.0]
     emulator = Emulator(Options(), clock=Clock(lambda: now[0], lambda: now[0]))
     now[0] += 10 * HANDSHAKE_SECONDS  # no tick since

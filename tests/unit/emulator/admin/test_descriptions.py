@@ -87,7 +87,7 @@ def test_a_new_subscription_may_bring_its_first_rule():
     assert [(each.name, each.filter) for each in entity.rules] == [("r", FalseFilter())]
 
 
-def test_an_update_resets_what_it_leaves_out_and_keeps_what_cannot_change():
+def test_an_update_resets_absent_properties_and_keeps_fixed_ones():
     changed = updated_from(element("<MaxDeliveryCount>7</MaxDeliveryCount>"), FULL)
     assert (changed.max_deliveries, changed.lock_seconds, changed.forward_to) == (7, 60.0, "")
     assert changed.sessions

@@ -100,7 +100,7 @@ def test_incomplete_messages_of_a_connection_are_limited():
     assert len(wire.handler.detached_) == 2
 
 
-def test_what_a_link_held_is_given_back_when_it_ends():
+def test_partial_bytes_are_released_when_the_link_ends():
     wire = Wire(partial_bytes=1000).started()
     for turn in range(5):
         wire.attach(receive=False)

@@ -61,14 +61,14 @@ ANY = st.recursive(SIMPLE, lambda children: st.one_of(lists(children), maps(chil
 
 
 @given(ANY)
-def test_what_is_written_is_read(pair):
+def test_encoded_values_decode(pair):
     value, encoded = pair
     assert decode_exactly(encoded) == value
     assert skip(encoded, 0) == len(encoded)
 
 
 @given(ANY, st.binary(min_size=1, max_size=5))
-def test_bytes_after_the_value_are_left(pair, rest):
+def test_bytes_after_the_value_are_not_read(pair, rest):
     value, encoded = pair
     assert decode(encoded + rest) == (value, len(encoded))
     with pytest.raises(AmqpError):
@@ -118,7 +118,7 @@ def test_any_bytes_are_a_value_or_an_error(data):
         (b"\xe0\x06\x01\x00\x53\x05\x50\x09", [Described(5, 9)]),
     ],
 )
-def test_forms_that_others_write(encoded, value):
+def test_encodings_of_other_clients(encoded, value):
     if value is None:
         with pytest.raises(AmqpError):
             decode_exactly(encoded)
@@ -159,6 +159,6 @@ def test_nesting_is_limited():
         b"",
     ],
 )
-def test_lies_are_refused(encoded):
+def test_false_sizes_and_counts_are_refused(encoded):
     with pytest.raises(AmqpError):
         decode_exactly(encoded)

@@ -6,7 +6,7 @@ import pytest
 from amqpwire import TAG, Wire, sending
 
 
-def test_links_are_accepted_with_what_the_peer_wrote():
+def test_an_accepted_link_repeats_the_peers_terminus():
     wire = Wire().started()
     (answer, *_rest) = wire.attach(receive=True)
     assert answer.role is False

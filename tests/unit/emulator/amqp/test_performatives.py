@@ -21,7 +21,7 @@ STATES = [
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("first", [0, 5, 255, 256, 2**32 - 1])
 @pytest.mark.parametrize("settled", [True, False])
-def test_the_quick_way_of_reading_dispositions_agrees_with_the_careful_one(state, first, settled):
+def test_the_short_cut_for_dispositions_agrees_with_the_decoder(state, first, settled):
     numbers = [b"\x70" + first.to_bytes(4), encode.uint(first)]
     for number in numbers:
         for rest in ([], [encode.FALSE], [encode.TRUE], [encode.NULL]):
@@ -33,7 +33,7 @@ def test_the_quick_way_of_reading_dispositions_agrees_with_the_careful_one(state
 
 
 @given(st.binary(max_size=30))
-def test_the_quick_way_lets_nothing_wrong_pass(tail):
+def test_the_short_cut_accepts_no_malformed_disposition(tail):
     body = b"\x00\x53\x15\xc0" + tail
     try:
         expected = performatives._parse(body, performatives._KINDS)
@@ -65,7 +65,7 @@ def test_a_small_disposition_with_a_byte_changed_added_or_lost(role, number, bat
         assert quick == expected
 
 
-def test_what_is_written_of_one_delivery_is_read_back():
+def test_our_dispositions_of_one_delivery_can_be_read():
     for state in STATES:
         for number in (0, 5, 300, 2**32 - 1):
             got = parse(outgoing.disposition(False, number, number, state))

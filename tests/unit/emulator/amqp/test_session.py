@@ -40,7 +40,7 @@ def test_transfers_wait_for_the_peers_window():
     assert link.session.ready
 
 
-def test_dispositions_in_ranges_and_of_strangers():
+def test_dispositions_of_ranges_and_of_unknown_ids():
     wire = Wire().started()
     link = sending(wire, 10)
     for _ in range(6):

@@ -24,7 +24,7 @@ def access():
     return Access("key", lambda: NOW)
 
 
-def test_a_right_token(access):
+def test_a_valid_token(access):
     claim = access.claim(token(), "type", "sb://other-name:5672/queue")
     assert claim == Claim("queue", 2000.0)
 
@@ -43,13 +43,13 @@ def test_a_right_token(access):
         "",
     ],
 )
-def test_wrong_tokens(access, text):
+def test_invalid_tokens(access, text):
     with pytest.raises(AmqpError) as caught:
         access.claim(text, "jwt", "sb://host/queue")
     assert caught.value.condition == "amqp:unauthorized-access"
 
 
-def test_without_a_key_everything_goes():
+def test_without_a_key_everything_is_allowed():
     access = Access(None, lambda: NOW)
     assert access.claim("anything", "jwt", "x").covers("any/thing")
     assert access.password("a", "b")
@@ -67,7 +67,7 @@ def test_without_a_key_everything_goes():
         ("queue/deeper", "queue", False),
     ],
 )
-def test_what_a_claim_covers(claim, path, covered):
+def test_claims_cover_paths(claim, path, covered):
     assert Claim(claim, 1.0).covers(path) is covered
 
 
@@ -88,7 +88,7 @@ def test_claims_of_a_connection_expire_and_are_replaced(access):
     claims.check("other")
 
 
-def test_a_key_with_fewer_rights(access):
+def test_a_key_with_fewer_permissions(access):
     access = Access("key", lambda: NOW, {"name": Rule("small", frozenset({Right.LISTEN}))})
     claim = access.claim(token(key="small"), "type", "sb://host/queue")
     assert claim.rights == {Right.LISTEN}

@@ -35,7 +35,7 @@ from aztask.errors import ConfigurationError
         Entity("q", time_to_live=0),
     ],
 )
-def test_what_is_no_entity(entity):
+def test_invalid_entities(entity):
     with pytest.raises(ConfigurationError):
         check(entity)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aztask.emulator.broker.locks import Lock, Locks
 
 
-def test_locks_that_lapsed_are_swept():
+def test_expired_locks_are_swept():
     clock = [0.0]
     locks = Locks(lambda: clock[0])
     lock = Lock("q", False, 1, "a", None, 10.0)
