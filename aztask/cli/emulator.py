@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.trace import tracer
-from aztask.emulator.view import look
+from aztask.emulator.view import take_view
 from aztask.errors import ConfigurationError
 from aztask.support.durations import parse_duration
 
@@ -154,7 +154,7 @@ async def _show(emulator: Emulator, stopped: asyncio.Event, *, as_json: bool) ->
     while not stopped.is_set():
         started = time.perf_counter()
         if live or as_json:
-            view = look(emulator)
+            view = take_view(emulator)
             if as_json and view != last:
                 click.echo(json.dumps(view.record()))
             elif live:

@@ -1,4 +1,4 @@
-"""An emulator on a thread of its own, for tests and scripts that are not asynchronous."""
+"""An emulator on its own thread, for tests and scripts that are not asynchronous."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_SECONDS = 30.0
 
 
 class BackgroundEmulator:
-    """Starts on entering, stops on leaving; `emulator` is what runs."""
+    """A context manager that starts an emulator on entry and stops it on exit."""
 
     def __init__(self, options: Options, *, clock: Clock | None = None) -> None:
         self.emulator = Emulator(options, clock=clock)
@@ -25,7 +25,10 @@ class BackgroundEmulator:
         self._failure: BaseException | None = None
 
     def __enter__(self) -> BackgroundEmulator:
-        """Raises what the start raised: OSError for a port in use, AztaskError."""
+        """Start the emulator and wait until it listens.
+
+        Raises OSError for a port in use, AztaskError, and BrokerUnavailable after `START_SECONDS`.
+        """
         self._thread.start()
         if not self._started.wait(START_SECONDS):
             raise BrokerUnavailable(f"the emulator did not start within {START_SECONDS:g} s")

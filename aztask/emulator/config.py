@@ -1,7 +1,7 @@
-"""The configuration file: the official emulator's JSON, read as it is documented.
+"""The configuration file: the JSON of Microsoft's emulator, as its documentation describes it.
 
-``{"UserConfig": {"Namespaces": [{"Name", "Queues": [...], "Topics": [...]}]}}``. One namespace is
-used. Unknown properties are an error that names them: a typo must not become a default.
+``{"UserConfig": {"Namespaces": [{"Name", "Queues": [...], "Topics": [...]}]}}``. There must be one
+namespace. An unknown property is an error that names it, because a typo must not become a default.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter, Filter, SqlFilter, TrueFilter
 from aztask.emulator.durations import MAX_DURATION, parse_duration
 from aztask.errors import ConfigurationError, did_you_mean
@@ -40,9 +40,9 @@ _SYSTEM = {
 
 
 def read_config(path: Path) -> list[Entity]:
-    """The entities of a configuration file, targets of forwarding first.
+    """Read the entities of a configuration file, sorted so that they can be created in order.
 
-    Raises ConfigurationError that says where the file is wrong.
+    Raises ConfigurationError with the file and the place of the mistake.
     """
     try:
         document = json.loads(path.read_text("utf-8-sig"))
@@ -55,7 +55,7 @@ def read_config(path: Path) -> list[Entity]:
 
 
 def entities_of(document: Any) -> list[Entity]:
-    """The entities of a configuration document."""
+    """Return the entities of a parsed configuration file. Raises ConfigurationError."""
     namespaces = _part(_part(document, "UserConfig", dict), "Namespaces", list)
     if len(namespaces) != 1:
         raise ConfigurationError(f"Namespaces has {len(namespaces)} entries; exactly one is used")
@@ -68,7 +68,7 @@ def entities_of(document: Any) -> list[Entity]:
 
 
 def _order(entity: Entity) -> tuple[bool, bool]:
-    """Forwarding needs its target to exist, a subscription its topic."""
+    """Sort the target of a forwarding before its source, a topic before its subscriptions."""
     forwards = bool(entity.forward_to or entity.forward_dead_letters_to)
     return (forwards, entity.kind is Kind.SUBSCRIPTION)
 
@@ -98,7 +98,7 @@ def _name(item: Any) -> str:
     return name
 
 
-def _entity(item: Any, path: str, kind: Kind, rules: tuple[Rule, ...] = ()) -> Entity:
+def _entity(item: Any, path: str, kind: Kind, rules: tuple[SubscriptionRule, ...] = ()) -> Entity:
     properties = _part(item, "Properties", dict)
     for name in properties:
         if name not in _KNOWN:
@@ -110,24 +110,24 @@ def _entity(item: Any, path: str, kind: Kind, rules: tuple[Rule, ...] = ()) -> E
         if properties.get(name) is not None:
             seconds = parse_duration(_typed(path, name, properties[name], str))
             values[attribute] = seconds if seconds < MAX_DURATION else None
-    for name, (attribute, wanted) in _PLAIN.items():
+    for name, (attribute, kind_of_value) in _PLAIN.items():
         if properties.get(name) is not None:
-            values[attribute] = _typed(path, name, properties[name], wanted)
+            values[attribute] = _typed(path, name, properties[name], kind_of_value)
     if properties.get(_DUPLICATES[0]):
         window = properties.get(_DUPLICATES[1])
         values["duplicate_window"] = parse_duration(str(window)) if window else _DEFAULT_WINDOW
     return Entity(path, kind, rules=rules, **values)
 
 
-def _typed(path: str, name: str, value: Any, wanted: type) -> Any:
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise ConfigurationError(f"{path}: {name} must be {wanted.__name__}, not {value!r}")
+def _typed(path: str, name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigurationError(f"{path}: {name} must be {kind.__name__}, not {value!r}")
     return value
 
 
-def _rule(path: str, item: Any) -> Rule:
+def _rule(path: str, item: Any) -> SubscriptionRule:
     properties = _part(item, "Properties", dict)
-    return Rule(_name(item), _filter(f"{path}, rule {_name(item)}", properties))
+    return SubscriptionRule(_name(item), _filter(f"{path}, rule {_name(item)}", properties))
 
 
 def _filter(where: str, properties: dict[str, Any]) -> Filter:

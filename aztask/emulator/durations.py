@@ -7,7 +7,7 @@ import re
 from aztask.errors import ConfigurationError
 
 MAX_DURATION = 922_337_203_685.0
-"""Seconds of .NET's largest TimeSpan, the service's word for "never"."""
+"""Seconds of .NET's largest TimeSpan, with which the service writes "never"."""
 
 _PATTERN = re.compile(
     r"P(?:(?P<weeks>\d+(?:\.\d+)?)W)?(?:(?P<days>\d+(?:\.\d+)?)D)?"
@@ -18,7 +18,7 @@ _SECONDS = {"weeks": 604800.0, "days": 86400.0, "hours": 3600.0, "minutes": 60.0
 
 
 def parse_duration(text: str) -> float:
-    """Seconds; at most `MAX_DURATION`. Raises ConfigurationError."""
+    """Return the seconds of a duration, at most `MAX_DURATION`. Raises ConfigurationError."""
     found = _PATTERN.match(text.strip())
     if found is None or not any(found.groups()):
         raise ConfigurationError(f"{text[:60]!r} is not a duration such as PT1M or P14D")
@@ -27,7 +27,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float | None) -> str:
-    """The duration of `seconds`; the service's "never" for None."""
+    """Write a duration of `seconds`; None is the service's "never"."""
     if seconds is None or seconds >= MAX_DURATION:
         return "P10675199DT2H48M5.4775807S"
     days, rest = divmod(seconds, 86400)

@@ -1,4 +1,4 @@
-"""The emulator as a whole: opens the store, serves AMQP and administration, and stops cleanly."""
+"""The emulator: opens the store, serves AMQP and the administration API, and stops cleanly."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import ssl
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aztask.emulator.admin.http import AdminServer
 from aztask.emulator.amqp.connection import ConnectionLimits
 from aztask.emulator.broker.access import Access
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Committer
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.dispatch import DeliveryDispatcher
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.forwarding import Forwarder
@@ -32,10 +31,10 @@ Trace = Callable[[str, str, int, Any], None]
 
 
 class Emulator:
-    """One running Service Bus namespace.
+    """One Service Bus namespace.
 
-    Use it on an event loop: ``await start()``, later ``await stop()``. Afterwards `port` and
-    `admin_port` say what was bound.
+    Use it on an event loop: ``await start()``, later ``await stop()``. After the start, `port` and
+    `admin_port` are the bound ports, and `certificate` is the file that clients must trust.
     """
 
     def __init__(
@@ -46,7 +45,11 @@ class Emulator:
         limits: ConnectionLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """clock: injected in tests, instead of the system's with the options' offset."""
+        """Open the store. Nothing listens before `start`.
+
+        trace: called with each frame, see `aztask.emulator.trace`. limits: of each connection.
+        clock: replaces the system's clock in tests; the options' offset is then ignored.
+        """
         self.options = options
         self.port = options.port
         self.admin_port = options.admin_port
@@ -70,11 +73,14 @@ class Emulator:
         )
         self.broker.committer.collector = dispatcher
         self.server = Server(self.broker, limits, trace)
-        self.admin = AdminServer(self.broker, self.server.removed)
+        self.admin = AdminServer(self.broker, self.server.entity_deleted)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     async def start(self) -> None:
-        """Create the configured entities and listen on both ports."""
+        """Create the configured entities and listen on both ports.
+
+        Raises OSError for a port in use, ConfigurationError.
+        """
         options = self.options
         if options.config:
             for entity in read_config(options.config):
@@ -105,20 +111,16 @@ class Emulator:
             self._temporary.cleanup()
 
     def connection_string(self) -> str:
-        """For messaging clients."""
+        """Return the connection string for messaging clients."""
         options = self.options
         return connection_string(
             options.host, self.port, options.shared_access_key, emulator=not options.tls
         )
 
     def admin_connection_string(self) -> str:
-        """For administration clients: the same namespace on its other port."""
+        """Return the connection string for administration clients, with the other port."""
         port = self.admin_port if self.admin_port is not None else self.port
         options = self.options
         return connection_string(
             options.host, port, options.shared_access_key, emulator=not options.tls
         )
-
-    def on_free_ports(self) -> Options:
-        """The options with the ports that were bound, to start another one in this one's place."""
-        return replace(self.options, port=self.port, admin_port=self.admin_port)

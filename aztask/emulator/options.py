@@ -1,4 +1,4 @@
-"""What the emulator can be told, as one value, and the rules for it."""
+"""The options of an emulator, checked and in one value."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from aztask.emulator.broker.access import Rule
 from aztask.errors import ConfigurationError
 
 AMQP_PORT = 5672
-AMQPS_PORT = 5671  # where SDKs expect TLS, whatever port they are given
+AMQPS_PORT = 5671  # SDKs use it for TLS, whatever port the connection string names
 ADMIN_PORT = 5300
 KEY_NAME = "RootManageSharedAccessKey"
 LOCAL_KEY = "SAS_KEY_VALUE"
-"""What connection strings show in place of a key when none is needed: SDKs want some key."""
+"""The key in connection strings when none is needed, because SDKs require one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """port, admin_port: 0 takes a free one; admin_port None serves no administration.
+    """The options of an emulator. Raises ConfigurationError for an invalid combination.
 
-    data: the file that keeps everything, None for memory. shared_access_key: needed as soon as
-    `host` is not a loopback address. rules: further keys, by name, with fewer rights.
+    host: the address to listen on.
+    port, admin_port: 0 takes a free one; with admin_port None there is no administration API.
+    data: the file that stores everything, None for memory.
+    shared_access_key: required if `host` is not a loopback address.
+    rules: further keys, by name, with fewer permissions.
     clock_offset: seconds by which the emulator's clock is ahead.
-    tls: serve both ports over TLS. certificate: where the PEM files of a made certificate lie.
-    queues: created at the start when they are missing.
+    tls: serve both ports over TLS.
+    certificate: the directory of the certificate's PEM files; None for a temporary one.
+    config: a configuration file, see `aztask.emulator.config`.
+    queues: created at the start if they are missing.
     """
 
     host: str = "127.0.0.1"
@@ -42,27 +47,26 @@ class Options:
     queues: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError."""
         if self.rules and not self.shared_access_key:
-            raise ConfigurationError("keys with fewer rights need a main key: shared_access_key")
+            raise ConfigurationError("further keys (rules) need a main key: set shared_access_key")
         for name in ("port", "admin_port"):
             port = getattr(self, name)
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigurationError(f"{name} {port} is not a port: 0 to 65535")
         if not self.shared_access_key and not is_loopback(self.host):
             raise ConfigurationError(
-                f"listening on {self.host} lets others in: set a shared access key"
-                " (AZTASK_EMULATOR_SHARED_ACCESS_KEY) or stay on 127.0.0.1"
+                f"listening on {self.host} admits other machines: set a shared access key"
+                " (AZTASK_EMULATOR_SHARED_ACCESS_KEY) or use 127.0.0.1"
             )
 
     def __repr__(self) -> str:
-        """Without the key."""
+        """Show the main options, never the key."""
         key = "***" if self.shared_access_key else None
         return f"Options({self.host}:{self.port}, admin {self.admin_port}, key {key})"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -72,7 +76,10 @@ def is_loopback(host: str) -> bool:
 
 
 def connection_string(host: str, port: int, key: str | None, *, emulator: bool = True) -> str:
-    """What to give to an SDK. emulator: plain TCP on `port`; without it SDKs use TLS on 5671."""
+    """Return a connection string for SDKs.
+
+    emulator: plain TCP on `port`; without it, SDKs use TLS on port 5671.
+    """
     shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     text = (
         f"Endpoint=sb://{shown}:{port};SharedAccessKeyName={KEY_NAME};"

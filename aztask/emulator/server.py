@@ -1,12 +1,13 @@
-"""The AMQP listener: sockets, the tick, and what one connection may cost.
+"""The AMQP listener: sockets and the tick.
 
 Rules
-1. Bytes go through `Connection`; this file only moves them. Output is written once a turn of the
-   loop, after the turn's transaction is committed.
-2. A connection whose socket is full is not read from and gets no deliveries until it has drained.
-3. While one client alone is active its bytes are answered at once; with several, a turn of the loop
-   gathers what all of them brought into one transaction.
-4. A fault inside ends the connection that met it, with a log line; the others go on.
+1. `Connection` interprets the bytes; this module only moves them. Output is written once per turn
+   of the loop, after the turn's transaction is committed.
+2. While a socket's write buffer is full, its connection is not read and gets no deliveries.
+3. If only one client is active, its bytes are answered at once. With several, one transaction per
+   turn of the loop holds the changes of all of them.
+4. A bug in the emulator closes the connection that met it and writes a log line. The others
+   continue.
 """
 
 from __future__ import annotations
@@ -20,46 +21,47 @@ from typing import Any
 
 from aztask.emulator.amqp.connection import Connection, ConnectionLimits, State, Tracer
 from aztask.emulator.amqp.errors import CONNECTION_FORCED, INTERNAL_ERROR, AmqpError
-from aztask.emulator.broker.context import Broker
-from aztask.emulator.broker.peer import Peer
+from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.client import Client
 
 log = logging.getLogger(__name__)
 
 CONTAINER = "aztask-emulator"
 TICK_SECONDS = 0.02
-SLOW_TICK_EVERY = 25  # ticks between two looks at tokens and silent connections
+SLOW_TICK_EVERY = 25  # ticks between two checks of tokens and time-outs
 HANDSHAKE_SECONDS = 30.0
 CLOSING_SECONDS = 5.0
 READ_BYTES = 256 * 1024
 WRITE_HIGH_WATER = 4 * 1024 * 1024
-_CLOSED = State.CLOSED  # asked for twice a read: a member of an Enum takes long to look up
+_CLOSED = State.CLOSED  # compared twice per read; an attribute of an Enum is slow to look up
 
 
 class Endpoint(asyncio.BufferedProtocol):
-    """One client's socket. All read into one buffer, which is emptied at once."""
+    """One client's socket. All sockets read into the same buffer, which is emptied at once."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._committer = server.broker.committer
         self._transport: asyncio.Transport | None = None
-        self.peer = Peer(server.broker)
+        self.client = Client(server.broker)
         tracer = server.tracer
         self.connection = Connection(
-            self.peer,
+            self.client,
             CONTAINER,
             server.limits,
             None if tracer is None else self._traced(tracer),
         )
-        self.connection.wake = partial(server.touched, self)
-        # not the time of the last tick: a clock that jumped meanwhile would end the handshake
+        self.connection.wake = partial(server.output_waiting, self)
+        # The time of the last tick would be wrong here: if the clock has jumped since, the
+        # handshake would time out at once.
         self.since = self.last_read = self.last_write = server.broker.clock.monotonic()
         self.remote = ""
 
     def _traced(self, tracer: Callable[[str, str, int, Any], None]) -> Tracer:
-        return lambda direction, channel, what: tracer(self.remote, direction, channel, what)
+        return lambda direction, channel, data: tracer(self.remote, direction, channel, data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
+        """Start to serve a socket that was accepted."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
@@ -67,27 +69,27 @@ class Endpoint(asyncio.BufferedProtocol):
         self._server.endpoints.add(self)
 
     def get_buffer(self, _hint: int) -> memoryview:
-        """Where to read into: a buffer made anew for each read costs three system calls."""
+        """Return the shared buffer: a new one for each read would cost three system calls."""
         return self._server.buffer
 
     def buffer_updated(self, size: int) -> None:
-        """Bytes from the client."""
+        """Process bytes from the client."""
         server = self._server
         data = bytes(server.buffer[:size])
         self.last_read = server.time
         server.active.add(self)
-        self._committer.held = True
+        self._committer.reading = True
         try:
             self.connection.receive(data)
         except Exception:
-            log.exception("%s: the connection is closed after a fault of the emulator", self.remote)
-            self.connection.close(AmqpError(INTERNAL_ERROR, "a fault of the emulator, see its log"))
+            log.exception("%s: closing the connection after a bug of the emulator", self.remote)
+            self.connection.close(AmqpError(INTERNAL_ERROR, "a bug of the emulator, see its log"))
         if self.connection.state is _CLOSED:
-            server.touched(self)
-        self._committer.let_go(now=server.solo)
+            server.output_waiting(self)
+        self._committer.finish_reading(now=server.solo)
 
     def flush(self) -> None:
-        """Write what has gathered; close the socket when the connection is over."""
+        """Write the collected output, and close the socket of a closed connection."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -99,30 +101,30 @@ class Endpoint(asyncio.BufferedProtocol):
             transport.close()
 
     def pause_writing(self) -> None:
-        """The client does not read: rule 2."""
+        """Stop reading and delivering: the write buffer is full (rule 2)."""
         if self._transport is not None:
             self._transport.pause_reading()
-        self.peer.paused(True)
+        self.client.paused(True)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Resume reading and delivering: the write buffer has room."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-        self.peer.paused(False)
+        self.client.paused(False)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The socket is gone."""
+        """End the connection's links: the socket is closed."""
         self._server.endpoints.discard(self)
         self.connection.lost()
-        self._server.broker.committer.plan()
+        self._server.broker.committer.plan_flush()
 
     def abort(self) -> None:
-        """Drop the socket."""
+        """Close the socket at once; unsent output is lost."""
         if self._transport is not None:
             self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Time-outs: handshakes that do not end, closings, and the client's idle time-out."""
+        """Enforce the time-outs of the handshake, of the close and of idle connections."""
         state = self.connection.state
         if state is State.OPEN:
             self._check_open(now)
@@ -134,14 +136,18 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def _check_open(self, now: float) -> None:
         if now - self.last_read > 2 * self.connection.limits.idle_timeout / 1000:
-            self.connection.close(AmqpError(CONNECTION_FORCED, "nothing was heard for too long"))
+            self.connection.close(AmqpError(CONNECTION_FORCED, "the client was idle for too long"))
         idle = self.connection.peer.idle_timeout if self.connection.peer else None
         if idle and now - self.last_write > idle / 2000:
             self.connection.keep_alive()
 
 
 class Server:
-    """Listens, ticks, and knows all connections."""
+    """Listens, ticks, and holds all connections.
+
+    tracer: called with (remote address, direction, channel, frame) for each frame. solo: at most
+    one client was active in the last tick (rule 3).
+    """
 
     def __init__(
         self,
@@ -156,63 +162,63 @@ class Server:
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.active: set[Endpoint] = set()
         self.solo = False
-        self._touched: set[Endpoint] = set()
+        self._with_output: set[Endpoint] = set()
         self._server: asyncio.Server | None = None
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.time = broker.clock.monotonic()  # as of the last tick: cheap, and exact enough
+        self.time = broker.clock.monotonic()  # of the last tick: cheap, and exact enough
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
-        """Listen; the port that was bound."""
+        """Listen, with TLS if there is a `context`; return the bound port. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self.broker.committer.after = self._flush_all
-        self.broker.dispatcher.plan = self.broker.committer.plan
+        self.broker.committer.after_flush = self._flush_all
+        self.broker.dispatcher.plan_flush = self.broker.committer.plan_flush
         self._server = await loop.create_server(
             lambda: Endpoint(self), host, port, ssl=context, backlog=512
         )
         self._tick()
         return int(self._server.sockets[0].getsockname()[1])
 
-    def touched(self, endpoint: Endpoint) -> None:
-        """Something may be written to this client at the end of the turn."""
-        self._touched.add(endpoint)
+    def output_waiting(self, endpoint: Endpoint) -> None:
+        """Write this endpoint's output at the end of the turn."""
+        self._with_output.add(endpoint)
         if not self.broker.committer.flushing:
-            self.broker.committer.plan()
+            self.broker.committer.plan_flush()
 
     def _flush_all(self) -> None:
-        touched, self._touched = self._touched, set()
-        for endpoint in touched:
+        output_waiting, self._with_output = self._with_output, set()
+        for endpoint in output_waiting:
             endpoint.flush()
 
     def _tick(self) -> None:
-        """Time passes: locks lapse, schedules fall due, tokens expire."""
+        """Check everything that depends on time: locks, schedules, tokens, time-outs."""
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
         self._ticks += 1
         self.time = self.broker.clock.monotonic()
         try:
             self._pass_time()
         except Exception:
-            log.exception("the emulator's tick failed; it goes on")
+            log.exception("a tick of the emulator failed; the next one runs as usual")
 
     def _pass_time(self) -> None:
         broker = self.broker
         self.solo, self.active = len(self.active) < 2, set()
         for endpoint in list(self.endpoints):
-            endpoint.peer.tick()
+            endpoint.client.tick()
         broker.dispatcher.tick()
         if self._ticks % SLOW_TICK_EVERY == 0:
             for endpoint in list(self.endpoints):
                 if broker.access.required:
-                    endpoint.peer.check_tokens()
+                    endpoint.client.check_tokens()
                 endpoint.check(self.time)
         if broker.forwarder.due():
-            broker.committer.plan()
+            broker.committer.plan_flush()
 
-    def removed(self, path: str) -> None:
-        """An entity was deleted: links to it end."""
+    def entity_deleted(self, path: str) -> None:
+        """Detach all links to a deleted entity."""
         for endpoint in self.endpoints:
-            endpoint.peer.removed(path)
-        self.broker.committer.plan()
+            endpoint.client.entity_deleted(path)
+        self.broker.committer.plan_flush()
 
     async def stop(self) -> None:
         """Close every connection and stop listening."""
@@ -221,7 +227,7 @@ class Server:
         if self._server:
             self._server.close()
         for endpoint in list(self.endpoints):
-            endpoint.connection.close(AmqpError(CONNECTION_FORCED, "the emulator stops"))
+            endpoint.connection.close(AmqpError(CONNECTION_FORCED, "the emulator is stopping"))
             endpoint.flush()
         await asyncio.sleep(0)
         for endpoint in list(self.endpoints):

@@ -1,7 +1,7 @@
-"""A certificate for the emulator, made once and kept, and the TLS contexts around it.
+"""A self-signed certificate for the emulator, and the TLS context of its listeners.
 
-Making one needs the package ``cryptography``; without it the error says what to install. The
-certificate is its own authority: give the file to clients as the one they trust.
+The certificate is made at the first start, with the package ``cryptography``. It is its own
+authority: configure clients to trust the file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ VALID_DAYS = 365
 
 
 def server_context(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
-    """A context for the listeners and the certificate that clients must trust.
+    """Return a context for the listeners, and the certificate file that clients must trust.
 
-    The files are made in `directory` when they are missing. Raises ConfigurationError.
+    Missing files are made in `directory`. Raises ConfigurationError if that needs ``cryptography``
+    and it is not installed.
     """
     certificate, key = directory / CERTIFICATE_FILE, directory / KEY_FILE
     if not certificate.exists() or not key.exists():
@@ -49,7 +50,7 @@ def server_context(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
 
 
 def _make(certificate: Path, key: Path, host: str) -> None:
-    """Write a key that only its owner may read, and a certificate for it."""
+    """Write a key that only its owner can read, and a certificate for it."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aztask emulator")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,7 +1,6 @@
-"""Frames in words, for ``aztask emulator --trace``: one line a frame.
+"""One readable line per frame, for ``aztask emulator --trace``.
 
-Secrets do not pass: bodies of messages are shown by their length only, and what goes to ``$cbs``
-travels in bodies.
+Secrets are never shown: of a message's body only the length is, and tokens travel in bodies.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _MAX_TEXT = 200
 
 
 def tracer(write: Callable[[str], None]) -> Callable[[str, str, int, Any], None]:
-    """A function for `aztask.emulator.server.Server` that writes one line a frame."""
+    """Return a function for `aztask.emulator.server.Server` that writes one line per frame."""
 
-    def trace(remote: str, direction: str, channel: int, what: Any) -> None:
-        text = _incoming(what) if direction == "->" else _outgoing(what)
+    def trace(remote: str, direction: str, channel: int, frame: Any) -> None:
+        text = _incoming(frame) if direction == "->" else _outgoing(frame)
         write(f"{remote} {direction} {channel} {text}")
 
     return trace
@@ -68,14 +67,14 @@ def _outgoing(body: bytes) -> str:
     name = _NAMES.get(described.descriptor, hex(described.descriptor))
     fields = list(described.value)
     while fields and fields[-1] is None:
-        fields.pop()  # written for clients that count fields, no news to a reader
+        fields.pop()  # trailing nulls tell a reader nothing
     values = " ".join("-" if value is None else shown(value) for value in fields)
     rest = f" payload={len(body) - end} bytes" if name == Transfer.__name__.lower() else ""
     return f"{name} {values}{rest}"
 
 
 def shown(value: Any) -> str:
-    """A value in words, cut where it is long."""
+    """Return a value as printable text of at most `_MAX_TEXT` characters."""
     if isinstance(value, Described):
         name = _STATES.get(value.descriptor, str(value.descriptor))
         inner = value.value if isinstance(value.value, list) else [value.value]

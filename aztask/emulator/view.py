@@ -1,4 +1,4 @@
-"""What there is to see: entities with their counts, connections, and the whole in lines of text."""
+"""The state of an emulator: entities with their counts, and connections, as data and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADINGS = ("ENTITY", "ACTIVE", "LOCKED", "SCHEDULED", "DEFERRED", "DEAD", "REC
 
 @dataclass(frozen=True, slots=True)
 class EntityView:
-    """One entity's counts."""
+    """One entity with the counts of its messages and receivers."""
 
     name: str
     kind: str
@@ -27,14 +27,14 @@ class EntityView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The emulator at one moment. links: of all connections."""
+    """The emulator at one moment. links: the number over all connections."""
 
     entities: tuple[EntityView, ...]
     connections: int
     links: int
 
     def record(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data, ready for JSON."""
         return {
             "event": "stats",
             "connections": self.connections,
@@ -43,7 +43,7 @@ class View:
         }
 
     def lines(self, height: int) -> list[str]:
-        """A table of at most `height` lines; what does not fit is counted in the last one."""
+        """Return a table of at most `height` lines; the last one counts the omitted entities."""
         rows = [_HEADINGS, *(_row(entity) for entity in self.entities)]
         name = max(len(row[0]) for row in rows)
         lines = [
@@ -60,8 +60,8 @@ def _row(entity: EntityView) -> tuple[str, ...]:
     return (entity.name, *(str(count) for count in counts), str(entity.receivers))
 
 
-def look(emulator: Emulator) -> View:
-    """The emulator's state now."""
+def take_view(emulator: Emulator) -> View:
+    """Return the current state of an emulator."""
     broker = emulator.broker
     entities = []
     for entity in broker.namespace.all():
@@ -82,4 +82,6 @@ def look(emulator: Emulator) -> View:
             )
         )
     endpoints = emulator.server.endpoints
-    return View(tuple(entities), len(endpoints), sum(one.peer.links for one in endpoints))
+    return View(
+        tuple(entities), len(endpoints), sum(endpoint.client.links for endpoint in endpoints)
+    )

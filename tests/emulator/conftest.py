@@ -1,7 +1,7 @@
-"""One emulator and one client for all tests of this folder: each test makes queues of its own.
+"""All tests of this folder share one emulator and one client; each test makes its own queues.
 
-Opening a link costs the SDK half a second, so tests share senders and receivers where they can,
-and every client has ``retry_total=0``: one retry trap of the SDK takes 11 seconds.
+The SDK takes half a second to open a link, so tests share senders and receivers where they can.
+Every client has ``retry_total=0``, because some retries of the SDK take 11 seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def client(bus):
 
 @pytest.fixture
 def queue(bus):
-    """Makes queues: ``queue(lock_seconds=2)`` returns the new one's name."""
+    """Make a queue: ``queue(lock_seconds=2)`` returns its name."""
 
     def make(**settings):
         name = f"queue-{next(_numbers)}"
@@ -43,9 +43,9 @@ def queue(bus):
 
 @pytest.fixture(scope="session")
 def link(client):
-    """Opens a sender and a receiver of a queue, at the same time; closes all of them at the end.
+    """Open a sender and a receiver of a queue in parallel; close all of them at the end.
 
-    Each takes half a second to open and to close, which is the SDK's doing.
+    The SDK takes half a second to open each of them, and half a second to close it.
     """
     opened = []
     with ThreadPoolExecutor(16) as pool:

@@ -1,4 +1,4 @@
-"""The administration plane, with the SDK's own client."""
+"""The administration API, with the SDK's own client."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_an_update_replaces_a_rule(admin):
 
 
 def test_a_queue_may_forward_to_itself(admin, client):
-    """The service allows it for a queue that exists; a message ends in the dead letters."""
+    """The service allows this for an existing queue; its messages end up in the dead letters."""
     with pytest.raises(ResourceNotFoundError):
         admin.create_queue("circle", forward_to="circle")
     queue = admin.create_queue("circle")

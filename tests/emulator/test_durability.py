@@ -1,4 +1,4 @@
-"""What was acknowledged is there: after kill -9, after a restart, and on a full disk."""
+"""Acknowledged messages survive kill -9, a restart and a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent is what is received: bodies, properties, annotations, every AMQP type."""
+"""A message is received exactly as it was sent: bodies, properties, annotations, AMQP types."""
 
 from __future__ import annotations
 

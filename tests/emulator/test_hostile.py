@@ -1,4 +1,4 @@
-"""Malformed and hostile input: it never stops the emulator, nor another client."""
+"""Malformed and hostile input never stops the emulator or harms another client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def victim(bus, link):
 
 @pytest.fixture(autouse=True)
 def no_faults(caplog, bus):
-    """The emulator logs a fault of its own as an error: there must be none."""
+    """Check that the emulator logged no error, which would be a bug of its own."""
     yield
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
     assert bus._emulator.server.endpoints is not None
@@ -161,8 +161,8 @@ def test_malformed_messages_are_rejected(bus, victim, payload):
     victim()
 
 
-def test_a_message_that_does_not_end_is_bounded(bus, victim):
-    """64 MB after the limit the link ends; what it held is dropped long before."""
+def test_an_endless_message_is_limited(bus, victim):
+    """The link ends 64 MB past the limit; the message's bytes are dropped long before."""
     with RawClient(bus.port) as client:
         client.attach("hostile")
         part = transfer_frame(0, b"x" * 60_000, more=True)
@@ -173,7 +173,7 @@ def test_a_message_that_does_not_end_is_bounded(bus, victim):
     victim()
 
 
-def test_refused_links_are_said_to_be(bus):
+def test_refused_links_carry_an_error(bus):
     with RawClient(bus.port) as client:
         answer = client.attach("nowhere")
         assert answer.target is None
@@ -183,7 +183,7 @@ def test_refused_links_are_said_to_be(bus):
         assert len(detach.error.value) == 3
 
 
-def test_a_rejected_delivery_has_a_whole_error_list(bus, victim):
+def test_a_rejected_delivery_has_a_complete_error_list(bus, victim):
     with RawClient(bus.port) as client:
         client.attach("hostile")
         client.write(transfer_frame(0, b"garbage"))
@@ -217,7 +217,7 @@ def test_a_guessed_lock_token_settles_nothing(bus, victim):
     victim()
 
 
-def test_a_client_that_does_not_read_gets_only_so_much(bus, victim):
+def test_a_client_that_does_not_read_gets_limited_output(bus, victim):
     sender = RawClient(bus.port)
     sender.attach("hostile")
     sender.send([b"x" * 50_000] * 400)
@@ -226,7 +226,7 @@ def test_a_client_that_does_not_read_gets_only_so_much(bus, victim):
         client.attach("hostile", receive=True)
         client.write(credit_frame(2**31))
         time.sleep(0.5)
-        endpoint = next(e for e in bus._emulator.server.endpoints if e.peer.container == "raw")
+        endpoint = next(e for e in bus._emulator.server.endpoints if e.client.container == "raw")
         assert endpoint._transport.get_write_buffer_size() < 12_000_000
         victim()
 

@@ -124,7 +124,7 @@ def test_schedule_cancel_and_arrival(queue, link):
         receiver.complete_message(message)
 
 
-def test_lapsed_lock_is_redelivered_and_lost(queue, link):
+def test_a_message_with_an_expired_lock_is_redelivered(queue, link):
     sender, receiver = link(queue(lock_seconds=1))
     sender.send_messages(ServiceBusMessage("slow"))
     (first,) = receiver.receive_messages(1, max_wait_time=WAIT)
@@ -137,8 +137,8 @@ def test_lapsed_lock_is_redelivered_and_lost(queue, link):
     receiver.complete_message(again)
 
 
-def test_the_server_refuses_a_lapsed_lock_too(queue, link):
-    """The SDK looks at its own clock first: here it believes that the lock still lasts."""
+def test_the_server_refuses_an_expired_lock_too(queue, link):
+    """The SDK checks its own clock first: here it believes that the lock has not expired."""
     sender, receiver = link(queue(lock_seconds=0.5))
     sender.send_messages(ServiceBusMessage("slow"))
     (message,) = receiver.receive_messages(1, max_wait_time=WAIT)
@@ -149,7 +149,7 @@ def test_the_server_refuses_a_lapsed_lock_too(queue, link):
 
 
 def test_a_link_whose_messages_are_settled_elsewhere_is_not_starved(queue, link, monkeypatch):
-    """``$management`` settles; the link's own client says nothing of it."""
+    """``$management`` settles the messages; the link's client sends no disposition."""
     monkeypatch.setattr("aztask.emulator.broker.consumer.MAX_UNSETTLED", 10)
     monkeypatch.setattr("aztask.emulator.broker.consumer.TIDY_SECONDS", 0.0)
     sender, receiver = link(queue())
@@ -201,7 +201,7 @@ def test_prefetched_messages_go_back_uncounted_when_the_receiver_closes(queue, l
 
 
 def test_released_messages_are_not_counted(queue, link):
-    """What arrives while no receive call is active is released by the SDK's keep-alive."""
+    """The SDK's keep-alive releases messages that arrive while no receive call is active."""
     sender, receiver = link(queue())
     assert receiver.receive_messages(1, max_wait_time=0.3) == []
     sender.send_messages(ServiceBusMessage("late"))
@@ -329,7 +329,7 @@ def test_forwarding(queue, link):
     failing = queue(forward_dead_letters_to=target)
     to_failing, receiver_of_failing = link(failing)
     receiver = link(target, send=False)
-    with pytest.raises(ServiceBusError):  # what forwards is not received from
+    with pytest.raises(ServiceBusError):  # a queue that forwards has no receivers
         link(source, send=False)
     to_failing.send_messages(ServiceBusMessage("dead", application_properties={"k": "v"}))
     (message,) = receiver_of_failing.receive_messages(1, max_wait_time=WAIT)
@@ -351,7 +351,7 @@ def test_a_chain_of_forwarding_queues(queue, client, link):
 
 
 def test_unknown_entities(client):
-    """The service refuses the token for them, with status 404: SDKs call it an authentication."""
+    """The service refuses their token with status 404; SDKs report an authentication error."""
     with pytest.raises(ServiceBusAuthenticationError), client.get_queue_receiver("nowhere"):
         pass
     with pytest.raises(ServiceBusAuthenticationError) as caught, client.get_queue_sender("nowhere"):

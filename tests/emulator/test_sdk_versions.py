@@ -1,4 +1,4 @@
-"""Older releases of the Python SDK: their applications see what those of the newest one see.
+"""Older releases of the Python SDK behave like the newest one.
 
 The default run tries one release that reads the fields of a frame by their positions. All of those
 that speak AMQP in pure Python are tried by ``tox -e sdk-versions``, which sets AZTASK_SDK_VERSIONS.
@@ -18,7 +18,7 @@ from tests.emulator.sdkversions import SCENARIO, installed
 
 VERSIONS = [v.strip() for v in os.environ.get("AZTASK_SDK_VERSIONS", "7.14.3").split(",")]
 FIRST_WITHOUT_TLS = (7, 14)
-"""Earlier releases know no emulator mode: they speak TLS only."""
+"""Earlier releases have no emulator mode and connect only with TLS."""
 QUEUES = (
     *("settling", "dead_letters", "scheduling", "sending_again", "receiving_and_deleting"),
     *("refusals", "async_messages"),

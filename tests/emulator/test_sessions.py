@@ -112,7 +112,7 @@ def test_a_session_id_is_a_text(client, queue):
 
 
 def test_a_receiver_that_deletes_outlives_its_sessions_lock(client, queue):
-    """It has nothing to settle, and no lock that its client could renew."""
+    """A receive-and-delete link settles nothing, and its client cannot renew a lock."""
     name = queue(sessions=True, lock_seconds=1)
     send(client, name, ("s", "first"), ("s", "second"))
     with client.get_queue_receiver(

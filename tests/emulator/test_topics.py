@@ -91,7 +91,7 @@ def test_rules_are_kept_as_they_were_given(admin):
 
 
 def test_filters_compare_times(client, admin):
-    """The service's clients give filters dates and durations; a message carries timestamps."""
+    """Clients of the service use dates and durations in filters; messages carry timestamps."""
     admin.create_topic("times")
     admin.create_subscription("times", "due")
     admin.delete_rule("times", "due", "$Default")

@@ -66,14 +66,14 @@ def locked():
         yield bus
 
 
-def test_the_right_key_is_let_in(locked):
+def test_the_correct_key_is_accepted(locked):
     assert KEY in locked.connection_string
     send_and_receive(locked.connection_string)
     with locked.administration_client() as admin:
         assert admin.get_queue("q").name == "q"
 
 
-def test_a_wrong_key_is_not(locked):
+def test_a_wrong_key_is_refused(locked):
     wrong = locked.connection_string.replace(KEY, "wrong")
     with pytest.raises(REFUSED):
         send_and_receive(wrong)
@@ -114,7 +114,7 @@ def test_without_any_token_nothing_is_attached(locked):
         assert client.until("Detach").error.value[0] == "amqp:unauthorized-access"
 
 
-def test_tokens_of_entra_id_are_taken_without_a_key_only(locked, bus):
+def test_tokens_of_entra_id_are_accepted_only_without_a_key(locked, bus):
     class Credential:
         def get_token(self, *_scopes, **_options):
             return AccessToken("header.payload.signature", int(time.time()) + 3600)
@@ -149,7 +149,7 @@ def test_a_shifted_clock():
 
 
 def test_tls():
-    """SDKs expect TLS on port 5671, whatever the connection string says: hence an own address."""
+    """SDKs always use port 5671 for TLS, so this test listens on an address of its own."""
     options = Options(host="127.0.0.71", port=5671, admin_port=0, queues=("q",), tls=True)
     with BackgroundEmulator(options) as background:
         running_ = background.emulator

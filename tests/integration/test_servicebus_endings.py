@@ -21,7 +21,8 @@ from aztask.brokers.base import Delivery, QueueOptions, Receiver, Renewed, Settl
 from aztask.brokers.servicebus import receiver as servicebus_receiver
 from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.broker import management, peer
+from aztask.emulator.broker import client as client_module
+from aztask.emulator.broker import management
 from aztask.errors import AztaskError, BrokerUnavailable, SendUnconfirmed
 from aztask.message.envelope import Envelope
 from aztask.settlement import Complete
@@ -70,7 +71,7 @@ class Bench:
         def run() -> None:
             for endpoint in list(server.endpoints):
                 act(endpoint)
-                server.touched(endpoint)
+                server.output_waiting(endpoint)
             done.set()
 
         assert server._server is not None
@@ -79,7 +80,7 @@ class Bench:
 
     def detach_all(self) -> None:
         self.on_the_server(
-            lambda endpoint: [link.detach(IDLE) for link in list(endpoint.peer._addresses)]
+            lambda endpoint: [link.detach(IDLE) for link in list(endpoint.client._addresses)]
         )
 
     def close_all(self) -> None:
@@ -130,16 +131,16 @@ def test_a_busy_service_gets_the_same_send_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link is refused: nothing was stored, and the error says to try again."""
-    real = peer.sendable
+    real = client_module.sendable
 
     def busy(*arguments: Any) -> Any:
         raise BUSY
 
-    monkeypatch.setattr(peer, "sendable", busy)
+    monkeypatch.setattr(client_module, "sendable", busy)
     with pytest.raises((BrokerUnavailable, SendUnconfirmed)) as caught:
         bench.send(b"x")
     assert "server-busy" in str(caught.value)
-    monkeypatch.setattr(peer, "sendable", real)
+    monkeypatch.setattr(client_module, "sendable", real)
     assert bench.broker.peek(bench.name) == []
     bench.send(b"x")
     assert [each.envelope.body for each in bench.broker.peek(bench.name)] == [b"x"]

@@ -1,1 +1,1 @@
-"""The administration API: Atom entries over HTTP, as the administration clients speak it."""
+"""The administration API: Atom entries over HTTP, for the SDKs' administration clients."""

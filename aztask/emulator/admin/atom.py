@@ -1,4 +1,4 @@
-"""Atom feeds and entries around the service's descriptions (RFC 4287, and the service's schema)."""
+"""Atom feeds and entries with the service's descriptions (RFC 4287 and the service's schema)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ SCHEMA = "http://www.w3.org/2001/XMLSchema"
 
 
 def tag(name: str, text: str) -> str:
-    """An element with text."""
+    """Return an XML element without attributes, its text escaped."""
     return f"<{name}>{escape(text)}</{name}>"
 
 
 def instant(seconds: float) -> str:
-    """An xsd:dateTime in UTC."""
+    """Return UTC epoch seconds as an xsd:dateTime."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def entry(url: str, title: str, times: tuple[float, float], content: str) -> str:
-    """An entry; times are those of publication and update, content is a description."""
+    """Return an entry.
+
+    times: of publication and of update, UTC epoch seconds. content: a description in XML.
+    """
     return (
         f'<entry xmlns="{ATOM}"><id>{escape(url)}</id>'
         f'<title type="text">{escape(title)}</title>'
@@ -39,7 +42,7 @@ def entry(url: str, title: str, times: tuple[float, float], content: str) -> str
 
 
 def feed(url: str, title: str, now: float, entries: Iterable[str], following: str | None) -> str:
-    """A feed; `following` is the URL of the next page."""
+    """Return a feed. following: the URL of the next page, None on the last one."""
     further = f'<link rel="next" href={quoteattr(following)}/>' if following else ""
     return (
         f'<feed xmlns="{ATOM}"><title type="text">{escape(title)}</title><id>{escape(url)}</id>'
@@ -49,12 +52,15 @@ def feed(url: str, title: str, now: float, entries: Iterable[str], following: st
 
 
 def error(status: int, detail: str) -> str:
-    """The document that goes with a status of 400 or above."""
+    """Return the document of a response with a status of 400 or above."""
     return f"<Error>{tag('Code', str(status))}{tag('Detail', detail)}</Error>"
 
 
 def description(body: bytes, name: str) -> ElementTree.Element:
-    """The element `name` inside a request's entry. Raises ConfigurationError."""
+    """Return the element `name` of a request's entry. Raises ConfigurationError.
+
+    Document type and entity declarations are refused, because they can blow up a parser.
+    """
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
         raise ConfigurationError("the request's XML must not declare anything")
     try:
@@ -70,10 +76,10 @@ def description(body: bytes, name: str) -> ElementTree.Element:
 
 
 def local(element: ElementTree.Element) -> str:
-    """An element's name without its namespace: clients differ in prefixes."""
+    """Return an element's name without its namespace, which differs between clients."""
     return element.tag.rsplit("}", 1)[-1]
 
 
 def children(element: ElementTree.Element) -> dict[str, ElementTree.Element]:
-    """The element's children by local name."""
+    """Return the element's children by local name."""
     return {local(child): child for child in element}

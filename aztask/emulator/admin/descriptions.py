@@ -1,11 +1,11 @@
-"""Queues, topics and subscriptions as the service's descriptions, both ways.
+"""Reads and writes the service's descriptions of queues, topics and subscriptions.
 
 Rules
-1. What has no effect here (sizes, partitions, metadata, authorization rules) is kept as text and
-   returned as it came; what would change behaviour and is not offered is refused.
-2. An update replaces the whole description, as on the service: a property that is absent gets its
-   default. Only what cannot be changed (sessions, duplicate detection) and the rules of a
-   subscription, which have requests of their own, stay as they are.
+1. Properties without effect here (sizes, partitions, metadata, authorization rules) are stored as
+   text and returned unchanged. Unsupported settings that would change behaviour are refused.
+2. An update replaces the complete description, as on the service: an absent property gets its
+   default. Three things stay: sessions and duplicate detection, which cannot be changed, and the
+   rules of a subscription, which have requests of their own.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class EntitySnapshot:
-    """An entity with what is only known when it is asked for. base: ``sb://host``.
+    """An entity and its counts at one moment.
 
-    filters: how many SQL and how many correlation filters the subscriptions of a topic have.
+    counts: of its messages. subscriptions: the number of a topic's subscriptions. base:
+    ``sb://host``. filters: the numbers of SQL and of correlation filters of a topic's
+    subscriptions.
     """
 
     entity: Entity
@@ -76,7 +78,7 @@ def _status(text: str) -> Status:
 
 
 def _target(text: str) -> str:
-    """The entity of a forwarding target, which clients send as a whole URL."""
+    """Return the entity of a forwarding target, which clients send as a name or as a URL."""
     return unquote(urlsplit(text).path if "://" in text else text).strip("/")
 
 
@@ -95,14 +97,14 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def created_from(element: ElementTree.Element, path: str, kind: Kind) -> Entity:
-    """The new entity of a description. Raises ConfigurationError."""
+    """Return the new entity that a description asks for. Raises ConfigurationError."""
     entity = _entity(element, Entity(path, kind))
     rule = children(element).get("DefaultRuleDescription")
     return entity if rule is None else replace(entity, rules=(rule_from(rule),))
 
 
 def updated_from(element: ElementTree.Element, existing: Entity) -> Entity:
-    """What becomes of an entity whose update is this description. Raises ConfigurationError."""
+    """Return an existing entity as updated by a description. Raises ConfigurationError."""
     fixed = Entity(
         existing.path,
         existing.kind,
@@ -114,7 +116,7 @@ def updated_from(element: ElementTree.Element, existing: Entity) -> Entity:
 
 
 def _entity(element: ElementTree.Element, base: Entity) -> Entity:
-    """`base` with what the description says."""
+    """Return `base` with the properties of a description."""
     values: dict[str, Any] = {}
     kept: dict[str, str] = {}
     parts = children(element)
@@ -128,24 +130,24 @@ def _entity(element: ElementTree.Element, base: Entity) -> Entity:
                 raise ConfigurationError(f"{name}: {error}") from None
         elif name in _KEPT:
             kept[name] = _inner(part) if len(part) else text
-    wanted = base.duplicate_window > 0
+    detects = base.duplicate_window > 0
     if "RequiresDuplicateDetection" in parts:
-        wanted = _flag(parts["RequiresDuplicateDetection"].text or "")
+        detects = _flag(parts["RequiresDuplicateDetection"].text or "")
     window = parts[_WINDOW].text if _WINDOW in parts else None
     seconds = (parse_duration(window) if window else 0.0) or _DEFAULT_WINDOW
     check_window(base.path, seconds)
-    if window and not wanted:
+    if window and not detects:
         kept[_WINDOW] = window
-    return replace(base, kept=kept, duplicate_window=seconds if wanted else 0.0, **values)
+    return replace(base, kept=kept, duplicate_window=seconds if detects else 0.0, **values)
 
 
 def _inner(element: ElementTree.Element) -> str:
-    """The element's children as they came, to be returned again."""
+    """Return the element's children as XML text, unchanged."""
     return "".join(ElementTree.tostring(child, "unicode") for child in element)
 
 
 def description_of(shown: EntitySnapshot) -> str:
-    """The description of an entity."""
+    """Return the description of an entity, in XML."""
     entity = shown.entity
     name = NAMES[entity.kind]
     write = {Kind.QUEUE: _queue, Kind.TOPIC: _topic, Kind.SUBSCRIPTION: _subscription}
@@ -270,7 +272,7 @@ def _counts(counts: Counts) -> str:
 
 
 def _some(entity: Entity, *names: str) -> list[str]:
-    """What was kept of these, or their defaults."""
+    """Return elements for properties without effect here: as stored, or their defaults."""
     texts = {name: entity.kept.get(name, _DEFAULTS.get(name)) for name in names}
     return [
         f"<{name}>{text}</{name}>" if name == "AuthorizationRules" else tag(name, text)

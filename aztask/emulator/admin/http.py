@@ -1,9 +1,9 @@
-"""A small HTTP/1.1 server for the administration API (RFC 9112, what its clients use of it).
+"""A small HTTP/1.1 server for the administration API (the part of RFC 9112 that its clients use).
 
 Rules
-1. Head and body are limited before they are read; a request that does not come in time ends the
-   connection.
-2. One request is answered at a time; connections are kept open unless the client says otherwise.
+1. Head and body are limited before they are read. A connection is closed after `IDLE_SECONDS`
+   without a complete request.
+2. Each connection has one request at a time. It stays open unless the client asks to close it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl
 
 from aztask.emulator.admin.routes import HttpRequest, HttpResponse, Routes, failed
-from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.broker import Broker
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ STOP_SECONDS = 1.0
 
 
 class _BadRequest(Exception):
-    """What cannot be answered but with this status."""
+    """A request that gets this status and ends the connection."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -37,29 +37,29 @@ class _BadRequest(Exception):
 
 
 class AdminServer:
-    """Listens for administration clients. removed: told of deleted entities."""
+    """Listens for administration clients. deleted: called with the path of a deleted entity."""
 
-    def __init__(self, broker: Broker, removed: Callable[[str], None]) -> None:
+    def __init__(self, broker: Broker, deleted: Callable[[str], None]) -> None:
         self._broker = broker
-        self._removed = removed
-        self._routes = Routes(broker, removed, secure=False)
+        self._deleted = deleted
+        self._routes = Routes(broker, deleted, secure=False)
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None] | None] = set()
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
-        """Listen; the port that was bound."""
-        self._routes = Routes(self._broker, self._removed, secure=context is not None)
+        """Listen, with TLS if there is a `context`; return the bound port. Raises OSError."""
+        self._routes = Routes(self._broker, self._deleted, secure=context is not None)
         self._server = await asyncio.start_server(
             self._serve, host, port, ssl=context, limit=MAX_HEAD
         )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Close everything, and wait until no connection is served any more.
+        """Close all connections and wait until their tasks have ended.
 
-        With TLS a plain close would wait for the client's answer to it, which an idle client does
-        not give.
+        Connections are aborted. A close with TLS waits for the client's answer, which an idle
+        client does not send.
         """
         if self._server:
             self._server.close()
@@ -77,10 +77,10 @@ class AdminServer:
         self._open.add(writer)
         self._serving.add(task)
         try:
-            while await self._one(reader, writer):
+            while await self._serve_one(reader, writer):
                 pass
         except (OSError, EOFError, TimeoutError):
-            log.debug("an administration client went away")
+            log.debug("an administration client disconnected or sent nothing in time")
         finally:
             self._open.discard(writer)
             writer.close()
@@ -88,8 +88,8 @@ class AdminServer:
                 await writer.wait_closed()
             self._serving.discard(task)
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the connection is kept."""
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; return whether the connection stays open."""
         keep = False
         try:
             async with asyncio.timeout(IDLE_SECONDS):
@@ -114,8 +114,8 @@ class AdminServer:
         try:
             return self._routes.answer(request)
         except Exception:
-            log.exception("%s %s failed inside the emulator", request.method, request.path)
-            return failed(500, "a fault of the emulator, see its log")
+            log.exception("%s %s failed: a bug of the emulator", request.method, request.path)
+            return failed(500, "a bug of the emulator, see its log")
 
 
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest:

@@ -1,4 +1,4 @@
-"""What each administration request does: paths and methods to changes of the namespace."""
+"""Routes administration requests: a path and a method read or change the namespace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from aztask.emulator.admin import atom, descriptions, rules
 from aztask.emulator.admin.descriptions import EntitySnapshot
 from aztask.emulator.amqp.errors import AmqpError
-from aztask.emulator.broker.context import Broker
-from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, Rule
+from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter
 from aztask.emulator.broker.namespace import EntityExists
 from aztask.errors import (
@@ -30,7 +30,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """headers have lower-case names; query holds the last value of each name."""
+    """A request. headers: by lower-case name. query: the last value of each name."""
 
     method: str
     path: str
@@ -41,7 +41,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A status, a document and further headers."""
+    """A response: status, document and its content type."""
 
     status: int
     body: str = ""
@@ -50,7 +50,7 @@ class HttpResponse:
 
 
 def failed(status: int, detail: str) -> HttpResponse:
-    """The service's error document."""
+    """Return a response with the service's error document."""
     return HttpResponse(status, atom.error(status, detail), "application/xml; charset=utf-8")
 
 
@@ -64,16 +64,19 @@ _STATUS: tuple[tuple[type[AztaskError], int], ...] = (
 
 
 class Routes:
-    """Answers requests. removed: told the path of every entity that is deleted."""
+    """Answers requests.
 
-    def __init__(self, broker: Broker, removed: Callable[[str], None], secure: bool) -> None:
+    deleted: called with the path of every deleted entity. secure: write URLs with https.
+    """
+
+    def __init__(self, broker: Broker, deleted: Callable[[str], None], secure: bool) -> None:
         self._broker = broker
         self._namespace = broker.namespace
-        self._removed = removed
+        self._deleted = deleted
         self._scheme = "https" if secure else "http"
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """The response to any request; errors become their status and document."""
+        """Return the response to a request. An error becomes a status and a document."""
         try:
             path = unquote(request.path).strip("/")
             self._broker.access.bearer(request.headers.get("authorization"), path)
@@ -116,7 +119,7 @@ class Routes:
                 return self._shown(request, self._namespace.get(path))
             case "DELETE":
                 for entity in self._namespace.delete(path):
-                    self._removed(entity.path)
+                    self._deleted(entity.path)
                 return HttpResponse(200)
             case "PUT":
                 return self._put(request, path)
@@ -200,7 +203,7 @@ class Routes:
                 return HttpResponse(status, self._rule_entry(request, path, rule))
         raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {path!r}")
 
-    def _rule_entry(self, request: HttpRequest, path: str, rule: Rule) -> str:
+    def _rule_entry(self, request: HttpRequest, path: str, rule: SubscriptionRule) -> str:
         host = request.headers.get("host", "localhost")
         url = f"{self._scheme}://{host}/{path}/Rules/{rule.name}"
         times = (rule.created, rule.created)
@@ -226,8 +229,9 @@ class Routes:
 
 
 def _filter_counts(subscriptions: Sequence[Entity]) -> tuple[int, int]:
-    """How many SQL filters, to which those count that are always true or false, and how many
-    correlation filters.
+    """Return the numbers of SQL filters and of correlation filters.
+
+    The service counts true and false filters as SQL filters.
     """
     filters = [rule.filter for subscription in subscriptions for rule in subscription.rules]
     correlation = sum(isinstance(each, CorrelationFilter) for each in filters)

@@ -1,4 +1,4 @@
-"""Rules as the service's descriptions, both ways."""
+"""Reads and writes the service's descriptions of rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from aztask.emulator.admin.atom import CONNECT, INSTANCE, SCHEMA, children, instant, local, tag
 from aztask.emulator.amqp.types import Described, Timestamp
-from aztask.emulator.broker.entities import DEFAULT_RULE, Rule
+from aztask.emulator.broker.entities import DEFAULT_RULE, SubscriptionRule
 from aztask.emulator.broker.filters import (
     TIMESPAN,
     CorrelationFilter,
@@ -27,18 +27,20 @@ _SYSTEM = (
     *("ReplyToSessionId", "ContentType"),
 )
 _SQL_LEVEL = "20"
-_TICKS = 10_000_000
-"""How many there are in a second."""
+_TICKS = 10_000_000  # .NET's ticks per second
 
 
-def rule_from(element: ElementTree.Element, name: str = "") -> Rule:
-    """The rule of a description. Raises ConfigurationError."""
+def rule_from(element: ElementTree.Element, name: str = "") -> SubscriptionRule:
+    """Return the rule of a description. Raises ConfigurationError.
+
+    name: from the request's path; wins over the name in the description.
+    """
     parts = children(element)
     action = parts.get("Action")
     if action is not None and (_text(children(action).get("SqlExpression"))):
         raise ConfigurationError("rule actions are not run here: create the rule without one")
     stated = _text(parts.get("Name"))
-    return Rule(name or stated or DEFAULT_RULE, _filter(parts.get("Filter")))
+    return SubscriptionRule(name or stated or DEFAULT_RULE, _filter(parts.get("Filter")))
 
 
 def _text(element: ElementTree.Element | None) -> str:
@@ -90,15 +92,15 @@ def _value(element: ElementTree.Element) -> Any:
 
 
 def _timestamp(text: str) -> Timestamp:
-    """An xsd:dateTime; one without a time zone is UTC, as the service takes it."""
+    """Read an xsd:dateTime; without a time zone it is UTC, as on the service."""
     moment = datetime.datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return Timestamp(round(moment.timestamp() * 1000))
 
 
-def description_of(rule: Rule) -> str:
-    """The description of a rule."""
+def description_of(rule: SubscriptionRule) -> str:
+    """Return the description of a rule, in XML."""
     return (
         f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{_written(rule.filter)}'
         f'<Action i:type="EmptyRuleAction"/>{tag("CreatedAt", instant(rule.created))}'
@@ -142,7 +144,7 @@ def _pairs(name: str, values: dict[str, Any]) -> str:
 
 
 def _typed(value: Any) -> tuple[str, str]:
-    """The XML schema's type of a value, and how it is written."""
+    """Return the XML schema type of a value, and its text."""
     match value:
         case bool():
             return "boolean", str(value).lower()

@@ -1,11 +1,14 @@
 """One AMQP connection as a state machine: bytes in, calls to a handler, bytes out.
 
 Rules
-1. The states are those of `State`; what may arrive in each is the table `_ACCEPTED`, and anything
-   else is the error.
-2. After our close only the peer's close is waited for; everything else is dropped.
-3. Links, buffered bytes and channels of one connection are limited (`ConnectionLimits`), so that no
-   peer decides how much memory it costs.
+1. `State` lists the states. `_ACCEPTED` lists the performatives that each state accepts; any other
+   performative is an error.
+2. After our close, only the peer's close matters. Everything else is dropped.
+3. Links, buffered bytes and channels of one connection are limited (`ConnectionLimits`), so that a
+   peer cannot use unlimited memory.
+4. SASL ANONYMOUS, EXTERNAL and MSSBCBS prove nothing here: their clients put a token to ``$cbs``
+   later. SASL PLAIN carries the name and value of the shared access key; a correct key needs no
+   token (specification part 5.3).
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from aztask.emulator.amqp import outgoing, performatives, sasl
+from aztask.emulator.amqp import outgoing, performatives
+from aztask.emulator.amqp.encode import NULL
 from aztask.emulator.amqp.errors import (
     FRAME_SIZE_TOO_SMALL,
     FRAMING_ERROR,
@@ -52,10 +56,17 @@ from aztask.emulator.amqp.performatives import (
 from aztask.emulator.amqp.session import Session, SessionHandler
 from aztask.emulator.amqp.terminus import raw_fields
 
+SASL_MECHANISMS = ["MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"]
+SASL_OK, SASL_FAILED = 0, 1
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """max_frame_size and partial_bytes in bytes, idle_timeout in milliseconds."""
+    """What one connection may use.
+
+    max_frame_size: bytes. partial_bytes: bytes of incomplete messages, over all links.
+    idle_timeout: milliseconds. The others are counts.
+    """
 
     max_frame_size: int = 65536
     channel_max: int = 4999
@@ -66,7 +77,7 @@ class ConnectionLimits:
 
 
 class State(Enum):
-    """Where the connection stands."""
+    """What the connection waits for."""
 
     START = "waiting for a protocol header"
     SASL = "waiting for sasl-init"
@@ -78,20 +89,20 @@ class State(Enum):
 
 
 class Handler(SessionHandler, Protocol):
-    """What the connection calls, besides what its sessions call."""
+    """The calls that a connection makes, in addition to those of its sessions."""
 
     def authenticated(self, user: str, password: str) -> bool:
-        """Whether SASL PLAIN credentials are right."""
+        """Return whether these SASL PLAIN credentials are correct."""
 
     def opened(self, peer: Open) -> None:
-        """The connection is open."""
+        """Called once, when the connection is open."""
 
 
 Tracer = Callable[[str, int, Any], None]
-"""(direction "->" in or "<-" out, channel, performative or bytes)"""
+"""(direction: "->" in or "<-" out, channel, performative or bytes)"""
 
+# Every frame compares the state. An attribute of an Enum takes ten times as long to look up.
 _OPEN, _CLOSING, _CLOSED = State.OPEN, State.CLOSING, State.CLOSED
-"""Where each frame asks for the state: a member of an Enum takes ten times as long to look up."""
 
 _IN_SESSION: dict[type, Callable[[Session, Any], None]] = {
     Flow: Session.on_flow,
@@ -141,7 +152,7 @@ class Connection:
     # -- bytes
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the peer; calls the handler and collects what is to be written."""
+        """Process bytes from the peer: call the handler and collect the output."""
         if self.state is _CLOSED:
             return
         splitter = self._splitter
@@ -160,7 +171,10 @@ class Connection:
             self.close(error)
 
     def output(self) -> bytes:
-        """What is to be written to the peer now; `wake` is called when there is something again."""
+        """Return the bytes to write to the peer and clear them.
+
+        `wake` is called when there is new output.
+        """
         parts, self._output = self._output, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -170,8 +184,9 @@ class Connection:
         self._output.append(data)
 
     def _step(self) -> bool:
-        """Take one header or frame from the buffer of a connection that is not open (yet, or any
-        more); False when there is none.
+        """Process one header or frame while the connection is not open.
+
+        Returns False when the buffer holds no complete header or frame.
         """
         if self.state is State.CLOSED:
             return False
@@ -198,9 +213,9 @@ class Connection:
             self.state = State.OPENING
         elif header == HEADER_SASL and self.state is State.START:
             self._put(HEADER_SASL)
-            self._put(outgoing.sasl_mechanisms(sasl.MECHANISMS))
+            self._put(outgoing.sasl_mechanisms(SASL_MECHANISMS))
             self.state = State.SASL
-        else:  # part 2.2: answer with the header that is supported, then close the socket
+        else:  # part 2.2: answer with the supported header, then close the socket
             self._put(HEADER_SASL if self.state is State.START else HEADER_AMQP)
             self.state = State.CLOSED
 
@@ -210,15 +225,25 @@ class Connection:
         if not isinstance(init, SaslInit):
             self.state = State.CLOSED
             return
-        verdict = sasl.judge(init.mechanism, init.initial_response, self.handler.authenticated)
-        self.trusted = verdict.trusted
-        self._put(outgoing.sasl_outcome(verdict.code))
-        self.state = State.HEADER if verdict.code == sasl.OK else State.CLOSED
+        accepted = self._authenticate(init)
+        self._put(outgoing.sasl_outcome(SASL_OK if accepted else SASL_FAILED))
+        self.state = State.HEADER if accepted else State.CLOSED
+
+    def _authenticate(self, init: SaslInit) -> bool:
+        """Return whether the connection may continue; see rule 4."""
+        if init.mechanism != "PLAIN":
+            return init.mechanism in SASL_MECHANISMS
+        parts = (init.initial_response or b"").split(b"\x00")  # authorization id, user, password
+        if len(parts) != 3:
+            return False
+        user, password = (part.decode("utf-8", "replace") for part in parts[1:])
+        self.trusted = self.handler.authenticated(user, password)
+        return self.trusted
 
     # -- performatives
 
     def _on_part(self, kind: int, channel: int, body: bytes) -> None:
-        """One frame, of a connection that is not waiting for a header or SASL."""
+        """Process one AMQP frame; SASL frames have their own function."""
         if kind != TYPE_AMQP:
             raise AmqpError(FRAMING_ERROR, f"a frame of type {kind}")
         if not body:
@@ -231,17 +256,17 @@ class Connection:
             raise
         if self._tracer:
             self._tracer("->", channel, performative)
-        what = type(performative)
+        kind_of = type(performative)
         accepted = _WHEN_OPEN if self.state is _OPEN else _ACCEPTED[self.state]
-        if what not in accepted:
+        if kind_of not in accepted:
             if self.state is _CLOSING:
                 return
-            raise AmqpError(ILLEGAL_STATE, f"{what.__name__.lower()} while {self.state.value}")
-        action = _IN_SESSION.get(what)
+            raise AmqpError(ILLEGAL_STATE, f"{kind_of.__name__.lower()} while {self.state.value}")
+        action = _IN_SESSION.get(kind_of)
         if action is not None:
-            self._in(channel, action, performative)
+            self._in_session(channel, action, performative)
         else:
-            self._dispatch[what](channel, performative, body)
+            self._dispatch[kind_of](channel, performative, body)
 
     def _on_open(self, _channel: int, peer: Open, _body: bytes) -> None:
         self.peer = peer
@@ -269,11 +294,12 @@ class Connection:
         self.sessions[channel] = Session(self, channel, begin, self.limits.handle_max)
 
     def _on_attach(self, channel: int, attach: Attach, body: bytes) -> None:
-        raw = [*raw_fields(body), b"\x40", b"\x40"] + [b"\x40"] * 5
-        self._in(channel, lambda session, a: session.on_attach(a, raw[5], raw[6]), attach)
+        raw = raw_fields(body) + [NULL] * 7  # absent fields at the end are null
+        source, target = raw[5], raw[6]
+        self._in_session(channel, lambda session, a: session.on_attach(a, source, target), attach)
 
-    def _in(self, channel: int, action: Callable[[Session, Any], None], value: Any) -> None:
-        """Act in a session; its own errors end that session only."""
+    def _in_session(self, channel: int, action: Callable[[Session, Any], None], value: Any) -> None:
+        """Call `action` on the channel's session. A SessionError ends that session only."""
         session = self.sessions.get(channel)
         if session is None:
             raise AmqpError(NOT_ALLOWED, f"channel {channel} has no session")
@@ -299,7 +325,7 @@ class Connection:
     # -- ending
 
     def close(self, reason: AmqpError | None = None) -> None:
-        """Close from this side. Before open there is nothing to say it with: the socket closes."""
+        """Close from this side, with a close performative if the state allows one."""
         if self.state in (State.OPENING, State.OPEN):
             if self.state is State.OPENING:
                 self.write_frame(0, outgoing.open_(self._container, 512, 0, 0))
@@ -310,20 +336,20 @@ class Connection:
         self.lost()
 
     def lost(self) -> None:
-        """Nobody listens any more: every session and link is gone."""
+        """End every session and link: the peer no longer reads."""
         for session in self.sessions.values():
             session.abandon()
         self.sessions = {}
 
     def keep_alive(self) -> None:
-        """Write an empty frame, for peers that announced an idle timeout."""
+        """Write an empty frame, so that the peer's idle timeout does not expire."""
         if self.state is State.OPEN:
             self._put(EMPTY_FRAME)
 
     # -- for the sessions
 
     def write_frame(self, channel: int, body: bytes) -> None:
-        """Collect one frame."""
+        """Add one performative to the output, as a frame."""
         if self._tracer:
             self._tracer("<-", channel, body)
         if not self._output:
@@ -331,7 +357,7 @@ class Connection:
         self._output.append(FRAME_HEAD.pack(len(body) + HEADER_SIZE, 2, TYPE_AMQP, channel) + body)
 
     def write_raw(self, data: bytes) -> None:
-        """Collect a frame that is complete."""
+        """Add a complete frame to the output."""
         if self._tracer:
             self._tracer("<-", data[6] << 8 | data[7], data[8:])
         if not self._output:
@@ -339,11 +365,14 @@ class Connection:
         self._output.append(data)
 
     def reserve(self, size: int) -> None:
-        """Account for bytes of incomplete messages. Raises AmqpError over the limit."""
+        """Count `size` more bytes of incomplete messages (negative: fewer).
+
+        Raises AmqpError when they exceed the limit.
+        """
         self._partial_bytes += size
         if self._partial_bytes > self.limits.partial_bytes:
             raise AmqpError(RESOURCE_LIMIT_EXCEEDED, "too many bytes of incomplete messages")
 
     def may_attach(self) -> bool:
-        """Whether there is room for one more link."""
+        """Return whether the connection has room for one more link."""
         return sum(len(session.links) for session in self.sessions.values()) < self.limits.max_links

@@ -1,9 +1,9 @@
 """AMQP 1.0 type system, reading (specification part 1).
 
 Rules
-1. Every size and count is checked against the bytes that are there before anything is built.
+1. Every size and count is checked against the available bytes before anything is built.
 2. Nesting deeper than `MAX_DEPTH` and compounds of more than `MAX_COUNT` items are refused.
-3. Whatever is wrong with the bytes, the caller sees an `AmqpError` with amqp:decode-error.
+3. For any malformed input the caller gets an `AmqpError` with amqp:decode-error.
 """
 
 from __future__ import annotations
@@ -19,30 +19,38 @@ from aztask.emulator.amqp.types import Described, Symbol, Timestamp
 
 MAX_DEPTH = 64
 MAX_COUNT = 65536
-MAX_WEIGHTLESS = 16  # items of an array that take no bytes (null, true): else a bomb
+# Items of an array that take no bytes (null, true). Without a limit, a few bytes could claim
+# thousands of them.
+MAX_WEIGHTLESS = 16
 
 Reader = Callable[[bytes, int, int], tuple[Any, int]]
 """(buffer, position after the constructor, depth) -> (value, position after the value)"""
 
 
 def decode(buffer: bytes, position: int = 0) -> tuple[Any, int]:
-    """The value at `position` and the position after it. Raises AmqpError (amqp:decode-error)."""
+    """Return the value at `position` and the position after it.
+
+    Raises AmqpError (amqp:decode-error).
+    """
     try:
         return _value(buffer, position, 0)
     except (IndexError, struct_error, OverflowError, TypeError, ValueError) as error:
-        raise _broken(f"malformed value near byte {position}: {error}") from None
+        raise _malformed(f"malformed value near byte {position}: {error}") from None
 
 
 def decode_exactly(buffer: bytes) -> Any:
-    """The one value that `buffer` consists of. Raises AmqpError when bytes are left over."""
+    """Return the one value that `buffer` holds. Raises AmqpError if more bytes follow it."""
     value, end = decode(buffer)
     if end != len(buffer):
-        raise _broken(f"{len(buffer) - end} bytes follow the value")
+        raise _malformed(f"{len(buffer) - end} bytes follow the value")
     return value
 
 
 def skip(buffer: bytes, position: int) -> int:
-    """The position after the value at `position`, which is measured but not decoded."""
+    """Return the position after the value at `position`, without decoding the value.
+
+    Raises AmqpError (amqp:decode-error) if the value is cut off.
+    """
     try:
         for _ in range(2 * MAX_DEPTH):
             code = buffer[position]
@@ -50,19 +58,19 @@ def skip(buffer: bytes, position: int) -> int:
                 break
             position = _descriptor_end(buffer, position + 1)
         else:
-            raise _broken("descriptors nest too deeply")
+            raise _malformed("descriptors nest too deeply")
         end = _end_of(code, buffer, position + 1)
     except (IndexError, struct_error):
-        raise _broken(f"the value at byte {position} is cut off") from None
+        raise _malformed(f"the value at byte {position} is cut off") from None
     if end > len(buffer):
-        raise _broken(f"the value at byte {position} claims {end - position} bytes")
+        raise _malformed(f"the value at byte {position} claims {end - position} bytes")
     return end
 
 
 def _descriptor_end(buffer: bytes, position: int) -> int:
-    """Descriptors are numbers or symbols; one that is described itself is refused."""
+    """Return the position after a descriptor. It must be a number or a symbol."""
     if buffer[position] == 0:
-        raise _broken("a descriptor with a descriptor")
+        raise _malformed("a descriptor with a descriptor")
     return _end_of(buffer[position], buffer, position + 1)
 
 
@@ -74,27 +82,27 @@ def _end_of(code: int, buffer: bytes, position: int) -> int:
     if kind < len(_WIDTHS):
         width = _WIDTHS[kind]
         if width is None:
-            raise _broken(f"0x{code:02x} is not a type constructor")
+            raise _malformed(f"0x{code:02x} is not a type constructor")
         return position + width
     if kind & 1:
         return position + 4 + int(_UINT.unpack_from(buffer, position)[0])
     return position + 1 + buffer[position]
 
 
-def _broken(what: str) -> AmqpError:
+def _malformed(what: str) -> AmqpError:
     return AmqpError(DECODE_ERROR, what)
 
 
 def _value(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     reader = _READERS[buffer[position]]
     if reader is None:
-        raise _broken(f"0x{buffer[position]:02x} is not a type constructor")
+        raise _malformed(f"0x{buffer[position]:02x} is not a type constructor")
     return reader(buffer, position + 1, depth)
 
 
 def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     if depth >= MAX_DEPTH:
-        raise _broken(f"values nest more than {MAX_DEPTH} deep")
+        raise _malformed(f"values nest more than {MAX_DEPTH} deep")
     descriptor, position = _value(buffer, position, depth + 1)
     value, position = _value(buffer, position, depth + 1)
     return Described(descriptor, value), position
@@ -124,7 +132,7 @@ def _octet(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
 
 def _boolean(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
     if buffer[position] > 1:
-        raise _broken(f"0x{buffer[position]:02x} is not a boolean")
+        raise _malformed(f"0x{buffer[position]:02x} is not a boolean")
     return buffer[position] == 1, position + 1
 
 
@@ -139,7 +147,7 @@ def _uuid(buffer: bytes, position: int, _depth: int) -> tuple[Any, int]:
 def _slice(buffer: bytes, position: int, size: int) -> bytes:
     end = position + size
     if end > len(buffer):
-        raise _broken(f"{size} bytes are announced, {len(buffer) - position} are there")
+        raise _malformed(f"{size} bytes are announced, {len(buffer) - position} are there")
     return buffer[position:end]
 
 
@@ -166,15 +174,18 @@ _TWO_UINTS = Struct(">II")
 
 
 def _compound_head(buffer: bytes, position: int, depth: int, width: int) -> tuple[int, int, int]:
-    """(count, position of the first item, end); size counts from after the size field."""
+    """Return (count, position of the first item, end) of a list, map or array.
+
+    The size on the wire counts the bytes after the size field.
+    """
     if depth >= MAX_DEPTH:
-        raise _broken(f"values nest more than {MAX_DEPTH} deep")
+        raise _malformed(f"values nest more than {MAX_DEPTH} deep")
     size, count = (_TWO_OCTETS if width == 1 else _TWO_UINTS).unpack_from(buffer, position)
     end = position + width + size
     if end > len(buffer) or size < width:
-        raise _broken(f"a compound of {size} bytes does not fit where it stands")
+        raise _malformed(f"a compound of {size} bytes does not fit where it stands")
     if count > MAX_COUNT:
-        raise _broken(f"a compound of {count} items; {MAX_COUNT} are allowed")
+        raise _malformed(f"a compound of {count} items; {MAX_COUNT} are allowed")
     return count, position + 2 * width, end
 
 
@@ -182,19 +193,19 @@ def _list(width: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         count, position, end = _compound_head(buffer, position, depth, width)
         if count > end - position:
-            raise _broken(f"a list of {count} items in {end - position} bytes")
+            raise _malformed(f"a list of {count} items in {end - position} bytes")
         items: list[Any] = []
         depth += 1
         for _ in range(count):
             code = buffer[position]
-            if code == _NULL:  # most fields of most lists, and a call for each would take longer
+            if code == _NULL:  # inlined, because most fields of most lists are null
                 items.append(None)
                 position += 1
                 continue
             item, position = _READERS_CHECKED[code](buffer, position + 1, depth)
             items.append(item)
         if position != end:
-            raise _broken("a list's items and its size disagree")
+            raise _malformed("a list's items and its size disagree")
         return items, end
 
     return read
@@ -204,14 +215,14 @@ def _map(width: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         count, position, end = _compound_head(buffer, position, depth, width)
         if count % 2 or count > end - position:
-            raise _broken(f"a map of {count} items in {end - position} bytes")
+            raise _malformed(f"a map of {count} items in {end - position} bytes")
         pairs: dict[Any, Any] = {}
         for _ in range(count // 2):
             key, position = _value(buffer, position, depth + 1)
             value, position = _value(buffer, position, depth + 1)
             pairs[key] = value  # an unhashable key is a TypeError, which decode() reports
         if position != end:
-            raise _broken("a map's items and its size disagree")
+            raise _malformed("a map's items and its size disagree")
         return pairs, end
 
     return read
@@ -226,17 +237,17 @@ def _array(width: int) -> Reader:
             descriptor.append(described)
         reader = _READERS_CHECKED[buffer[position]]
         if buffer[position] == 0:
-            raise _broken("an array's descriptors nest too deeply")
+            raise _malformed("an array's descriptors nest too deeply")
         items, position = [], position + 1
         if count > max(end - position, MAX_WEIGHTLESS):
-            raise _broken(f"an array of {count} items in {end - position} bytes")
+            raise _malformed(f"an array of {count} items in {end - position} bytes")
         for _ in range(count):
             item, position = reader(buffer, position, depth + 1)
             for described in reversed(descriptor):
                 item = Described(described, item)
             items.append(item)
         if position != end:
-            raise _broken("an array's items and its size disagree")
+            raise _malformed("an array's items and its size disagree")
         return items, end
 
     return read
@@ -244,7 +255,7 @@ def _array(width: int) -> Reader:
 
 def _unknown(code: int) -> Reader:
     def read(_buffer: bytes, _position: int, _depth: int) -> tuple[Any, int]:
-        raise _broken(f"0x{code:02x} is not a type constructor")
+        raise _malformed(f"0x{code:02x} is not a type constructor")
 
     return read
 

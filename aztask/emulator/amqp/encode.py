@@ -1,8 +1,8 @@
-"""AMQP 1.0 type system, writing: one function a type, each returning the encoded bytes.
+"""AMQP 1.0 type system, writing: one function per type, which returns the encoded bytes.
 
 Rules
-1. The caller names the type; nothing is guessed from Python's types, because uint, int, long and
-   timestamp are different things to the peer.
+1. The caller names the type. Nothing is guessed from Python's types, because the peer distinguishes
+   uint, int, long and timestamp.
 2. Descriptors are written as smallulong, the form that every SDK reads.
 """
 
@@ -31,66 +31,61 @@ _COMPOUND32 = Struct(">BII")
 
 
 def boolean(value: bool) -> bytes:
-    """boolean"""
     return TRUE if value else FALSE
 
 
 def ubyte(value: int) -> bytes:
-    """ubyte"""
     return bytes((0x50, value))
 
 
 def ushort(value: int) -> bytes:
-    """ushort"""
     return b"\x60" + value.to_bytes(2)
 
 
 def uint(value: int) -> bytes:
-    """uint in its shortest form"""
+    """Encode a uint in its shortest form."""
     if value < 256:
         return bytes((0x52, value)) if value else b"\x43"
     return _OCTET_UINT.pack(0x70, value)
 
 
 def ulong(value: int) -> bytes:
-    """ulong in its shortest form"""
+    """Encode a ulong in its shortest form."""
     if value < 256:
         return bytes((0x53, value)) if value else b"\x44"
     return _OCTET_ULONG.pack(0x80, value)
 
 
 def int32(value: int) -> bytes:
-    """int"""
+    """Encode an AMQP int, which has 32 bits."""
     return _OCTET_INT.pack(0x71, value)
 
 
 def long(value: int) -> bytes:
-    """long"""
+    """Encode an AMQP long, which has 64 bits."""
     return _OCTET_LONG.pack(0x81, value)
 
 
 def timestamp(milliseconds: int) -> bytes:
-    """timestamp: milliseconds since 1970-01-01T00:00Z"""
+    """Encode a timestamp given in milliseconds since 1970-01-01T00:00Z."""
     return _OCTET_LONG.pack(0x83, milliseconds)
 
 
 def uuid(value: UUID) -> bytes:
-    """uuid, in network order"""
     return b"\x98" + value.bytes
 
 
 def binary(value: bytes) -> bytes:
-    """binary"""
     return _sized(0xA0, value)
 
 
 def string(value: str) -> bytes:
-    """string"""
+    """Encode a string; a lone surrogate becomes a question mark."""
     return _sized(0xA1, value.encode("utf-8", "replace"))
 
 
 def symbol(value: str) -> bytes:
-    """symbol: ASCII only, anything else becomes a question mark"""
+    """Encode a symbol; a character outside ASCII becomes a question mark."""
     return _sized(0xA3, value.encode("ascii", "replace"))
 
 
@@ -101,62 +96,59 @@ def _sized(code: int, data: bytes) -> bytes:
 
 
 def list_of(items: Sequence[bytes]) -> bytes:
-    """list of encoded items"""
+    """Encode a list whose items are encoded already."""
     return compound(0xC0, len(items), b"".join(items)) if items else EMPTY_LIST
 
 
 def map_of(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """map of encoded keys and values"""
+    """Encode a map whose keys and values are encoded already."""
     flat = [part for pair in pairs for part in pair]
     return compound(0xC1, len(flat), b"".join(flat))
 
 
 def compound(code: int, count: int, body: bytes) -> bytes:
-    """A list (0xC0) or map (0xC1) of `count` items whose encodings are `body`."""
+    """Encode a list (code 0xC0) or map (0xC1) of `count` items whose encodings are `body`."""
     if len(body) < 255 and count < 256:
         return _COMPOUND8.pack(code, len(body) + 1, count) + body
     return _COMPOUND32.pack(code + 0x10, len(body) + 4, count) + body
 
 
 def array_of(constructor: int, items: Sequence[bytes]) -> bytes:
-    """array whose items, encoded without their constructor, share `constructor`"""
+    """Encode an array. items: each encoded without the `constructor` that they share."""
     body = bytes((constructor,)) + b"".join(items)
     return _COMPOUND32.pack(0xF0, len(body) + 4, len(items)) + body
 
 
 def long_array(values: Sequence[int]) -> bytes:
-    """array of long"""
     return array_of(0x81, [value.to_bytes(8, signed=True) for value in values])
 
 
 def timestamp_array(values: Sequence[int]) -> bytes:
-    """array of timestamp (milliseconds)"""
+    """Encode an array of timestamps in milliseconds since 1970-01-01T00:00Z."""
     return array_of(0x83, [value.to_bytes(8, signed=True) for value in values])
 
 
 def string_array(values: Sequence[str]) -> bytes:
-    """array of string"""
     encoded = [value.encode() for value in values]
     return array_of(0xB1, [len(data).to_bytes(4) + data for data in encoded])
 
 
 def symbol_array(values: Sequence[str]) -> bytes:
-    """array of symbol"""
+    """Encode an array of symbols of at most 255 ASCII characters each."""
     return array_of(0xA3, [bytes((len(value),)) + value.encode("ascii") for value in values])
 
 
 def uuid_array(values: Sequence[UUID]) -> bytes:
-    """array of uuid"""
     return array_of(0x98, [value.bytes for value in values])
 
 
 def described(code: int, value: bytes) -> bytes:
-    """An encoded value under a numeric descriptor below 256."""
+    """Put a numeric descriptor below 256 before an encoded value."""
     return bytes((0x00, 0x53, code)) + value
 
 
 def fields(code: int, items: Sequence[bytes]) -> bytes:
-    """A described list without its trailing nulls, as sections are written."""
+    """Encode a described list without its trailing nulls, the usual form of a section."""
     count = len(items)
     while count and items[count - 1] == NULL:
         count -= 1
@@ -164,7 +156,6 @@ def fields(code: int, items: Sequence[bytes]) -> bytes:
 
 
 def double(value: float) -> bytes:
-    """double"""
     return _OCTET_DOUBLE.pack(0x82, value)
 
 
@@ -181,9 +172,9 @@ _SIMPLE_TYPES: list[tuple[type, Callable[[Any], bytes]]] = [
 
 
 def simple(value: Any) -> bytes:
-    """A decoded value of a simple type when its first encoding is not at hand.
+    """Encode a decoded value of a simple type.
 
-    b"" for what is none: lists, maps, and numbers beyond a long.
+    Returns b"" for all other values: lists, maps, and numbers that do not fit a long.
     """
     if value is None:
         return NULL

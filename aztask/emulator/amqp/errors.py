@@ -1,7 +1,7 @@
-"""One error for every breach of the protocol, and the conditions it may carry.
+"""One error for every violation of the protocol, and the conditions that it may carry.
 
-Rule: an `AmqpError` says which endpoint it ends by where it is caught: a link's error detaches the
-link, a session's ends the session, anything else closes the connection.
+Rule: the class of an error decides what ends. A `LinkError` detaches the link, a `SessionError`
+ends the session, any other `AmqpError` closes the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ LINK_STOLEN = "amqp:link:stolen"
 
 
 class AmqpError(Exception):
-    """The peer broke a rule, or asked for what it cannot have: `condition` and `description`."""
+    """The peer violated the protocol or asked for something that it may not have.
+
+    condition: a constant of this module or of the service. description: one sentence for the peer.
+    """
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(f"{condition}: {description}")
@@ -38,8 +41,8 @@ class AmqpError(Exception):
 
 
 class SessionError(AmqpError):
-    """An `AmqpError` that ends one session; the connection goes on."""
+    """An `AmqpError` that ends one session; the connection continues."""
 
 
 class LinkError(AmqpError):
-    """An `AmqpError` that detaches one link; its session goes on."""
+    """An `AmqpError` that detaches one link; its session continues."""

@@ -1,8 +1,8 @@
-"""Framing: protocol headers and frames (specification 2.2, 2.3, 5.3).
+"""Framing: protocol headers and frames (specification parts 2.2, 2.3, 5.3).
 
 Rules
-1. A frame's size is checked before its bytes are waited for; nothing over the limit is buffered.
-2. The splitter holds at most one frame that is not complete.
+1. A frame's size is checked as soon as its header is there; nothing over the limit is buffered.
+2. The splitter holds at most one incomplete frame.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ TYPE_SASL = 1
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 FRAME_HEAD = Struct(">IBBH")
+"""Size in bytes with this header, data offset in units of 4 bytes, type, channel."""
 
 
 Frame: TypeAlias = tuple[int, int, bytes]
-"""One frame: its type, its channel and the bytes after the (extended) header."""
+"""(type, channel, bytes after the header and the extended header)"""
 
 
 class Splitter:
-    """Cuts a stream of bytes into protocol headers and frames."""
+    """Cuts a stream of bytes into protocol headers and frames.
+
+    max_frame_size: bytes; a larger frame is an error.
+    """
 
     def __init__(self, max_frame_size: int) -> None:
         self.max_frame_size = max_frame_size
@@ -37,13 +41,13 @@ class Splitter:
         self._position = 0
 
     def feed(self, data: bytes) -> None:
-        """Add bytes from the peer."""
+        """Append bytes from the peer."""
         rest = self._buffer[self._position :]
         self._buffer = rest + data if rest else data
         self._position = 0
 
     def header(self) -> bytes | None:
-        """The next eight bytes, or None until they are there."""
+        """Return the next eight bytes, or None while there are fewer."""
         end = self._position + HEADER_SIZE
         if len(self._buffer) < end:
             return None
@@ -52,7 +56,7 @@ class Splitter:
         return header
 
     def frame(self) -> Frame | None:
-        """The next frame, or None until it is complete. Raises AmqpError on a bad size."""
+        """Return the next frame, or None while it is incomplete. Raises AmqpError on a bad size."""
         position, buffer = self._position, self._buffer
         if len(buffer) - position < HEADER_SIZE:
             return None
@@ -72,5 +76,5 @@ class Splitter:
 
 
 def frame(channel: int, body: bytes, kind: int = TYPE_AMQP) -> bytes:
-    """The bytes of one frame."""
+    """Return the bytes of one frame with this body."""
     return FRAME_HEAD.pack(len(body) + HEADER_SIZE, 2, kind, channel) + body

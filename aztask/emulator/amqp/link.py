@@ -2,9 +2,10 @@
 
 Rules
 1. The peer's handle is also ours: a handle is unique in its session for both directions.
-2. A link is PENDING from the peer's attach until it is accepted or refused, then ATTACHED; after
-   our detach it is DETACHING, and what the peer still sends on it is dropped until its own detach.
-3. Credit is what the receiver granted minus what was sent since; it never goes below zero.
+2. A link is PENDING from the peer's attach until the broker accepts or refuses it, then ATTACHED.
+   After our detach it is DETACHING: messages from the peer are dropped until its own detach.
+3. Credit is the number of messages that the receiver granted, minus those sent since. It is never
+   negative.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NULL_TERMINUS = b"\x40"
 
 
 class LinkState(Enum):
-    """See rule 2."""
+    """The life of a link, as in rule 2."""
 
     PENDING = "pending"
     ATTACHED = "attached"
@@ -41,33 +42,33 @@ class LinkState(Enum):
 
 
 class Channel(Protocol):
-    """The session, as its links and their users see it."""
+    """The part of a session that its links and the broker use."""
 
     unsettled: dict[int, Outbound]
     ended: bool
 
     @property
     def ready(self) -> bool:
-        """Whether a message would leave at once."""
+        """Whether a message would be written now, not queued behind a closed window."""
 
     def write(self, performative: bytes) -> None:
-        """Write a performative that no window holds back."""
+        """Write a performative that is not subject to a window."""
 
     def write_flow(self, link: tuple[int, int, int] | None, *, drain: bool = False) -> None:
-        """Write the session's state and a link's."""
+        """Write a flow with the session's state, and a link's (handle, delivery count, credit)."""
 
     def send_message(self, handle: int, tag: bytes, settled: bool, payload: bytes) -> int:
-        """Send one message; its delivery id."""
+        """Send one message and return its delivery id."""
 
     def settle(self, delivery: Outbound) -> None:
         """Forget a delivery that is settled."""
 
     def forget(self, link: Link) -> None:
-        """Drop what is known of a link that ended."""
+        """Release everything that the session holds for a link that ended."""
 
 
 class Link:
-    """What both directions have in common. `context` belongs to whoever accepted the link."""
+    """The common part of both directions. The broker stores its own object in `context`."""
 
     receiving = False
 
@@ -105,7 +106,11 @@ class Link:
         properties: bytes = NULL_TERMINUS,
         source: bytes | None = None,
     ) -> None:
-        """Answer the attach. source: replaces the peer's own (a session filter's answer)."""
+        """Answer the attach.
+
+        max_message_size: bytes, 0 for no limit. properties, source: encoded; source replaces the
+        peer's own, because the answer to a session filter names the session.
+        """
         if self.state is not LinkState.PENDING:
             return
         self.state = LinkState.ATTACHED
@@ -113,9 +118,9 @@ class Link:
         self._attach(source or ends[0], ends[1], max_message_size, properties)
 
     def refuse(self, reason: AmqpError) -> None:
-        """Answer with an attach whose end is null, then detach (part 2.6.3).
+        """Answer with an attach whose terminus is null, then detach (part 2.6.3).
 
-        Only the terminus that the server would provide is null: clients tell a refusal by it.
+        Only the terminus on our side is null: clients recognise a refusal by it.
         """
         if self.state is not LinkState.PENDING:
             return
@@ -125,7 +130,7 @@ class Link:
         self.detach(reason)
 
     def detach(self, reason: AmqpError | None = None) -> None:
-        """End the link from this side, with the reason where there is one."""
+        """End the link from this side, with the reason if there is one."""
         if self.state in (LinkState.PENDING, LinkState.ATTACHED):
             self.state = LinkState.DETACHING
             self.session.forget(self)
@@ -133,14 +138,15 @@ class Link:
 
     @property
     def attached(self) -> bool:
-        """Whether messages may flow."""
+        """Whether messages may flow on this link."""
         return self.state is LinkState.ATTACHED
 
 
 class Inbound:
-    """A whole message from the peer. `message_format` as it came, 0 where it was absent.
+    """A complete message from the peer.
 
-    too_large: it was longer than the link takes, and its payload was dropped.
+    message_format: 0 if the peer sent none. too_large: the message exceeded the link's limit and
+    its payload was dropped.
     """
 
     __slots__ = ("delivery_id", "message_format", "payload", "settled", "too_large")
@@ -156,7 +162,7 @@ class Inbound:
 
 
 class ReceivingLink(Link):
-    """The peer sends, we receive: puts the frames of a message together."""
+    """The peer sends, we receive: assembles messages from transfer frames."""
 
     receiving = True
 
@@ -170,15 +176,15 @@ class ReceivingLink(Link):
         self._credit_left = 0
         self._first: Transfer | None = None
         self._partial = bytearray()
-        self._dropped = 0  # bytes of a message that is too large
+        self._dropped = 0  # bytes dropped of a message that is too large
 
     def grant(self, credit: int) -> None:
-        """Let the peer send `credit` messages, and again whenever half of them are used."""
+        """Let the peer send `credit` messages; the credit is renewed when half of it is used."""
         self._granted = self._credit_left = credit
         self._write_credit()
 
     def flowed(self, flow: Flow) -> None:
-        """The peer's flow on a link that it sends on: its delivery count, and maybe an echo."""
+        """Apply the peer's flow: take its delivery count, and answer an echo."""
         if flow.delivery_count is not None:
             self._delivery_count = flow.delivery_count
         if flow.echo and self.attached:
@@ -188,17 +194,20 @@ class ReceivingLink(Link):
         self.session.write_flow((self.handle, self._delivery_count, self._credit_left))
 
     def partial_size(self) -> int:
-        """Bytes held of a message that is not complete."""
+        """Return how many bytes of an incomplete message are held."""
         return len(self._partial)
 
     def drop_partial(self) -> int:
-        """Forget the incomplete message; how many bytes it had."""
+        """Forget the incomplete message and return how many bytes it had."""
         dropped = len(self._partial)
         self._first, self._partial, self._dropped = None, bytearray(), 0
         return dropped
 
     def transferred(self, transfer: Transfer) -> Inbound | None:
-        """The message that this frame completes, or None. Raises LinkError."""
+        """Add one transfer frame; return the message that it completes, or None.
+
+        Raises LinkError.
+        """
         first = self._first
         if first is None:
             first = transfer
@@ -222,8 +231,10 @@ class ReceivingLink(Link):
         return self._complete(first, payload)
 
     def _within_limit(self, payload: bytes) -> bytes:
-        """The payload, or nothing once the message is too large: the rest of it is dropped, so that
-        its sender learns of it by a disposition; one that does not end detaches the link.
+        """Return the payload, or no bytes once the message is too large.
+
+        The rest of a large message is dropped, so that its sender gets a rejected disposition and
+        keeps its link. A message of more than `MAX_DROPPED` bytes detaches the link (LinkError).
         """
         size = len(self._partial) + len(payload)
         if not self._dropped and not (self.max_message_size and size > self.max_message_size):
@@ -255,7 +266,7 @@ class ReceivingLink(Link):
 
 
 class Outbound:
-    """A message on its way to the peer, until it is settled. `context` is the sender's own."""
+    """A message that was sent to the peer and is not settled. The broker owns `context`."""
 
     __slots__ = ("context", "delivery_id", "link", "settling")
 
@@ -267,7 +278,7 @@ class Outbound:
 
 
 class SendingLink(Link):
-    """We send, the peer receives: its credit, and what it has not settled."""
+    """We send, the peer receives: tracks its credit and its unsettled deliveries."""
 
     def __init__(
         self, session: Channel, attach: Attach, source: Terminus | None, target: Terminus | None
@@ -281,7 +292,7 @@ class SendingLink(Link):
         self.max_message_size = attach.max_message_size
 
     def flowed(self, flow: Flow) -> None:
-        """The peer's credit, absolute against its delivery count (part 2.6.7)."""
+        """Apply the peer's flow: its credit counts from its delivery count (part 2.6.7)."""
         if flow.link_credit is not None:
             counted = 0 if flow.delivery_count is None else flow.delivery_count
             credit = (counted + flow.link_credit - self.delivery_count) & SERIAL
@@ -289,18 +300,18 @@ class SendingLink(Link):
         self.draining = flow.drain
 
     def drained(self) -> None:
-        """Nothing is left to send: use up the credit and say so."""
+        """Answer a drain: use up the credit, because there is nothing to send."""
         self.delivery_count = (self.delivery_count + self.credit) & SERIAL
         self.credit = 0
         self.draining = False
         self.session.write_flow((self.handle, self.delivery_count, 0), drain=True)
 
     def write_state(self) -> None:
-        """Answer an echo."""
+        """Write this link's state, the answer to an echo."""
         self.session.write_flow((self.handle, self.delivery_count, self.credit))
 
     def send(self, payload: bytes, tag: bytes, context: Any = None) -> None:
-        """Send one message; it is unsettled until its disposition where `context` is given."""
+        """Send one message. With a `context` it stays unsettled until the peer's disposition."""
         self.delivery_count = (self.delivery_count + 1) & SERIAL
         if self.credit:
             self.credit -= 1

@@ -1,12 +1,13 @@
 """The performatives and outcomes that this server writes, as bytes ready for a frame.
 
 Rules
-1. Error lists always have three elements, info an explicit null: one SDK indexes them unseen
-   ([seen] azure-servicebus 7.15: a two-element error makes its send hang for ever).
-2. Every performative has all of its fields, trailing nulls included: older SDKs read a field by its
-   position and fail where it is missing ([seen] azure-servicebus 7.10 to 7.14: `frame[7]` of a
+1. An error list always has three elements; info is an explicit null. One SDK reads all three
+   without a check ([seen] azure-servicebus 7.15: an error of two elements makes its send hang
+   without end).
+2. Every performative has all of its fields, trailing nulls included. Older SDKs read fields by
+   position and fail when one is missing ([seen] azure-servicebus 7.10 to 7.14: `frame[7]` of a
    begin, `frame[11]` for the payload of a transfer).
-3. Transfers that carry a whole message are packed in one step, because they are the hot path.
+3. A transfer that carries a complete message is packed in one step, because it is the hot path.
 """
 
 from __future__ import annotations
@@ -42,35 +43,35 @@ _SETTLED, _UNSETTLED = b"\x43\x41" + _NO_MORE, b"\x43\x42" + _NO_MORE  # format 
 
 
 def _performative(code: int, items: Sequence[bytes]) -> bytes:
-    """The performative with all of its fields; those that are not given are null."""
+    """Return the performative with all of its fields; fields beyond `items` are null."""
     nulls = [encode.NULL] * (_FIELDS[code] - len(items))
     return encode.described(code, encode.list_of([*items, *nulls]))
 
 
 def error(condition: str, description: str) -> bytes:
-    """amqp:error with its three fields."""
+    """Return an amqp:error with its three fields."""
     text = description[:1024]
     items = [encode.symbol(condition), encode.string(text), encode.NULL]
     return encode.described(0x1D, encode.list_of(items))
 
 
 def rejected(condition: str, description: str) -> bytes:
-    """The outcome rejected, with an error."""
+    """Return the outcome rejected, with an error."""
     return encode.described(0x25, encode.list_of([error(condition, description)]))
 
 
 def sasl_mechanisms(names: list[str]) -> bytes:
-    """A whole SASL frame."""
+    """Return the SASL frame that offers these mechanisms."""
     return frame(0, encode.fields(0x40, [encode.symbol_array(names)]), TYPE_SASL)
 
 
 def sasl_outcome(code: int) -> bytes:
-    """A whole SASL frame: 0 ok, 1 authentication failed."""
+    """Return the SASL frame with the outcome: 0 ok, 1 authentication failed."""
     return frame(0, encode.fields(0x44, [encode.ubyte(code)]), TYPE_SASL)
 
 
 def open_(container: str, max_frame_size: int, channel_max: int, idle_timeout: int) -> bytes:
-    """open; idle_timeout in milliseconds."""
+    """Return an open. idle_timeout: milliseconds."""
     properties = encode.map_of([(encode.symbol("product"), encode.string("aztask emulator"))])
     return _performative(
         0x10,
@@ -83,7 +84,7 @@ def open_(container: str, max_frame_size: int, channel_max: int, idle_timeout: i
 
 
 def begin(channel: int, next_id: int, window: int, handle_max: int) -> bytes:
-    """begin in answer to one that came on `channel`."""
+    """Return a begin that answers the peer's begin on `channel`."""
     return _performative(
         0x11,
         [
@@ -104,7 +105,7 @@ def attach(
     max_message_size: int,
     properties: bytes = encode.NULL,
 ) -> bytes:
-    """attach; modes are the sender's and the receiver's settle mode."""
+    """Return an attach. modes: the sender's and the receiver's settle mode."""
     count = encode.NULL if receiver else encode.uint(0)
     return _performative(
         0x12,
@@ -124,8 +125,11 @@ def flow(
     drain: bool = False,
     echo: bool = False,
 ) -> bytes:
-    """flow; session is next-incoming-id, incoming-window, next-outgoing-id, outgoing-window,
-    link is handle, delivery-count, link-credit."""
+    """Return a flow.
+
+    session: (next-incoming-id, incoming-window, next-outgoing-id, outgoing-window).
+    link: (handle, delivery-count, link-credit), or None for a flow of the session alone.
+    """
     items = [encode.uint(number) for number in session]
     if link:
         items += [encode.uint(number) for number in link]
@@ -136,7 +140,7 @@ def flow(
 def transfer_frame(
     channel: int, handle: int, delivery_id: int, tag: bytes, *, settled: bool, payload: bytes
 ) -> bytes:
-    """A whole frame with a whole message; `tag` must be TAG_SIZE bytes, or empty."""
+    """Return a complete frame with a complete message. tag: TAG_SIZE bytes, or empty."""
     flags = _SETTLED if settled else _UNSETTLED
     if not tag:
         size = _UNTAGGED_SIZE + len(payload)
@@ -152,7 +156,7 @@ def transfer_frame(
 
 
 def transfer_start(handle: int, delivery_id: int, tag: bytes, settled: bool) -> bytes:
-    """The performative of a message's first frame when more follow."""
+    """Return the transfer of a message's first frame when more frames follow."""
     return _performative(
         0x14,
         [
@@ -163,13 +167,13 @@ def transfer_start(handle: int, delivery_id: int, tag: bytes, settled: bool) -> 
 
 
 def transfer_continued(handle: int, more: bool) -> bytes:
-    """The performative of a further frame."""
+    """Return the transfer of a message's second or later frame."""
     nulls = (encode.NULL, encode.NULL, encode.NULL, encode.NULL)
     return _performative(0x14, [encode.uint(handle), *nulls, encode.boolean(more)])
 
 
 def disposition(receiver: bool, first: int, last: int, state: bytes) -> bytes:
-    """A settled disposition of first..last."""
+    """Return a settled disposition of the deliveries from `first` to `last`."""
     size = _ONE_DISPOSITION_SIZE + len(state)
     if first == last and size < 256:
         role = 0x41 if receiver else 0x42
@@ -184,17 +188,17 @@ def disposition(receiver: bool, first: int, last: int, state: bytes) -> bytes:
 
 
 def detach(handle: int, closed: bool, reason: AmqpError | None = None) -> bytes:
-    """detach"""
+    """Return a detach, with an error if there is a reason."""
     return _performative(0x16, [encode.uint(handle), encode.boolean(closed), _reason(reason)])
 
 
 def end(reason: AmqpError | None = None) -> bytes:
-    """end"""
+    """Return an end, with an error if there is a reason."""
     return _performative(0x17, [_reason(reason)])
 
 
 def close(reason: AmqpError | None = None) -> bytes:
-    """close"""
+    """Return a close, with an error if there is a reason."""
     return _performative(0x18, [_reason(reason)])
 
 

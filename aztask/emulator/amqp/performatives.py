@@ -1,10 +1,10 @@
 """The performatives of AMQP 1.0 that a peer may send, decoded and checked (parts 2.7 and 5.3.3).
 
 Rules
-1. `parse` returns a value whose every field has the type that the specification names; optional
-   fields that are absent have the specification's default, or None.
-2. Terminus and delivery-state fields stay undecoded (`Described`): links give them their meaning.
-3. What this server writes is in `aztask.emulator.amqp.outgoing`.
+1. `parse` returns a value whose fields all have the type that the specification requires. An absent
+   optional field has the specification's default, or None.
+2. Terminus and delivery-state fields stay `Described` values, which links and the broker interpret.
+3. `aztask.emulator.amqp.outgoing` writes the performatives that this server sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SaslResponse:
 
 @dataclass(slots=True)
 class Open:
-    """open: idle_timeout in milliseconds."""
+    """open: opens the connection. idle_timeout: milliseconds."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (
         *(_STRINGS, _STRINGS, _NUMBERS, _NUMBERS, _NUMBERS),
@@ -69,7 +69,7 @@ class Open:
 
 @dataclass(slots=True)
 class Begin:
-    """begin"""
+    """begin: starts a session on the frame's channel."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (
         *(_NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS),
@@ -111,7 +111,7 @@ class Attach:
 
 @dataclass(slots=True)
 class Flow:
-    """flow: of the session, and of one link where `handle` is given."""
+    """flow: the state of the session, and of one link if `handle` is set."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (
         *(_NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS),
@@ -132,7 +132,7 @@ class Flow:
 
 @dataclass(slots=True)
 class Transfer:
-    """transfer: `payload` is what follows the performative in its frame."""
+    """transfer: `payload` is the rest of the frame after the performative."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (
         *(_NUMBERS, _NUMBERS, _BYTES, _NUMBERS, _BOOLEANS, _BOOLEANS),
@@ -169,7 +169,7 @@ class Disposition:
 
 @dataclass(slots=True)
 class Detach:
-    """detach"""
+    """detach: ends a link, with or without an error."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (_NUMBERS, _BOOLEANS, _DESCRIBED)
     handle: int
@@ -179,7 +179,7 @@ class Detach:
 
 @dataclass(slots=True)
 class End:
-    """end"""
+    """end: ends the session, with or without an error."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (_DESCRIBED,)
     error: Described | None = None
@@ -187,7 +187,7 @@ class End:
 
 @dataclass(slots=True)
 class Close:
-    """close"""
+    """close: closes the connection, with or without an error."""
 
     TYPES: ClassVar[tuple[frozenset[type], ...]] = (_DESCRIBED,)
     error: Described | None = None
@@ -224,13 +224,14 @@ _SMALL_STATES = {
     for code in (0x24, 0x26)
     for empty in (b"\x45", b"\xc0\x01\x00")
 }
-"""accepted and released as they are usually written."""
+"""The usual encodings of the states accepted and released."""
 _FLAGS = {b"\x41": True, b"\x42": False, b"\x56\x01": True, b"\x56\x00": False}
 
 
 def _small_dispositions() -> Iterator[tuple[bytes, tuple[bool, Described]]]:
-    """How a receiver usually writes its disposition of one delivery, without the delivery's number,
-    and what it says: (settled, state).
+    """Yield the usual encodings of a receiver's disposition of one delivery, with their meaning.
+
+    An encoding leaves out the delivery's number. The meaning is (settled, state).
     """
     for role, (number, width), (settled, is_settled), (state, value), batchable in product(
         (b"\x41", b"\x56\x01"),
@@ -239,7 +240,7 @@ def _small_dispositions() -> Iterator[tuple[bytes, tuple[bool, Described]]]:
         _SMALL_STATES.items(),
         (b"", b"\x40", *_FLAGS),
     ):
-        rest = b"\x40" + settled + state + batchable  # \x40: no last
+        rest = b"\x40" + settled + state + batchable  # \x40: last is null
         count = 6 if batchable else 5
         size = 1 + len(role) + 1 + width + len(rest)
         head = b"\x00\x53\x15\xc0" + bytes((size, count)) + role + number
@@ -251,9 +252,10 @@ _ROLE_AT, _SHORT_ROLE, _SMALLEST_DISPOSITION = 6, 0x41, 15
 
 
 def _small_disposition(body: bytes) -> Disposition | None:
-    """A receiver's disposition of one delivery in its usual forms, which is most of what a busy
-    server reads; None for anything else, which then is read with all care. Looking it up in a table
-    takes a third of the time of a regular expression.
+    """Return a receiver's disposition of one delivery if it has a usual encoding, else None.
+
+    Most frames that a busy server reads are of this kind. A lookup in a table takes a third of the
+    time of a regular expression; the careful decoder reads everything else.
     """
     if len(body) < _SMALLEST_DISPOSITION:
         return None
@@ -266,7 +268,7 @@ def _small_disposition(body: bytes) -> Disposition | None:
 
 
 def parse(body: bytes) -> Performative:
-    """The performative of an AMQP frame. Raises AmqpError where it breaks the specification."""
+    """Return the performative of an AMQP frame. Raises AmqpError if it violates the standard."""
     if body[2:3] == b"\x15":
         small = _small_disposition(body)
         if small is not None:
@@ -276,7 +278,7 @@ def parse(body: bytes) -> Performative:
 
 
 def parse_sasl(body: bytes) -> SaslInit | SaslResponse:
-    """The performative of a SASL frame. Raises AmqpError where it breaks the specification."""
+    """Return the performative of a SASL frame. Raises AmqpError if it violates the standard."""
     performative: SaslInit | SaslResponse = _parse(body, _SASL_KINDS)
     return performative
 
@@ -298,7 +300,7 @@ def _parse(body: bytes, kinds: dict[Any, type[Any]]) -> Any:
 
 
 def _build(kind: type[Any], values: list[Any]) -> Any:
-    """The performative, absent (null) fields at their defaults, every type checked."""
+    """Return the performative: types are checked, null fields get their defaults."""
     names = kind.__match_args__
     present = {}
     for index, value in enumerate(values):

@@ -1,12 +1,12 @@
-"""The sections of a message (specification part 3.2), cut without decoding what is passed through.
+"""The sections of a message (specification part 3.2); data sections are not decoded.
 
 Rules
-1. `cut` checks the whole message: order and kinds of sections, and every section that is not plain
-   data is decoded once, so that nothing malformed is ever handed to another client.
+1. `cut` checks the complete message: the order and the kinds of its sections. Every section except
+   data is decoded once, so that no malformed section reaches another client.
 2. The bare message (properties to footer) is kept as the bytes that the sender wrote.
-3. Two things that part 3.2 forbids are accepted, because SDKs send them. Delivery annotations may
-   stand behind their place: when you send a message that you received, the Python SDK writes them
-   after the body. The body may be absent: `ServiceBusMessage(None)` encodes to no bytes at all.
+3. Two violations of part 3.2 are accepted, because SDKs commit them. Delivery annotations may come
+   late: when you send a message that you received, the Python SDK writes them after the body. The
+   body may be absent: `ServiceBusMessage(None)` encodes to no bytes at all.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ _TYPES: dict[int, type] = {
 }
 _REPEATABLE = frozenset((DATA, AMQP_SEQUENCE))
 _USUAL = {bytes((0x00, 0x53, code)): code for code in range(HEADER, FOOTER + 1)}
-"""How sections usually begin."""
+"""The usual first bytes of each section."""
 _BINARY_WIDTHS = {b"\xa0": 1, b"\xb0": 4}
 
 
 class Sections:
-    """A message taken apart. Positions count in `raw`; 0 where a section is absent.
+    """A message split into its sections. All positions refer to `raw`; 0 for an absent section.
 
-    raw: the message without delivery annotations that stood in the wrong place.
-
-    header, properties: the decoded lists. annotations, application_properties: the decoded maps.
-    annotation_items: the encoded keys and values of the message annotations. delivery_items: those
-    of the delivery annotations.
-    bare: the position of the bare message. application_start, application_end: the encoded
-    application-properties section. data_items: the positions of the data sections' contents.
+    raw: the message, without delivery annotations that came late (rule 3).
+    header, properties: the decoded lists.
+    annotations, application_properties: the decoded maps.
+    annotation_items: the encoded keys and values of the message annotations.
+    delivery_items: the encoded keys and values of the delivery annotations.
+    bare: the position of the bare message.
+    application_start, application_end: the encoded application-properties section.
+    data_items: the positions of the data sections' contents.
     """
 
     __slots__ = (
@@ -83,7 +84,7 @@ class Sections:
         self.footer: dict[Any, Any] = {}
 
     def property(self, index: int) -> Any:
-        """The field of the properties section at `index`, None where it is absent."""
+        """Return the properties section's field at `index`, None if it is absent."""
         return self.properties[index] if index < len(self.properties) else None
 
 
@@ -94,7 +95,7 @@ CONTENT_ENCODING, EXPIRY_TIME, CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO
 
 
 def cut(raw: bytes) -> Sections:
-    """The message's sections. Raises AmqpError (amqp:decode-error) when it is malformed."""
+    """Split a message into its sections. Raises AmqpError (amqp:decode-error) if malformed."""
     sections = Sections(raw)
     position, last, annotated = 0, 0, False
     bare, size = -1, len(raw)
@@ -125,7 +126,7 @@ def cut(raw: bytes) -> Sections:
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:
-    """(section code, position of its value), however the descriptor is written"""
+    """Return (section code, position of its value), for any encoding of the descriptor."""
     if raw[position] != 0:
         raise AmqpError(DECODE_ERROR, f"no section begins at byte {position} of the message")
     descriptor, position = decode(raw, position + 1)
@@ -136,14 +137,18 @@ def _section_code(raw: bytes, position: int) -> tuple[int, int]:
 
 
 def _data(sections: Sections, position: int) -> int:
-    """Data sections are measured here, not by `skip`: each message has one, a batch thousands."""
+    """Note a data section's position and return its end.
+
+    This does the work of `skip` itself, because each message has a data section and a batch has
+    thousands.
+    """
     raw = sections.raw
     kind = raw[position : position + 1]
     width = _BINARY_WIDTHS.get(kind, 0)
     start = position + 1 + width
     end = start + int.from_bytes(raw[position + 1 : start])
     if not width or end > len(raw):
-        skip(raw, position)  # raises when it is malformed
+        skip(raw, position)  # raises a more exact error if the value is malformed
         raise AmqpError(DECODE_ERROR, "a data section that is not binary")
     sections.data_items.append((start, end))
     return end
@@ -152,8 +157,8 @@ def _data(sections: Sections, position: int) -> int:
 def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
     raw = sections.raw
     value, end = decode(raw, position)
-    wanted = _TYPES.get(code)
-    if wanted is not None and type(value) is not wanted:
+    expected = _TYPES.get(code)
+    if expected is not None and type(value) is not expected:
         raise AmqpError(DECODE_ERROR, f"section 0x{code:02x} holds a {type(value).__name__}")
     if code == HEADER:
         sections.header = value
@@ -176,25 +181,31 @@ def _decoded(sections: Sections, code: int, start: int, position: int) -> int:
 
 
 def _items(raw: bytes, position: int, end: int) -> bytes:
-    """The encoded keys and values of the map at `position`."""
+    """Return the encoded keys and values of the map at `position`."""
     return raw[position + (3 if raw[position] == 0xC1 else 9) : end]
 
 
 def _count(raw: bytes, position: int) -> int:
-    """How many keys and values the map at `position` has; its dict may have fewer."""
+    """Return how many keys and values the map at `position` has.
+
+    Its dict may have fewer: the wire allows the same key twice.
+    """
     if raw[position] == 0xC1:
         return raw[position + 2]
     return int.from_bytes(raw[position + 5 : position + 9])
 
 
 def map_body(raw: bytes, section: int) -> bytes:
-    """The encoded keys and values of the map section that begins at `section`."""
+    """Return the encoded keys and values of the map section that begins at `section`."""
     position = skip(raw, section + 1)
     return _items(raw, position, skip(raw, position))
 
 
 def pairs_of(items: bytes) -> list[tuple[Any, bytes]]:
-    """Keys with their encoded pairs, of a map's encoded items that were decoded before."""
+    """Return (key, encoded key and value) for a map's encoded items.
+
+    The items must have been decoded before: nothing is checked here.
+    """
     pairs, position = [], 0
     while position < len(items):
         key, middle = decode(items, position)
@@ -205,6 +216,6 @@ def pairs_of(items: bytes) -> list[tuple[Any, bytes]]:
 
 
 def value_body(sections: Sections) -> Any:
-    """The amqp-value body, descriptors removed at the top."""
+    """Return the amqp-value body without its outer descriptor."""
     value = sections.value
     return value.value if isinstance(value, Described) else value

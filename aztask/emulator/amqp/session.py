@@ -1,10 +1,10 @@
 """Sessions: transfer windows, handles and delivery ids (specification part 2.5).
 
 Rules
-1. Outgoing transfer frames wait when the peer's window is closed; `ready` says whether more may be
-   produced, and at most `MAX_WAITING` bytes ever wait.
-2. Our own window is renewed whenever half of it is used.
-3. After an end from either side, what the peer still sends on the channel is dropped.
+1. Outgoing transfer frames wait while the peer's window is closed. `ready` says whether the broker
+   may send more; at most `MAX_WAITING` bytes wait.
+2. Our own window is renewed when half of it is used.
+3. After an end from either side, further frames from the peer on this channel are dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from aztask.emulator.amqp.performatives import (
     Flow,
     Transfer,
 )
-from aztask.emulator.amqp.terminus import terminus
+from aztask.emulator.amqp.terminus import parse_terminus
 
 WINDOW = 5000
 MAX_WAITING = 64 * 1024 * 1024
@@ -49,41 +49,41 @@ _PERFORMATIVE_ROOM = 128  # bytes of a frame kept for its header and performativ
 
 
 class SessionHandler(Protocol):
-    """What a session calls; links are accepted or refused now or later."""
+    """The calls that a session makes."""
 
     def attached(self, link: Link) -> None:
-        """The peer wants this link."""
+        """The peer asks for this link: accept or refuse it, now or later."""
 
     def received(self, link: ReceivingLink, message: Inbound) -> None:
-        """A whole message."""
+        """The peer sent a complete message."""
 
     def credited(self, link: SendingLink) -> None:
-        """Credit, drain or the session's window changed."""
+        """The link's credit, its drain flag or the session's window changed."""
 
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
-        """The peer settles, or asks to settle, these deliveries."""
+        """The peer settles these deliveries, or asks to settle them."""
 
     def detached(self, link: Link) -> None:
-        """The link is gone; called once a link, whatever ended it."""
+        """The link ended; called once per link, whatever ended it."""
 
 
 class SessionConnection(Protocol):
-    """The connection, as its sessions see it."""
+    """The part of a connection that its sessions use."""
 
     peer_frame_size: int
 
     @property
     def handler(self) -> SessionHandler:
-        """Who is told of links and messages."""
+        """The object that receives the calls about links and messages."""
 
     def write_frame(self, channel: int, body: bytes) -> None:
-        """Write one frame."""
+        """Write one performative as a frame."""
 
     def write_raw(self, data: bytes) -> None:
-        """Write a frame that is complete."""
+        """Write a complete frame, header included."""
 
     def reserve(self, size: int) -> None:
-        """Account for `size` bytes of incomplete messages. Raises AmqpError over the limit."""
+        """Count `size` bytes of incomplete messages. Raises AmqpError over the limit."""
 
     def may_attach(self) -> bool:
         """Whether the connection has room for one more link."""
@@ -113,33 +113,36 @@ class Session:
     # -- writing
 
     def write(self, performative: bytes) -> None:
-        """Write a performative that no window holds back."""
+        """Write a performative that is not subject to a window."""
         if not self.ended:
             self.carrier.write_frame(self.channel, performative)
 
     def write_flow(self, link: tuple[int, int, int] | None, *, drain: bool = False) -> None:
-        """Write the session's state, and a link's (handle, delivery count, credit)."""
+        """Write a flow with the session's state, and a link's (handle, delivery count, credit)."""
         state = (self._next_incoming, self._window, self._next_outgoing, WINDOW)
         self.write(outgoing.flow(state, link, drain=drain))
 
     @property
     def ready(self) -> bool:
-        """Whether a message would leave at once."""
+        """Whether a message would be written now, not queued behind a closed window."""
         return self._peer_window > 0 and not self._waiting and not self.ended
 
     def send_message(self, handle: int, tag: bytes, settled: bool, payload: bytes) -> int:
-        """Send one message in as many frames as the peer's limit asks for; its delivery id."""
+        """Send one message in as many frames as the peer's limit requires; return its delivery id.
+
+        Raises SessionError when more than `MAX_WAITING` bytes wait for the peer's window.
+        """
         delivery_id = self._next_delivery
         self._next_delivery = (delivery_id + 1) & SERIAL
         room = self.carrier.peer_frame_size - _PERFORMATIVE_ROOM
         if len(payload) <= room:
-            whole = outgoing.transfer_frame(
+            transfer = outgoing.transfer_frame(
                 self.channel, handle, delivery_id, tag, settled=settled, payload=payload
             )
             if self._peer_window > 0 and not self._waiting and not self.ended:
-                self._emit(whole)  # `ready`, without a call: this happens for each message
+                self._emit(transfer)  # the test is `ready` inlined: this runs once per message
             else:
-                self._transfer(whole)
+                self._transfer(transfer)
             return delivery_id
         head = outgoing.transfer_start(handle, delivery_id, tag, settled)
         for start in range(0, len(payload), room):
@@ -164,15 +167,15 @@ class Session:
         self.carrier.write_raw(data)
 
     def settle(self, delivery: Outbound) -> None:
-        """Forget a delivery: it is settled on this side."""
+        """Forget a delivery that is settled on this side."""
         self.unsettled.pop(delivery.delivery_id, None)
         delivery.link.unsettled.pop(delivery.delivery_id, None)
 
     def forget(self, link: Link) -> None:
-        """Drop what is known of a link that ended; called once for each link.
+        """Release everything held for a link that ended; called once per link.
 
-        Its deliveries are forgotten: a later disposition of them must be ignored, because a peer
-        repeats the settlement elsewhere.
+        Its deliveries are forgotten. A later disposition of them must be ignored, because the peer
+        repeats the settlement on another link.
         """
         if isinstance(link, SendingLink):
             for delivery_id in link.unsettled:
@@ -185,18 +188,23 @@ class Session:
     # -- reading
 
     def on_attach(self, attach: Attach, source: bytes, target: bytes) -> None:
-        """A new link; `source` and `target` as they were encoded."""
+        """Make a new link. source, target: as the peer encoded them."""
         if attach.handle in self.links:
             raise SessionError(HANDLE_IN_USE, f"handle {attach.handle} is attached already")
         if attach.handle > self._handle_max or not self.carrier.may_attach():
             raise SessionError(RESOURCE_LIMIT_EXCEEDED, "too many links")
         kind = SendingLink if attach.role else ReceivingLink
-        link = kind(self, attach, terminus(attach.source, source), terminus(attach.target, target))
+        link = kind(
+            self,
+            attach,
+            parse_terminus(attach.source, source),
+            parse_terminus(attach.target, target),
+        )
         self.links[attach.handle] = link
         self.carrier.handler.attached(link)
 
     def on_detach(self, detach: Detach) -> None:
-        """The peer ends a link, or confirms our end of it."""
+        """Process the peer's detach: it ends the link, or confirms our detach."""
         link = self._link(detach.handle)
         del self.links[detach.handle]
         if link.state is not LinkState.DETACHING:
@@ -206,10 +214,10 @@ class Session:
         link.state = LinkState.DETACHED
 
     def on_flow(self, flow: Flow) -> None:
-        """The peer's window, and one link's credit."""
+        """Process the peer's flow: its window, and the credit of one link."""
         base = 0 if flow.next_incoming_id is None else flow.next_incoming_id
-        under_way = (self._next_outgoing - base) & SERIAL
-        self._peer_window = max(0, flow.incoming_window - under_way)
+        in_flight = (self._next_outgoing - base) & SERIAL
+        self._peer_window = max(0, flow.incoming_window - in_flight)
         self._release_waiting()
         if flow.handle is None:
             if flow.echo:
@@ -239,7 +247,7 @@ class Session:
                 self.carrier.handler.credited(link)
 
     def on_transfer(self, transfer: Transfer) -> None:
-        """One frame of a message. A link's own errors detach that link only."""
+        """Process one frame of a message. A LinkError detaches that link only."""
         self._next_incoming = (self._next_incoming + 1) & SERIAL
         self._window -= 1
         if self._window < 0:
@@ -263,9 +271,9 @@ class Session:
             self.carrier.handler.received(link, message)
 
     def on_disposition(self, disposition: Disposition) -> None:
-        """The peer settles messages that we sent; ids that are not under way are ignored.
+        """Process the peer's settlement of messages that we sent; unknown ids are ignored.
 
-        What it says as the sender of messages needs no answer: those are settled at once here.
+        A disposition of the peer as sender needs no answer: we settle its messages at once.
         """
         if not disposition.role:
             return
@@ -282,14 +290,14 @@ class Session:
             self.carrier.handler.settled(found, disposition)
 
     def end(self, reason: AmqpError | None = None) -> None:
-        """End from this side or in answer to the peer: every link is gone."""
+        """End the session and its links, from this side or in answer to the peer."""
         if self.ended:
             return
         self.write(outgoing.end(reason))
         self.abandon()
 
     def abandon(self) -> None:
-        """The session is over without another word: its connection is gone, or it ended."""
+        """End the session and its links without writing anything."""
         self.ended = True
         self._waiting.clear()
         links, self.links = list(self.links.values()), {}

@@ -1,6 +1,6 @@
 """Sources and targets: where a link begins and ends (specification part 3.5).
 
-Rule: what the peer wrote is echoed byte for byte, apart from the fields that the broker decides.
+Rule: a terminus is echoed byte for byte, except for the fields that the broker sets.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _DESCRIPTORS: dict[Any, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Terminus:
-    """One end of a link. kind: SOURCE, TARGET or COORDINATOR. raw: as the peer encoded it.
+    """One end of a link.
 
-    filters: of a source, by name, without descriptors.
+    kind: SOURCE, TARGET or COORDINATOR. filters: of a source, by name, without descriptors.
+    raw: the bytes that the peer sent.
     """
 
     kind: int
@@ -42,8 +43,11 @@ class Terminus:
     raw: bytes
 
 
-def terminus(value: Described | None, raw: bytes) -> Terminus | None:
-    """The terminus of an attach field; None for null. Raises AmqpError for anything else."""
+def parse_terminus(value: Described | None, raw: bytes) -> Terminus | None:
+    """Return the terminus of an attach's field, or None for null.
+
+    Raises AmqpError for any other value.
+    """
     if value is None:
         return None
     kind = _DESCRIPTORS.get(value.descriptor) if _hashable(value.descriptor) else None
@@ -69,14 +73,17 @@ def _hashable(descriptor: Any) -> bool:
 
 
 def _address(value: Any) -> str:
-    """Strings, symbols and binaries all occur as addresses [seen]."""
+    """Return an address as text: SDKs send strings, symbols and binaries [seen]."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else ""
 
 
 def raw_fields(described_list: bytes) -> list[bytes]:
-    """The encoded items of an encoded described list that was decoded before."""
+    """Return the encoded items of an encoded described list.
+
+    The list must have been decoded before: nothing is checked here.
+    """
     position = skip(described_list, 1)
     code = described_list[position]
     if code == encode.EMPTY_LIST[0]:
@@ -93,9 +100,9 @@ def raw_fields(described_list: bytes) -> list[bytes]:
 
 
 def with_filter(source: Terminus, name: str, value: bytes) -> bytes:
-    """The source as its peer wrote it, the filter `name` replaced by an encoded value.
+    """Return the peer's source with the filter `name` set to an encoded value.
 
-    A filter that arrived with a descriptor leaves with the same one.
+    The value gets the descriptor of the peer's filter, if that had one.
     """
     items = raw_fields(source.raw)
     filters, _ = decode(items[FILTER_FIELD])

@@ -1,12 +1,13 @@
-"""Who may do what: shared access signatures, verified when the emulator has a key.
+"""Access control: shared access signatures, verified if the emulator has a key.
 
 Rules
-1. Without a key everything is allowed; the server then listens on loopback only.
-2. With a key a token must carry our signature over its resource and expiry (the service's
-   format: HMAC-SHA256 over ``<url-encoded resource>\\n<expiry>``), be in date, cover the audience.
-3. A JWT cannot be verified here, so with a key it is refused, with a sentence that says so.
-4. Further keys have names and fewer rights, as the service's authorization rules do: Listen
-   receives, settles and looks, Send sends and schedules, Manage administers. The main key has all.
+1. Without a key everything is allowed, and the server listens on loopback only.
+2. With a key, a token must be signed with it, must not be expired and must cover the audience. The
+   signature has the service's format: HMAC-SHA256 over ``<url-encoded resource>\\n<expiry>``.
+3. With a key, a JWT is refused with an explanation: it cannot be verified here.
+4. Further keys have names and fewer permissions, like the service's authorization rules. Listen
+   allows to receive, settle and peek; Send to send and schedule; Manage to administer. The main key
+   has all three.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_CLAIMS = 10_000
 
 
 class Right(Enum):
-    """What a key may be good for; the service's words."""
+    """A permission of a key, by the service's name for it."""
 
     LISTEN = "Listen"
     SEND = "Send"
@@ -39,47 +40,55 @@ ALL_RIGHTS = frozenset(Right)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A key that is good for some rights."""
+    """A key with some permissions, like an authorization rule of the service."""
 
     key: str
     rights: frozenset[Right] = ALL_RIGHTS
 
     def __repr__(self) -> str:
-        """Without the key."""
-        return f"Rule(***, {sorted(right.value for right in self.rights)})"
+        """Show the permissions, never the key."""
+        names = sorted(right.value for right in self.rights)
+        return f"Rule(***, {names})"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Rights to every entity at or below `path`, until `expires` (UTC epoch seconds)."""
+    """Permissions for every entity at or below `path`.
+
+    path: in lower case, "" for the whole namespace. expires: UTC epoch seconds.
+    """
 
     path: str
     expires: float
     rights: frozenset[Right] = ALL_RIGHTS
 
     def covers(self, path: str) -> bool:
-        """Whether an entity's path is this claim's or lies below it."""
+        """Return whether `path` is this claim's path or lies below it."""
         path = path.lower()
         return not self.path or path == self.path or path.startswith(self.path + "/")
 
 
 def resource_path(resource: str) -> str:
-    """The entity path of a resource URI, in lower case: "" for the whole namespace."""
+    """Return the entity path of a resource URI in lower case, "" for the whole namespace."""
     return unquote(urlsplit(resource).path if "://" in resource else resource).strip("/").lower()
 
 
-def denied(what: str) -> AmqpError:
-    """The refusal of rules 2 and 3."""
-    return AmqpError(UNAUTHORIZED_ACCESS, what)
+def denied(description: str) -> AmqpError:
+    """Return the error for a missing or invalid token (rules 2 and 3)."""
+    return AmqpError(UNAUTHORIZED_ACCESS, description)
 
 
 def missing(right: Right, path: str) -> AmqpError:
-    """The refusal of rule 4."""
+    """Return the error for a valid token without this permission (rule 4)."""
     return denied(f"'{right.value}' claim is required to do this with {path[:200]!r}")
 
 
 class Access:
-    """Verifies tokens. key: None allows everything. wall: UTC epoch seconds. rules: by name."""
+    """Verifies tokens.
+
+    key: the main key; None allows everything. wall: a clock in UTC epoch seconds. rules: further
+    keys, by name.
+    """
 
     def __init__(
         self, key: str | None, wall: Callable[[], float], rules: Mapping[str, Rule] | None = None
@@ -90,15 +99,19 @@ class Access:
 
     @property
     def required(self) -> bool:
-        """Whether a token is needed at all."""
+        """Whether clients need a token at all."""
         return self._key is not None
 
     def password(self, _name: str, password: str) -> bool:
-        """Whether SASL PLAIN's password is the key."""
+        """Return whether the password of SASL PLAIN is the main key."""
         return self._key is None or hmac.compare_digest(password.encode(), self._key.encode())
 
     def claim(self, token: str, kind: str, audience: str) -> Claim:
-        """What a token put to ``$cbs`` entitles to. Raises AmqpError (unauthorized-access)."""
+        """Verify a token that was put to ``$cbs``, and return the claim that it proves.
+
+        kind: the token's type. audience: the resource that the client asks for. Raises AmqpError
+        (unauthorized-access).
+        """
         if self._key is None:
             return Claim("", float("inf"))
         if not token.startswith(SAS_PREFIX):
@@ -126,14 +139,14 @@ class Access:
         expected = sign(rule.key, signed)
         if not hmac.compare_digest(expected.encode(), signature.encode()):
             raise denied("the token's signature does not match: check the shared access key")
-        if not expiry > self._wall():  # nan is no time either
+        if not expiry > self._wall():  # written this way to refuse nan, too
             raise denied(
                 f"the token expired {self._wall() - expiry:.0f} s ago by the emulator's clock"
             )
         return Claim(resource_path(resource), expiry, rule.rights)
 
     def bearer(self, header: str | None, audience: str) -> None:
-        """Check an HTTP Authorization header. Raises AmqpError (unauthorized-access)."""
+        """Check an HTTP Authorization header for Manage. Raises AmqpError (unauthorized-access)."""
         if self._key is None:
             return
         claim = self.claim(header or "", "none" if not header else "bearer", audience)
@@ -142,12 +155,12 @@ class Access:
 
 
 def sign(key: str, text: str) -> str:
-    """The base64 HMAC-SHA256 of `text`."""
+    """Return the HMAC-SHA256 of `text`, in base64."""
     return base64.b64encode(hmac.digest(key.encode(), text.encode(), hashlib.sha256)).decode()
 
 
 class Claims:
-    """What one connection has shown to ``$cbs``."""
+    """The claims that one connection has proved with tokens put to ``$cbs``."""
 
     def __init__(self, access: Access, wall: Callable[[], float]) -> None:
         self._access = access
@@ -162,7 +175,10 @@ class Claims:
         self._claims[audience] = claim
 
     def expiry(self, path: str, right: Right | None = None) -> float:
-        """Until when `path` may be used, with this right or any; 0 when it may not."""
+        """Return until when `path` may be used with this permission, or with any if None.
+
+        UTC epoch seconds: 0 if it may not be used, infinity if no token is needed.
+        """
         if self.trusted or not self._access.required:
             return float("inf")
         covering = [
@@ -173,7 +189,7 @@ class Claims:
         return max(covering, default=0.0)
 
     def check(self, path: str, right: Right | None = None) -> None:
-        """Raises AmqpError (unauthorized-access) when `path` may not be used so now."""
+        """Raise AmqpError (unauthorized-access) unless `path` may be used now."""
         if self.expiry(path) <= self._wall():
             raise denied(f"no valid token was shown for {path!r}")
         if right is not None and self.expiry(path, right) <= self._wall():

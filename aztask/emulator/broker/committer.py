@@ -1,12 +1,12 @@
-"""Group commit: everything that one turn of the event loop brings is one transaction.
+"""Group commit: all changes of one turn of the event loop share one transaction.
 
 Rules
-1. A `Change` is executed inside the transaction and answered after its commit: what a peer was
-   told is on disk. If the process dies before the commit, nobody was told anything.
-2. When the transaction fails, each work is tried alone, so that one bad work (a full disk, a queue
-   deleted meanwhile) fails alone.
-3. Deliveries are collected last in the same transaction, so that what was just sent or given back
-   leaves at once.
+1. A `Change` is executed inside the transaction and answered after its commit, so a change that was
+   confirmed is on disk. If the process dies before the commit, no client has got an answer.
+2. If the transaction fails, each change is tried in a transaction of its own. One bad change (for a
+   deleted queue, say) does not fail its neighbours.
+3. Deliveries are collected last in the same transaction, so that a message that was just sent or
+   given back is delivered at once.
 """
 
 from __future__ import annotations
@@ -22,127 +22,134 @@ log = logging.getLogger(__name__)
 
 
 class Change:
-    """One change of the store and its answer.
+    """One change of the store, and the answer to the client that asked for it.
 
-    atomic: `execute` is a single call of the engine, a transaction of its own where it is alone.
+    atomic: `execute` makes a single call of the engine, which is a transaction by itself.
     """
 
     __slots__ = ()
     atomic = False
 
     def execute(self) -> None:
-        """Change the store. May be called again when the first transaction was taken back."""
+        """Change the store. Called again if the first transaction was rolled back."""
 
     def succeed(self) -> None:
-        """Answer: the change is committed."""
+        """Called after the commit: answer that the change was made."""
 
     def fail(self, error: AztaskError) -> None:
-        """Answer: the change did not happen."""
+        """Called if the change was not made: answer with the error."""
 
 
 class Collector(Protocol):
-    """Takes messages out of the store for those who wait for them."""
+    """Receives messages from the store for the waiting consumers."""
 
     def due(self) -> bool:
-        """Whether there is anything to take."""
+        """Return whether there may be messages to receive."""
 
     def collect(self) -> list[Callable[[], None]]:
-        """Take them, inside the transaction; the calls deliver them after its commit."""
+        """Receive inside the transaction; return calls that deliver after the commit."""
 
-    def taken_back(self) -> None:
-        """The transaction failed: nothing that was collected counts. Try again later."""
+    def rolled_back(self) -> None:
+        """The transaction failed, and with it all receives: try again later."""
 
 
 class Committer:
-    """Gathers works until the loop's next turn, then commits them together."""
+    """Collects changes until the loop's next turn, then commits them together.
+
+    soon: calls a function in the loop's next turn. after_flush: called after each flush, to write
+    to the sockets.
+    """
 
     def __init__(self, database: Database, soon: Callable[[Callable[[], None]], object]) -> None:
         self._database = database
         self._soon = soon
-        self._works: list[Change] = []
-        self._planned = False
-        self.held = False  # bytes are being read: nothing is planned before `let_go`
+        self._changes: list[Change] = []
+        self._flush_planned = False
+        self.reading = False  # no flush is planned between here and `finish_reading`
         self.flushing = False
         self.collector: Collector | None = None
-        self.after: Callable[[], None] = lambda: None
+        self.after_flush: Callable[[], None] = lambda: None
 
-    def submit(self, work: Change) -> None:
-        """Do this at the end of the turn."""
-        self._works.append(work)
-        if not self._planned:
-            self.plan()
+    def submit(self, change: Change) -> None:
+        """Make this change at the end of the turn."""
+        self._changes.append(change)
+        if not self._flush_planned:
+            self.plan_flush()
 
-    def plan(self) -> None:
-        """See to it that the turn ends with a flush; during one, that another follows."""
-        if not self._planned:
-            self._planned = True
-            if not self.flushing and not self.held:
+    def plan_flush(self) -> None:
+        """Flush at the end of this turn. Called during a flush, it plans another one."""
+        if not self._flush_planned:
+            self._flush_planned = True
+            if not self.flushing and not self.reading:
                 self._soon(self.flush)
 
-    def let_go(self, *, now: bool) -> None:
-        """The bytes are read: flush now when no others are to be waited for, else after them."""
-        self.held = False
-        if self._planned:
+    def finish_reading(self, *, now: bool) -> None:
+        """End the reading of one client's bytes.
+
+        now: flush now, because no other client is active; else in the loop's next turn.
+        """
+        self.reading = False
+        if self._flush_planned:
             if now:
                 self.flush()
             else:
                 self._soon(self.flush)
 
     def flush(self) -> None:
-        """Commit what has gathered, deliver, answer, then write to the sockets."""
-        self.flushing, self._planned = True, False
-        works, self._works = self._works, []
+        """Commit the collected changes, answer, deliver, then write to the sockets."""
+        self.flushing, self._flush_planned = True, False
+        changes, self._changes = self._changes, []
         try:
-            simple = not works or (len(works) == 1 and works[0].atomic)
+            simple = not changes or (len(changes) == 1 and changes[0].atomic)
             if simple and not (self.collector and self.collector.due()):
-                for work in works:
-                    self._alone(work)
+                for change in changes:
+                    self._alone(change)
             else:
-                self._together(works)
-            self.after()
+                self._together(changes)
+            self.after_flush()
         finally:
             self.flushing = False
-            if self._planned:
+            if self._flush_planned:
                 self._soon(self.flush)
 
-    def _together(self, works: list[Change]) -> None:
-        """All works, and what is delivered after them, in one transaction."""
+    def _together(self, changes: list[Change]) -> None:
+        """Make all changes and collect deliveries in one transaction."""
         deliveries: list[Callable[[], None]] = []
         try:
             with self._database.transaction():
-                for work in works:
-                    work.execute()
+                for change in changes:
+                    change.execute()
                 if self.collector:
                     deliveries = self.collector.collect()
         except AztaskError as error:
             if self.collector:
-                self.collector.taken_back()
-            self._one_by_one(works, error)
+                self.collector.rolled_back()
+            self._one_by_one(changes, error)
         else:
-            for work in works:
-                work.succeed()
+            for change in changes:
+                change.succeed()
             for deliver in deliveries:
                 deliver()
 
-    def _alone(self, work: Change) -> None:
-        """A work that needs no transaction around it."""
+    def _alone(self, change: Change) -> None:
+        """Make a change that needs no transaction around it."""
         try:
-            work.execute()
+            change.execute()
         except AztaskError as error:
-            work.fail(error)
+            change.fail(error)
         else:
-            work.succeed()
+            change.succeed()
 
-    def _one_by_one(self, works: list[Change], error: AztaskError) -> None:
-        if len(works) == 1 or isinstance(error, BrokerUnavailable):
-            for work in works:
-                work.fail(error)
+    def _one_by_one(self, changes: list[Change], error: AztaskError) -> None:
+        if len(changes) == 1 or isinstance(error, BrokerUnavailable):
+            for change in changes:
+                change.fail(error)
             return
-        for work in works:
+        for change in changes:
             try:
                 with self._database.transaction():
-                    work.execute()
+                    change.execute()
             except AztaskError as failure:
-                work.fail(failure)
+                change.fail(failure)
             else:
-                work.succeed()
+                change.succeed()

@@ -1,6 +1,6 @@
-"""The service's own error conditions, and which one an error of ours becomes.
+"""The service's own error conditions, and the condition for each of our errors.
 
-The words are those that the SDKs compare with (azure-servicebus 7.15, exceptions.py).
+SDKs compare these texts (azure-servicebus 7.15, exceptions.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _STATUS = {
 
 
 def as_amqp(error: AztaskError) -> AmqpError:
-    """The condition under which the peer learns of `error`."""
+    """Return the AMQP error that reports `error` to a client."""
     for kind, condition in _CONDITIONS:
         if isinstance(error, kind):
             return AmqpError(condition, str(error))
@@ -62,7 +62,7 @@ def as_amqp(error: AztaskError) -> AmqpError:
 
 
 def status_of(condition: str) -> int:
-    """The status code that management responses give a condition."""
+    """Return the status code of a management response with this condition."""
     return _STATUS.get(condition, 400)
 
 

@@ -1,11 +1,11 @@
 """Links that receive: from a queue, a subscription, their dead letters, or one session.
 
 Rules
-1. A link in receive-and-delete mode gets settled deliveries, with an empty tag as the service sends
-   them; any other holds a lock for each.
-2. When the link ends, its messages stay locked until the locks lapse; a session is given back.
-3. At most `MAX_UNSETTLED` deliveries of a link are unsettled, whatever its credit. Those that were
-   settled over another link do not count, whether or not this link's client says so.
+1. A link in receive-and-delete mode gets settled deliveries with an empty tag, as from the service.
+   Any other link holds a lock for each delivery.
+2. When a link ends, its messages stay locked until their locks expire. Its session is released.
+3. A link has at most `MAX_UNSETTLED` unsettled deliveries, whatever its credit. Deliveries that
+   were settled over another link do not count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from aztask.emulator.amqp.link import Link, Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.terminus import with_filter
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.address import Address
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import (
     ENTITY_DISABLED,
@@ -33,11 +35,9 @@ from aztask.emulator.broker.conditions import (
     TIMEOUT,
     as_amqp,
 )
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.entities import Entity, Kind
 from aztask.emulator.broker.locks import Lock
-from aztask.emulator.broker.paths import Address
 from aztask.emulator.broker.settlement import DispositionSettler, action_of
 from aztask.engine import Engine, Leased, SessionLease
 from aztask.errors import AztaskError, LeaseLost
@@ -46,15 +46,18 @@ SESSION_FILTER = "com.microsoft:session-filter"
 TIMEOUT_PROPERTY = "com.microsoft:timeout"
 LOCKED_UNTIL_PROPERTY = "com.microsoft:locked-until-utc"
 MAX_UNSETTLED = 20_000
-TIDY_SECONDS = 1.0
+TIDY_SECONDS = 1.0  # between two searches for deliveries without a lock
 DEFAULT_TIMEOUT_MS = 65_000
 _UUID, _GUID = Struct(">IHH8s"), Struct("<IHH8s")
-_TICKS_AT_EPOCH = 621_355_968_000_000_000  # of 100 ns, from the year 1
+_TICKS_AT_EPOCH = 621_355_968_000_000_000  # .NET's ticks of 100 ns from the year 1 to 1970
 _TICKS_PER_SECOND = 10_000_000
 
 
 class Consumer:
-    """A receiving client's link, as the dispatcher sees it."""
+    """A client's link that receives messages.
+
+    lease: the session that the link holds, None for a link without a session.
+    """
 
     def __init__(
         self, broker: Broker, link: SendingLink, source: Source, lease: SessionLease | None = None
@@ -68,17 +71,17 @@ class Consumer:
         self._tidied_at = 0.0
         self._renewing = False
 
-    def wanted(self) -> int:
-        """Credit that can be used now."""
+    def capacity(self) -> int:
+        """Return how many messages this link takes now."""
         link = self.link
         if not link.attached or self.paused or not link.session.ready:
             return 0
         if len(link.unsettled) >= MAX_UNSETTLED:
-            self._tidy()
+            self._forget_settled()
         return min(link.credit, MAX_UNSETTLED - len(link.unsettled))
 
-    def _tidy(self) -> None:
-        """Forget deliveries whose locks are gone: ``$management`` settled them, or they lapsed."""
+    def _forget_settled(self) -> None:
+        """Forget deliveries without a lock: it expired, or ``$management`` settled them."""
         now = self.broker.clock.monotonic()
         if now - self._tidied_at < TIDY_SECONDS:
             return
@@ -90,7 +93,7 @@ class Consumer:
                 self.link.session.settle(delivery)
 
     def take(self, engine: Engine, limit: int) -> list[Leased]:
-        """Receive, inside the transaction. A session that was lost gives nothing."""
+        """Receive inside the transaction; return nothing if the session's lock was lost."""
         queue, dead, _ = self.source
         if self.lease is not None and not self.held():
             return []
@@ -102,25 +105,28 @@ class Consumer:
             return []
 
     def held(self) -> bool:
-        """Whether the session's lock lasts."""
+        """Return whether this link holds a session whose lock has not expired."""
         return self.lease is not None and self.lease.until > self.broker.clock.monotonic()
 
     def deliver(self, messages: list[Leased], offset: float) -> None:
-        """Send what was received."""
+        """Send messages that were received for this link.
+
+        offset: the seconds from the lease clock to UTC epoch seconds.
+        """
         link, locks = self.link, self.broker.locks
         queue, dead, _ = self.source
         locked = not self.delete
-        # Each field has its name once here: naming them on the message takes longer.
-        for seq, token, kept, _, session, count, enqueued, _, until, why, told in messages:
+        # Unpacking a tuple once is faster than reading eleven attributes of each message.
+        for seq, token, body, _, session, count, enqueued, _, until, reason, text in messages:
             key = bytes.fromhex(token) if locked else b""
             payload = stored.deliver(
-                kept,
+                body,
                 sequence=seq,
                 enqueued_ms=int(enqueued * 1000),
                 delivery_count=count - 1,
                 lock_token=key,
                 locked_until_ms=int((until + offset) * 1000) if locked else None,
-                dead=(why or "", told or "") if dead else None,
+                dead=(reason or "", text or "") if dead else None,
             )
             lock = None
             if locked:
@@ -129,19 +135,19 @@ class Consumer:
             link.send(payload, guid_bytes(key) if locked else b"", lock)
 
     def exhausted(self) -> None:
-        """Nothing is left: answer a drain."""
+        """Answer a drain: the source has no more messages."""
         if self.link.draining and self.link.attached:
             self.link.drained()
 
     def credited(self) -> None:
-        """The peer's credit changed."""
+        """Use the client's new credit, or answer its drain."""
         if self.link.draining and not self.link.credit:
             self.link.drained()
         elif self.link.credit:
             self.broker.dispatcher.wake(self.source)
 
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
-        """The peer settles; what is being settled already is left alone."""
+        """Settle deliveries as the client asks, except those whose settlement has begun."""
         action = action_of(disposition.state)
         fresh = deliveries
         if len(deliveries) > 1 or deliveries[0].settling:
@@ -155,75 +161,76 @@ class Consumer:
             return
         for delivery in fresh:
             delivery.settling = True
-        work = DispositionSettler(self.broker, self.link, fresh, action, disposition)
-        self.broker.committer.submit(work)
+        settler = DispositionSettler(self.broker, self.link, fresh, action, disposition)
+        self.broker.committer.submit(settler)
 
     def detached(self) -> None:
-        """The link is gone."""
+        """Leave the dispatcher and release the session: the link ended."""
         self.broker.dispatcher.leave(self)
         if self.lease is not None:
-            self.broker.committer.submit(_Release(self.broker, self.source.queue, self.lease))
+            self.broker.committer.submit(
+                _SessionRelease(self.broker, self.source.queue, self.lease)
+            )
 
     def tick(self) -> None:
-        """The link ends when its session's lock has lapsed.
+        """Detach the link when its session's lock has expired.
 
-        A link that deletes holds its session as long as it is attached: nothing of it waits to be
-        settled, and its client renews no lock ([seen] the SDK's own tests outlive the lock so).
+        A receive-and-delete link keeps its session as long as it is attached, because its client
+        never renews the lock ([seen] the SDK's own tests run longer than a lock this way).
         """
         if self.lease is None:
             return
         if not self.held():
             self.link.detach(SESSION_LOST)
-        elif self.delete and not self._renewing and self._half_over():
+        elif self.delete and not self._renewing and self._renewal_due():
             self._renewing = True
-            self.broker.committer.submit(_Keep(self))
+            self.broker.committer.submit(_SessionRenewal(self))
 
-    def _half_over(self) -> bool:
+    def _renewal_due(self) -> bool:
+        """Return whether less than half of the session's lock is left."""
         entity = self.broker.namespace.find(self.source.queue)
         if entity is None or self.lease is None:
             return False
         return self.lease.until - self.broker.clock.monotonic() < entity.lock_seconds / 2
 
-    def keep(self) -> None:
-        """Renew the session's lock."""
+    def renew(self) -> None:
+        """Renew the session's lock, inside the transaction."""
         self._renewing = False
         if self.lease is not None and self.link.attached:
             renewed = self.broker.engine.renew_session(self.source.queue, self.lease)
             self.lease = renewed or self.lease
 
 
-class _Release(Change):
-    """Gives a session back."""
+class _SessionRelease(Change):
+    """Releases a session, so that other links can accept it."""
 
     def __init__(self, broker: Broker, queue: str, lease: SessionLease) -> None:
         self._broker, self._queue, self._lease = broker, queue, lease
 
     def execute(self) -> None:
-        """Let others accept it."""
         if self._broker.namespace.find(self._queue) is not None:
             self._broker.engine.release_session(self._queue, self._lease)
-            self._broker.stirred(self._queue)
+            self._broker.queue_changed(self._queue)
 
 
-class _Keep(Change):
-    """Holds the session of a link that deletes."""
+class _SessionRenewal(Change):
+    """Renews the session lock of a receive-and-delete link, unless its queue was deleted."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
 
     def execute(self) -> None:
-        """Renew its lock, unless its queue is gone."""
         if self._consumer.broker.namespace.find(self._consumer.source.queue) is not None:
-            self._consumer.keep()
+            self._consumer.renew()
 
 
 def guid_bytes(key: bytes) -> bytes:
-    """Network order to the order of .NET's GUIDs, in which delivery tags are written."""
+    """Convert a UUID from network order to the order of .NET's GUIDs, used in delivery tags."""
     return _GUID.pack(*_UUID.unpack(key))
 
 
 def receivable(broker: Broker, address: Address, link: Link) -> Entity:
-    """The entity, when this link may receive from it. Raises AmqpError otherwise."""
+    """Return the entity if this link may receive from it. Raises AmqpError otherwise."""
     entity = broker.namespace.find(address.entity)
     if entity is None:
         raise AmqpError(
@@ -243,20 +250,23 @@ def receivable(broker: Broker, address: Address, link: Link) -> Entity:
             NOT_ALLOWED, f"{entity.path!r} forwards to {entity.forward_to!r}: receive there"
         )
     filters = link.source.filters if link.source is not None else {}
-    asks = SESSION_FILTER in filters
+    with_session = SESSION_FILTER in filters
     if not isinstance(filters.get(SESSION_FILTER), str | None):
         raise AmqpError(INVALID_FIELD, "the session filter must be a session id or null")
-    if asks and (not entity.sessions or address.dead):
+    if with_session and (not entity.sessions or address.dead):
         raise AmqpError(
             NOT_ALLOWED, f"{address.entity!r} has no sessions here: receive without a session"
         )
-    if entity.sessions and not asks and not address.dead:
+    if entity.sessions and not with_session and not address.dead:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} requires sessions: receive from a session")
     return entity
 
 
-class Accepting(Change):
-    """A link that wants a session: this one, or whichever has messages and no receiver."""
+class PendingSession(Change):
+    """A link that waits for a session: a named one, or the next one with messages.
+
+    accepted: called with the consumer when the link has got its session.
+    """
 
     def __init__(
         self,
@@ -269,8 +279,8 @@ class Accepting(Change):
         self._accepted = accepted
         self.link = link
         self.entity = entity
-        wanted = link.source.filters.get(SESSION_FILTER) if link.source else None
-        self.wanted: str | None = wanted
+        name = link.source.filters.get(SESSION_FILTER) if link.source else None
+        self.session: str | None = name
         timeout = link.properties.get(TIMEOUT_PROPERTY)
         milliseconds = timeout if isinstance(timeout, int) else DEFAULT_TIMEOUT_MS
         self.deadline = broker.clock.monotonic() + milliseconds / 1000
@@ -278,43 +288,42 @@ class Accepting(Change):
         self._submitted = False
 
     def submit(self) -> None:
-        """Try at the end of the turn; once, or a second session would be accepted and lost."""
+        """Try at the end of the turn, once: a second session would be accepted and lost."""
         if not self._submitted:
             self._submitted = True
             self._broker.committer.submit(self)
 
     @property
     def waiting(self) -> bool:
-        """Whether to try again later."""
+        """Whether the link is still neither accepted nor refused."""
         return self.link.state.value == "pending"
 
-    def worthwhile(self) -> bool:
-        """Whether trying again may bring something: a message is there, or time is up."""
+    def should_retry(self) -> bool:
+        """Return whether to try again now: a message is available, or the deadline has passed."""
         if self._broker.clock.monotonic() >= self.deadline:
             return True
         return self._broker.engine.pending(self.entity.path) <= 0
 
     def execute(self) -> None:
-        """Try to accept a session."""
         self._lease = None
         if self.waiting:
-            self._lease = self._broker.engine.accept_session(self.entity.path, self.wanted)
+            self._lease = self._broker.engine.accept_session(self.entity.path, self.session)
 
     def succeed(self) -> None:
-        """Attach with the session's name, refuse, or go on waiting."""
+        """Accept the link with the session's name, refuse it, or keep waiting."""
         self._submitted = False
         lease = self._lease
         if not self.waiting:
-            if lease is not None:  # the link ended in this very turn
-                release = _Release(self._broker, self.entity.path, lease)
+            if lease is not None:  # the link ended during this turn
+                release = _SessionRelease(self._broker, self.entity.path, lease)
                 self._broker.committer.submit(release)
         elif lease is not None:
             self._accept(lease)
-        elif self.wanted is not None:
+        elif self.session is not None:
             self.link.refuse(
                 AmqpError(
                     SESSION_CANNOT_BE_LOCKED,
-                    f"the session {self.wanted!r} is locked by another receiver",
+                    f"the session {self.session!r} is locked by another receiver",
                 )
             )
         elif self._broker.clock.monotonic() >= self.deadline:
@@ -342,6 +351,6 @@ class Accepting(Change):
         consumer.credited()
 
     def fail(self, error: AztaskError) -> None:
-        """Refuse with the reason."""
+        """Refuse the link with the error."""
         self._submitted = False
         self.link.refuse(as_amqp(error))

@@ -1,12 +1,12 @@
-"""Who waits for messages, and handing them out.
+"""Distributes messages to the consumers that wait for them.
 
 Rules
-1. Consumers wait under the source they read: a queue, its dead letters, or one session. They take
-   turns, so that one with much credit does not starve the others.
-2. A batch is limited in messages and, by the size of what came before, in bytes: the rest follows
-   in the next turn of the loop, when the socket has taken this one.
-3. Sources that somebody waits for are looked at again every tick, because schedules fall due and
-   locks lapse without anybody's doing. The forwarder runs before the consumers.
+1. Consumers wait at the source that they read: a queue, its dead letters, or one session. They take
+   turns, so that a consumer with much credit does not starve the others.
+2. A batch is limited in messages, and in bytes by the sizes in the batch before. The rest follows
+   in the next turn of the loop, when the socket has taken this batch.
+3. Every tick checks all sources with a waiting consumer, because a schedule may fall due and a lock
+   may expire without any request. The forwarder runs before the consumers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from aztask.support.clock import Clock
 
 BATCH_MESSAGES = 200
 BATCH_BYTES = 2 * 1024 * 1024
-DEAD_LETTERS_EVERY = 0.1  # seconds between two looks at what may have expired
+DEAD_LETTERS_EVERY = 0.1  # seconds between two checks for expired messages
 
 
 class Source(NamedTuple):
-    """queue: the engine's name."""
+    """What a consumer reads.
+
+    queue: the engine's name of the queue. dead: read its dead letters. session: read this session.
+    """
 
     queue: str
     dead: bool = False
@@ -32,37 +35,40 @@ class Source(NamedTuple):
 
 
 class Consumer(Protocol):
-    """A link that receives."""
+    """A link that receives, as the dispatcher uses it."""
 
     source: Source
     delete: bool
 
-    def wanted(self) -> int:
-        """How many messages it takes now."""
+    def capacity(self) -> int:
+        """Return how many messages the link takes now."""
 
     def take(self, engine: Engine, limit: int) -> list[Leased]:
-        """Receive for it, inside the transaction."""
+        """Receive for this link, inside the transaction."""
 
     def deliver(self, messages: list[Leased], offset: float) -> None:
-        """Send them; `offset` turns the lease clock into UTC epoch seconds."""
+        """Send the messages. offset: the seconds from the lease clock to UTC epoch seconds."""
 
     def exhausted(self) -> None:
-        """Nothing is left for it now: the moment to answer a drain."""
+        """The source has no more messages now: answer a drain."""
 
 
 class Forwarding(Protocol):
-    """Moves messages on, inside the transaction, and says where they went."""
+    """Moves messages from queue to queue, inside the transaction."""
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything to move."""
+        """Whether there may be messages to move."""
 
     def run(self) -> set[str]:
-        """Move what has gathered; the engine's names of the queues that got something."""
+        """Move messages; return the names of the queues that got some."""
 
 
 class DeliveryDispatcher:
-    """Collects deliveries for everybody who waits."""
+    """Collects deliveries for all waiting consumers.
+
+    plan_flush: set by the server; makes the current turn of the loop end with a flush.
+    """
 
     def __init__(self, engine: Engine, clock: Clock, forwarding: Forwarding) -> None:
         self._engine = engine
@@ -70,19 +76,19 @@ class DeliveryDispatcher:
         self._forwarding = forwarding
         self._waiting: dict[Source, list[Consumer]] = {}
         self._by_queue: dict[tuple[str, bool], set[Source]] = {}
-        self._woken: set[Source] = set()
+        self._marked: set[Source] = set()
         self._sizes: dict[Source, int] = {}
         self._quiet_until: dict[Source, float] = {}
-        self.plan: Callable[[], None] = lambda: None
+        self.plan_flush: Callable[[], None] = lambda: None
 
     def join(self, consumer: Consumer) -> None:
-        """A consumer is there from now on."""
+        """Add a consumer to those that wait at its source."""
         source = consumer.source
         self._waiting.setdefault(source, []).append(consumer)
         self._by_queue.setdefault((source.queue, source.dead), set()).add(source)
 
     def leave(self, consumer: Consumer) -> None:
-        """The consumer is gone."""
+        """Remove a consumer whose link ended."""
         source = consumer.source
         consumers = self._waiting.get(source, [])
         if consumer in consumers:
@@ -94,7 +100,7 @@ class DeliveryDispatcher:
             self._by_queue[source.queue, source.dead].discard(source)
 
     def consumers(self, queue: str) -> list[Consumer]:
-        """Who reads a queue, its dead letters or its sessions."""
+        """Return the consumers of a queue, of its dead letters and of its sessions."""
         return [
             consumer
             for source, consumers in self._waiting.items()
@@ -103,36 +109,36 @@ class DeliveryDispatcher:
         ]
 
     def wake(self, source: Source) -> None:
-        """Look at this source at the end of the turn."""
+        """Check this source at the end of the turn."""
         if source in self._waiting:
-            self._stir(source)
-            self.plan()
+            self._mark(source)
+            self.plan_flush()
 
-    def _stir(self, source: Source) -> None:
-        self._woken.add(source)
+    def _mark(self, source: Source) -> None:
+        self._marked.add(source)
         self._quiet_until.pop(source, None)
 
-    def stirred(self, queue: str, dead: bool = False) -> None:
-        """Something may have become available in a queue, or in its dead letters."""
+    def queue_changed(self, queue: str, dead: bool = False) -> None:
+        """Check a queue, or its dead letters, in the next flush: messages may be available."""
         for source in self._by_queue.get((queue, dead), ()):
-            self._stir(source)
+            self._mark(source)
 
     def tick(self) -> None:
-        """Look again at every source that somebody waits for, where time may bring something."""
+        """Check every source with a waiting consumer for messages that fell due."""
         now = self._clock.monotonic()
         for source, consumers in self._waiting.items():
-            if self._quiet_until.get(source, 0.0) > now or source in self._woken:
+            if self._quiet_until.get(source, 0.0) > now or source in self._marked:
                 continue
-            if any(consumer.wanted() for consumer in consumers):
-                self._look_ahead(source, now)
-        if self._woken:
-            self.plan()
+            if any(consumer.capacity() for consumer in consumers):
+                self._check_due(source, now)
+        if self._marked:
+            self.plan_flush()
 
-    def _look_ahead(self, source: Source, now: float) -> None:
-        """Wake the source when it is due; else remember until when it can be left alone.
+    def _check_due(self, source: Source, now: float) -> None:
+        """Mark the source if a message is due, else remember when to check it again.
 
-        Dead letters also come from messages that expire or lapse in the queue itself, which
-        happens when somebody looks at it: looking at no message is enough.
+        The engine moves expired messages to the dead letters only when the queue is read. A peek at
+        zero messages is enough.
         """
         try:
             if source.dead:
@@ -141,48 +147,48 @@ class DeliveryDispatcher:
         except QueueNotFound:
             return
         if wait <= 0:
-            self._woken.add(source)
+            self._marked.add(source)
         else:
             self._quiet_until[source] = now + min(wait, DEAD_LETTERS_EVERY if source.dead else wait)
 
     def due(self) -> bool:
-        """Whether somebody was woken, or something is to be moved."""
-        return bool(self._woken) or self._forwarding.pending
+        """Return whether a source is marked, or messages wait to be forwarded."""
+        return bool(self._marked) or self._forwarding.pending
 
     def collect(self) -> list[Callable[[], None]]:
-        """Take messages for all woken sources; the calls deliver them."""
+        """Receive for all marked sources; the returned calls deliver the messages."""
         for queue in self._forwarding.run():
-            self.stirred(queue)
-        woken, self._woken = self._woken, set()
-        if not woken:
+            self.queue_changed(queue)
+        marked, self._marked = self._marked, set()
+        if not marked:
             return []
         offset = self._clock.wall() - self._clock.monotonic()
         deliveries: list[Callable[[], None]] = []
-        for source in woken:
+        for source in marked:
             self._collect(source, offset, deliveries)
         return deliveries
 
-    def taken_back(self) -> None:
-        """Nothing that was collected counts; the next tick tries again."""
+    def rolled_back(self) -> None:
+        """All receives were rolled back; the next tick checks the sources again."""
 
     def _collect(self, source: Source, offset: float, deliveries: list[Callable[[], None]]) -> None:
         consumers = self._waiting.get(source)
         if not consumers:
             return
         consumers.append(consumers.pop(0))
-        dry = False
+        dry = False  # the source has no more messages
         for consumer in list(consumers):
-            wanted = 0 if dry else min(consumer.wanted(), self._batch(source))
-            messages = self._take(consumer, wanted) if wanted else []
+            limit = 0 if dry else min(consumer.capacity(), self._batch(source))
+            messages = self._take(consumer, limit) if limit else []
             if messages:
                 self._quiet_until.pop(source, None)
                 self._sizes[source] = max(len(message.payload) for message in messages)
                 deliveries.append(_Delivery(consumer, messages, offset))
-            dry = dry or len(messages) < wanted
+            dry = dry or len(messages) < limit
             if dry:
                 deliveries.append(consumer.exhausted)
-        if not dry and any(consumer.wanted() for consumer in consumers):
-            deliveries.append(_Again(self, source))
+        if not dry and any(consumer.capacity() for consumer in consumers):
+            deliveries.append(_WakeAgain(self, source))
 
     def _take(self, consumer: Consumer, limit: int) -> list[Leased]:
         try:
@@ -195,7 +201,7 @@ class DeliveryDispatcher:
 
 
 class _Delivery:
-    """A batch that was taken for a consumer; called after the commit."""
+    """Delivers a batch to its consumer when called, after the commit."""
 
     __slots__ = ("_consumer", "_messages", "_offset")
 
@@ -206,8 +212,8 @@ class _Delivery:
         self._consumer.deliver(self._messages, self._offset)
 
 
-class _Again:
-    """Looks at a source again in the next turn."""
+class _WakeAgain:
+    """Checks a source again in the next turn, because its last batch was full."""
 
     __slots__ = ("_dispatcher", "_source")
 

@@ -1,8 +1,8 @@
 """Queues, topics, subscriptions and their rules, as values.
 
 Rules
-1. Durations are seconds; None means unlimited. The defaults are the service's.
-2. `kept` holds what the service stores and returns but what has no effect here.
+1. Durations are in seconds; None means unlimited. The defaults are the service's.
+2. `kept` holds the properties that the service returns but that have no effect here.
 3. Names are compared without regard to case, and shown as they were created.
 """
 
@@ -18,7 +18,7 @@ from aztask.emulator.broker.filters import Filter, TrueFilter, filter_from, filt
 from aztask.errors import ConfigurationError
 
 MIB = 1024 * 1024
-MIN_LOCK_SECONDS = 0.1  # the service asks for 5 s; tests of lapsed locks are quicker here
+MIN_LOCK_SECONDS = 0.1  # 5 s on the service; shorter here, for fast tests of expired locks
 MAX_LOCK_SECONDS = 300.0
 MAX_DUPLICATE_WINDOW = 7 * 86400.0
 MAX_NAME = 260
@@ -30,7 +30,7 @@ DEFAULT_RULE = "$Default"
 
 
 class Kind(Enum):
-    """What an entity is."""
+    """The three kinds of entities."""
 
     QUEUE = "queue"
     TOPIC = "topic"
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 class Status(Enum):
-    """What may be done with an entity; the service's words."""
+    """The operations that an entity allows, by the service's names."""
 
     ACTIVE = "Active"
     DISABLED = "Disabled"
@@ -47,18 +47,21 @@ class Status(Enum):
 
     @property
     def sends(self) -> bool:
-        """Whether messages are accepted."""
+        """Whether the entity accepts messages."""
         return self in (Status.ACTIVE, Status.RECEIVE_DISABLED)
 
     @property
     def receives(self) -> bool:
-        """Whether messages are handed out."""
+        """Whether the entity delivers messages."""
         return self in (Status.ACTIVE, Status.SEND_DISABLED)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A subscription takes the messages that one of its rules' filters matches."""
+class SubscriptionRule:
+    """A named filter: a subscription takes the messages that match one of its rules.
+
+    created: UTC epoch seconds.
+    """
 
     name: str
     filter: Filter
@@ -67,10 +70,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A queue, topic or subscription; the last one's path is topic/Subscriptions/name.
+    """A queue, topic or subscription.
 
-    lock_seconds, time_to_live, duplicate_window: seconds; duplicate_window is 0 when switched off.
-    created, updated: UTC epoch seconds. kept: see rule 2.
+    path: the name; topic/Subscriptions/name for a subscription.
+    lock_seconds, time_to_live, duplicate_window: seconds; duplicate_window 0 switches it off.
+    created, updated: UTC epoch seconds.
+    kept: see rule 2.
     """
 
     path: str
@@ -86,19 +91,19 @@ class Entity:
     forward_dead_letters_to: str = ""
     max_message_bytes: int = MIB
     status: Status = Status.ACTIVE
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[SubscriptionRule, ...] = ()
     created: float = 0.0
     updated: float = 0.0
     kept: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """What the entity is found by."""
+        """The path in lower case, for lookups and comparisons."""
         return self.path.lower()
 
     @property
     def topic(self) -> str:
-        """The topic of a subscription."""
+        """The path of a subscription's topic."""
         return self.path.split(SUBSCRIPTIONS)[0]
 
     @property
@@ -108,12 +113,12 @@ class Entity:
 
     @property
     def stores(self) -> bool:
-        """Whether receivers attach to it."""
+        """Whether receivers can attach to the entity."""
         return self.kind is not Kind.TOPIC
 
 
 def check(entity: Entity) -> Entity:
-    """The entity, when the service would take it. Raises ConfigurationError with the rule."""
+    """Return the entity if the service would accept it. Raises ConfigurationError otherwise."""
     _check_name(entity)
     if not MIN_LOCK_SECONDS <= entity.lock_seconds <= MAX_LOCK_SECONDS:
         raise ConfigurationError(
@@ -129,7 +134,7 @@ def check(entity: Entity) -> Entity:
 
 
 def check_window(path: str, seconds: float) -> None:
-    """Raise ConfigurationError where the service remembers no message id for so long."""
+    """Raise ConfigurationError if a duplicate detection window is longer than 7 days."""
     if seconds > MAX_DUPLICATE_WINDOW:
         raise ConfigurationError(
             f"{path}: a duplicate detection window of {seconds:g} s; at most 7 days"
@@ -137,10 +142,10 @@ def check_window(path: str, seconds: float) -> None:
 
 
 def with_default_rule(entity: Entity) -> Entity:
-    """A new subscription takes everything, unless it comes with rules of its own."""
+    """Return the entity; a subscription without rules gets one that matches everything."""
     if entity.kind is not Kind.SUBSCRIPTION or entity.rules:
         return entity
-    return replace(entity, rules=(Rule(DEFAULT_RULE, TrueFilter(), entity.created),))
+    return replace(entity, rules=(SubscriptionRule(DEFAULT_RULE, TrueFilter(), entity.created),))
 
 
 def _check_name(entity: Entity) -> None:
@@ -159,7 +164,7 @@ def _check_name(entity: Entity) -> None:
 
 
 def to_json(entity: Entity) -> str:
-    """A document that `from_json` turns back into an equal entity."""
+    """Return a JSON document from which `from_json` makes an equal entity."""
     document = asdict(replace(entity, rules=()))
     document["kind"], document["status"] = entity.kind.value, entity.status.value
     document["rules"] = [
@@ -170,11 +175,11 @@ def to_json(entity: Entity) -> str:
 
 
 def from_json(text: str) -> Entity:
-    """The entity of a document that `to_json` wrote."""
+    """Return the entity of a document that `to_json` wrote."""
     document: dict[str, Any] = json.loads(text)
     document["kind"], document["status"] = Kind(document["kind"]), Status(document["status"])
     document["rules"] = tuple(
-        Rule(rule["name"], filter_from(rule["filter"]), rule["created"])
+        SubscriptionRule(rule["name"], filter_from(rule["filter"]), rule["created"])
         for rule in document["rules"]
     )
     return Entity(**document)

@@ -1,7 +1,7 @@
 """Subscription filters: true, false, correlation and SQL, over a message's properties.
 
-A correlation filter matches when every property it names is equal; a SQL filter when its expression
-is true (NULL counts as not true), as the service documents both.
+As the service documents: a correlation filter matches if all properties that it names are equal, a
+SQL filter if its expression is true. NULL is not true.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from uuid import UUID
 from aztask.emulator.amqp import sections
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.amqp.types import Described, Symbol, Timestamp
-from aztask.emulator.broker.sql import Expression, NameLookup, parse
+from aztask.emulator.broker.sql import Expression, NameLookup, parse_expression
 from aztask.errors import ConfigurationError
 
 TIMESPAN = Symbol("com.microsoft:timespan")
-"""Describes a duration in ticks of 100 ns, as the service's own clients encode it."""
+"""The descriptor of a duration in ticks of 100 ns, as the service's own clients encode it."""
 
 SYSTEM_FIELDS = {
     "MessageId": sections.MESSAGE_ID,
@@ -34,13 +34,13 @@ _BY_LOWER_NAME = {name.lower(): index for name, index in SYSTEM_FIELDS.items()}
 
 
 def system_property(message: Sections, name: str) -> Any:
-    """A system property by its service name, without regard to case; None where absent."""
+    """Return a system property by its service name, without regard to case; None if absent."""
     index = _BY_LOWER_NAME.get(name.lower())
     return None if index is None else message.property(index)
 
 
 def user_property(message: Sections, name: str) -> Any:
-    """An application property; an exact match goes before one in another case."""
+    """Return an application property; the same case wins over another case. None if absent."""
     properties = message.application_properties
     if name in properties:
         return properties[name]
@@ -50,35 +50,36 @@ def user_property(message: Sections, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrueFilter:
-    """Every message."""
+    """A filter that matches every message."""
 
     def matches(self, _message: Sections) -> bool:
-        """True."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class FalseFilter:
-    """No message."""
+    """A filter that matches no message."""
 
     def matches(self, _message: Sections) -> bool:
-        """False."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelationFilter:
-    """system: service names to texts. properties: application properties."""
+    """A filter that compares properties for equality.
+
+    system: texts by the service's name of a system property. properties: application properties.
+    """
 
     system: dict[str, str] = field(default_factory=dict)
     properties: dict[str, Any] = field(default_factory=dict)
 
     def matches(self, message: Sections) -> bool:
-        """Whether every named property is equal."""
+        """Return whether all named properties are equal."""
         return all(
-            _text(system_property(message, name)) == wanted for name, wanted in self.system.items()
+            _text(system_property(message, name)) == value for name, value in self.system.items()
         ) and all(
-            _equal(user_property(message, name), wanted) for name, wanted in self.properties.items()
+            _equal(user_property(message, name), value) for name, value in self.properties.items()
         )
 
 
@@ -91,11 +92,11 @@ class SqlFilter:
     expression: Expression = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError where the expression is not understood."""
-        object.__setattr__(self, "expression", parse(self.text))
+        """Parse the expression. Raises ConfigurationError if that fails."""
+        object.__setattr__(self, "expression", parse_expression(self.text))
 
     def matches(self, message: Sections) -> bool:
-        """Whether the expression is true."""
+        """Return whether the expression is true."""
         names = NameLookup(
             lambda name: system_property(message, name),
             lambda name: user_property(message, name),
@@ -111,14 +112,14 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _equal(value: Any, wanted: Any) -> bool:
-    if isinstance(value, str) or isinstance(wanted, str):
-        return _text(value) == _text(wanted)
-    return value is not None and bool(value == wanted)
+def _equal(value: Any, expected: Any) -> bool:
+    if isinstance(value, str) or isinstance(expected, str):
+        return _text(value) == _text(expected)
+    return value is not None and bool(value == expected)
 
 
 def filter_record(rule_filter: Filter) -> dict[str, Any]:
-    """Plain data that `filter_from` turns back into an equal filter.
+    """Return plain data from which `filter_from` makes an equal filter.
 
     Raises ConfigurationError for a value that a filter cannot have.
     """
@@ -134,7 +135,7 @@ def filter_record(rule_filter: Filter) -> dict[str, Any]:
 
 
 def filter_from(record: dict[str, Any]) -> Filter:
-    """The filter of a record."""
+    """Return the filter of a record that `filter_record` made."""
     match record["kind"]:
         case "correlation":
             return CorrelationFilter(record["system"], _values(record["properties"]))
@@ -151,7 +152,7 @@ def _records(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(value: Any) -> Any:
-    """JSON for a value: types that JSON lacks are an object of one member, the type."""
+    """Return a value as JSON data; a type that JSON lacks becomes an object {type: value}."""
     match value:
         case Timestamp():
             return {"timestamp": int(value)}

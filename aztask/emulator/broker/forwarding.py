@@ -2,8 +2,8 @@
 
 Rules
 1. A message is moved in one transaction: it is in the old place or in the new one, never in both.
-2. A message is forwarded at most `MAX_HOPS` times (the service's limit); then it is a dead letter.
-3. When the target is gone or does not accept, messages stay where they are until it does.
+2. A message is forwarded at most `MAX_HOPS` times (the service's limit), then dead-lettered.
+3. If the target was deleted or accepts no messages, they stay in the source until it does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from aztask.support.clock import Clock
 MAX_HOPS = 4
 BATCH = 100
 BATCHES_PER_RUN = 10
-LOOK_EVERY = 0.1  # seconds between two looks at what may have become a dead letter
+CHECK_EVERY = 0.1  # seconds between two checks for new dead letters
 _LEASE_SECONDS = 60.0
 HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Route:
-    """source: an entity whose messages, or dead letters, move on."""
+    """An entity whose messages are forwarded, or whose dead letters are (`dead`)."""
 
     source: Entity
     dead: bool
@@ -46,35 +46,35 @@ class Forwarder:
         self.pending = False
         self._quiet_until: dict[_Route, float] = {}
 
-    def stirred(self) -> None:
-        """Something was sent or given back: look at all routes at the end of the turn."""
+    def queues_changed(self) -> None:
+        """Check all routes in the next flush: messages were sent or given back."""
         if self.routes:
             self.pending = True
             self._quiet_until.clear()
 
     def due(self) -> bool:
-        """Whether time has brought something to move."""
+        """Return whether there are messages to move; a schedule or an expiry may fall due."""
         now = self._clock.monotonic()
         for route in self.routes:
             if self.pending:
                 break
             if self._quiet_until.get(route, 0.0) <= now:
-                self._look_ahead(route, now)
+                self._check_due(route, now)
         return self.pending
 
-    def _look_ahead(self, route: _Route, now: float) -> None:
+    def _check_due(self, route: _Route, now: float) -> None:
         path, dead = route.source.path, route.dead
         if dead:
-            self._engine.peek(path, 0, 0)  # what expired or lapsed becomes a dead letter now
+            self._engine.peek(path, 0, 0)  # makes the engine dead-letter expired messages
         wait = self._engine.pending(path, dead_letter=dead)
         if wait <= 0 and self._targets(route) is not None:
             self.pending = True
         else:
-            self._quiet_until[route] = now + (LOOK_EVERY if dead else max(wait, LOOK_EVERY))
+            self._quiet_until[route] = now + (CHECK_EVERY if dead else max(wait, CHECK_EVERY))
 
     @property
     def routes(self) -> list[_Route]:
-        """Which entities forward, by the namespace's present state."""
+        """The routes of the namespace's current entities."""
         if self._revision != self._namespace.revision:
             self._revision = self._namespace.revision
             self._routes = []
@@ -86,7 +86,10 @@ class Forwarder:
         return self._routes
 
     def run(self) -> set[str]:
-        """Move what has gathered; the queues that got something."""
+        """Move messages along all routes; return the names of the queues that got some.
+
+        A message may pass several queues in one call.
+        """
         if not self.pending:
             return set()
         self.pending = False
@@ -104,7 +107,7 @@ class Forwarder:
         source = route.source
         reached: set[str] = set()
         if source.sessions and not route.dead:
-            return reached  # refused when it is created
+            return reached  # a queue with sessions cannot forward
         targets = self._targets(route)
         if targets is None:
             return reached
@@ -121,7 +124,7 @@ class Forwarder:
         return reached
 
     def _targets(self, route: _Route) -> list[Entity] | None:
-        """Where messages may go; None when they must wait."""
+        """Return the targets of a route, or None if its messages must wait (rule 3)."""
         source = route.source
         if source.kind is Kind.TOPIC and not route.dead:
             return self._namespace.subscriptions(source)
@@ -131,23 +134,23 @@ class Forwarder:
 
     def _forward(self, route: _Route, targets: list[Entity], message: Leased) -> set[str]:
         source, lease = route.source, [(message.seq, message.token)]
-        kept = stored.unpack(message.payload)
+        copy = stored.unpack(message.payload)
         fan_out = source.kind is Kind.TOPIC and not route.dead
-        if kept.hops >= MAX_HOPS and not fan_out:
+        if copy.hops >= MAX_HOPS and not fan_out:
             text = f"forwarded {MAX_HOPS} times; the last queue was {source.path}"
             if not route.dead:
                 self._engine.dead_letter(source.path, lease, HOPS_EXCEEDED, text)
             return set()
         if fan_out:
-            cut = sections.cut(kept.bare)
+            cut = sections.cut(copy.bare)
             targets = [target for target in targets if _takes(target, cut)]
             payload = message.payload
         else:
-            kept = kept.forwarded(source.path if route.dead else None)
+            copy = copy.forwarded(source.path if route.dead else None)
             if route.dead:
                 dead = (message.reason or "", message.description or "")
-                kept = stored.with_reasons(kept, *dead)
-            payload = kept.pack()
+                copy = stored.with_reasons(copy, *dead)
+            payload = copy.pack()
         for target in targets:
             self._store(target, message, payload, expiring=not route.dead)
         self._engine.complete(source.path, lease, dead_letter=route.dead)
@@ -162,7 +165,7 @@ class Forwarder:
 
 
 def _takes(subscription: Entity, message: Sections) -> bool:
-    """Whether one of the subscription's rules matches."""
+    """Return whether the subscription accepts messages and one of its rules matches."""
     return subscription.status.sends and any(
         rule.filter.matches(message) for rule in subscription.rules
     )

@@ -1,11 +1,11 @@
-"""Messages coming in: from a transfer to what the engine stores.
+"""Incoming messages: checks a transfer and makes the messages that the engine stores.
 
 Rules
-1. A batch (message format 0x80013700) is a row of data sections, each a whole message; the envelope
-   around them is ignored and all are stored, or none.
-2. A message without an id gets one, as the service gives it one: SDKs rely on it ([seen]
-   @azure/service-bus 7.9 cannot settle a message that has none).
-3. A message is checked as a whole before anything of it is stored.
+1. A batch (message format 0x80013700) is a list of data sections, each a complete message. The
+   envelope around them is ignored. All of the messages are stored, or none.
+2. A message without an id gets one, as on the service. SDKs rely on it ([seen] @azure/service-bus
+   7.9 cannot settle a message without an id).
+3. A message is checked completely before any of it is stored.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from aztask.engine import NewMessage
 BATCH_FORMAT = 0x80013700
 MAX_KEY = 128
 MAX_BATCH = 4500
-_TOPIC = Kind.TOPIC  # asked for with each message: a member of an Enum takes long to look up
+_TOPIC = Kind.TOPIC  # used for each message; an attribute of an Enum is slow to look up
 
 
 def sendable(namespace: Namespace, path: str) -> Entity:
-    """The entity at `path`, when it takes messages. Raises AmqpError otherwise."""
+    """Return the entity at `path` if it accepts messages. Raises AmqpError otherwise."""
     entity = namespace.find(path)
     if entity is None:
         raise AmqpError(NOT_FOUND, f"the messaging entity {path[:300]!r} could not be found")
@@ -49,7 +49,10 @@ def sendable(namespace: Namespace, path: str) -> Entity:
 def messages_of(
     namespace: Namespace, entity: Entity, payload: bytes, message_format: int, now: float
 ) -> list[NewMessage]:
-    """What to store of one transfer. now: UTC epoch seconds. Raises AmqpError when refused."""
+    """Return the messages of one transfer, ready to be stored.
+
+    now: UTC epoch seconds. Raises AmqpError if one of them is refused.
+    """
     if message_format != BATCH_FORMAT:
         return [new_message(namespace, entity, payload, now)]
     envelope = sections.cut(payload)
@@ -64,24 +67,27 @@ def messages_of(
 
 
 def new_message(namespace: Namespace, entity: Entity, raw: bytes, now: float) -> NewMessage:
-    """What to store of one encoded message. Raises AmqpError when it is refused."""
+    """Return one encoded message, ready to be stored. Raises AmqpError if it is refused.
+
+    now: UTC epoch seconds.
+    """
     message = sections.cut(raw)
     session = _session(message.property(sections.GROUP_ID))
     if session is None and (entity.sessions or entity.kind is _TOPIC):
         _check_session(namespace, entity)
     message_id = _message_id(message.property(sections.MESSAGE_ID))
-    kept = stored.from_sections(message)
+    new = stored.to_stored(message)
     if not message_id:
         message_id = uuid4().hex
-        kept = stored.with_message_id(kept, message_id)
+        new = stored.with_message_id(new, message_id)
     due = _due(message, now) if message.annotations else None
     start = now if due is None else due
-    expires = None if kept.ttl == stored.NO_TTL else start + kept.ttl / 1000
-    return NewMessage(kept.pack(), message_id, session, due, expires)
+    expires = None if new.ttl == stored.NO_TTL else start + new.ttl / 1000
+    return NewMessage(new.pack(), message_id, session, due, expires)
 
 
 def _check_session(namespace: Namespace, entity: Entity) -> None:
-    """Refuse a message without a session where one is needed."""
+    """Raise AmqpError if the entity, or a subscription of the topic, requires sessions."""
     if entity.sessions:
         raise AmqpError(
             NOT_ALLOWED, f"{entity.path!r} requires sessions: set the message's session id"
@@ -103,7 +109,7 @@ def _session(value: Any) -> str | None:
 
 
 def _message_id(value: Any) -> str:
-    """Message ids may be strings, uuids, binaries or numbers (part 3.2.11)."""
+    """Return a message id as text: it may be a string, uuid, binary or number (part 3.2.11)."""
     if value is None:
         return ""
     text = value.hex() if isinstance(value, bytes) else str(value)

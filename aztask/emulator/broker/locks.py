@@ -1,9 +1,9 @@
-"""Lock tokens: which message each one stands for.
+"""Lock tokens, and the message that each one locks.
 
 Rules
-1. The token is the engine's lease token as a uuid; only this process knows which message it belongs
-   to, so tokens do not outlive a restart.
-2. Tokens whose lock has lapsed are forgotten in sweeps; the engine alone decides what is lost.
+1. A lock token is the engine's lease token as a uuid. Only this process knows which message it
+   locks, so lock tokens do not survive a restart.
+2. Tokens of expired locks are forgotten in sweeps. The engine alone decides whether a lock is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ _SWEEP_EVERY = 20_000  # new tokens between two sweeps
 
 
 class Lock(NamedTuple):
-    """queue: the engine's name. dead: whether it lies in the dead letters. until: lease clock."""
+    """The lock of one message.
+
+    queue: the engine's name of the queue. dead: the message is in the dead letters. seq: the
+    sequence number. token: hexadecimal. until: the expiry, by the lease clock.
+    """
 
     queue: str
     dead: bool
@@ -26,7 +30,7 @@ class Lock(NamedTuple):
 
 
 class Locks:
-    """Locks by token (its hexadecimal digits)."""
+    """All locks of the namespace, by token (hexadecimal)."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -37,28 +41,32 @@ class Locks:
         return len(self._locks)
 
     def add(self, lock: Lock) -> None:
-        """Remember a token."""
+        """Remember the lock of a delivered message."""
         self._locks[lock.token] = lock
         self._added += 1
         if self._added > _SWEEP_EVERY:
             self._sweep()
 
     def get(self, token: str) -> Lock | None:
-        """What a token stands for, None when it is unknown."""
+        """Return the lock of a token, or None if the token is unknown."""
         return self._locks.get(token)
 
     def renewed(self, token: str, until: float) -> None:
-        """The lock lasts longer now."""
+        """Set a new expiry, by the lease clock; an unknown token is ignored."""
         lock = self._locks.get(token)
         if lock is not None:
             self._locks[token] = lock._replace(until=until)
 
     def discard(self, token: str) -> None:
-        """The message was settled."""
+        """Forget a lock whose message was settled."""
         self._locks.pop(token, None)
 
     def _sweep(self) -> None:
-        """A session's messages are locked as long as the session: kept for an hour."""
+        """Forget expired locks.
+
+        The messages of a session are locked as long as the session is, whose renewals are not
+        noted here. Their locks are kept for one more hour.
+        """
         self._added = 0
         now = self._monotonic()
         kept = {

@@ -1,11 +1,11 @@
-"""``$management``: the operations beside sending, receiving and settling.
+"""The operations of ``$management``: everything except sending and receiving over a link.
 
 Rules
-1. One function an operation, in the table `OPERATIONS`; it runs inside the turn's transaction and
-   returns the response's body, or raises `AmqpError` with the service's condition.
-2. What the request does not say right is an argument error, never a guess.
-3. Where one of several lock tokens has lost its lock the request fails as a whole and settles none,
-   as the service does.
+1. Each operation is one function, in the table `OPERATIONS`. It runs inside the turn's transaction
+   and returns the response, or raises `AmqpError` with the service's condition.
+2. A malformed request is an argument error; nothing is guessed.
+3. If one of several lock tokens has lost its lock, the request fails and settles nothing, as on the
+   service.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from uuid import UUID
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.errors import NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.conditions import (
     ARGUMENT_ERROR,
     LOCK_LOST,
@@ -25,11 +26,10 @@ from aztask.emulator.broker.conditions import (
     SESSION_LOST,
 )
 from aztask.emulator.broker.consumer import Consumer
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.broker.intake import new_message, sendable
 from aztask.emulator.broker.locks import Lock
-from aztask.emulator.broker.settlement import Action, SettlementKind, carry_out
+from aztask.emulator.broker.settlement import SettlementAction, SettlementKind, settle
 from aztask.engine import Leased, PeekedMessage, SessionLease
 
 MAX_PEEK = 250
@@ -43,7 +43,11 @@ SETTLE_MODE_DELETE = 0
 
 @dataclass(slots=True)
 class ManagementCall:
-    """One request. consumers: the connection's receiving links, which hold its sessions."""
+    """One request to ``$management``.
+
+    entity, dead: whose node was addressed. consumers: the connection's receiving links, which hold
+    its sessions.
+    """
 
     broker: Broker
     entity: Entity
@@ -52,21 +56,24 @@ class ManagementCall:
     consumers: Sequence[Consumer]
 
     def need(self, name: str, kind: type, what: str) -> Any:
-        """A value of the body. Raises AmqpError (argument-error) when it is absent or another."""
+        """Return a value of the body. Raises AmqpError (argument-error) unless it is a `kind`."""
         value = self.body.get(name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise AmqpError(ARGUMENT_ERROR, f"{name!r} must be {what}")
         return value
 
     def items(self, name: str, kind: type, what: str) -> list[Any]:
-        """A list of the body, every item of `kind`."""
+        """Return a list of the body whose items are all of `kind`. Raises AmqpError otherwise."""
         values = self.need(name, list, f"an array of {what}")
         if len(values) > MAX_ITEMS or not all(isinstance(value, kind) for value in values):
             raise AmqpError(ARGUMENT_ERROR, f"{name!r} must be at most {MAX_ITEMS} of {what}")
         return list(values)
 
     def session(self) -> SessionLease:
-        """The session that the request names, when this connection holds it."""
+        """Return the session that the request names.
+
+        Raises AmqpError (session-lock-lost) unless this connection holds it.
+        """
         name = self.need("session-id", str, "a session id")
         for consumer in self.consumers:
             lease, path = consumer.lease, consumer.source.queue
@@ -88,7 +95,7 @@ def _answer(name: str, value: bytes) -> Result:
 
 
 def _locks(call: ManagementCall) -> list[Lock]:
-    """The locks of the request's tokens. Raises AmqpError when one is not held."""
+    """Return the locks of the request's tokens. Raises AmqpError if one is unknown."""
     tokens: list[UUID] = call.items("lock-tokens", UUID, "uuid")
     locks = []
     for token in tokens:
@@ -100,7 +107,7 @@ def _locks(call: ManagementCall) -> list[Lock]:
 
 
 def renew_lock(call: ManagementCall) -> Result:
-    """com.microsoft:renew-lock"""
+    """Renew the locks of messages; all of them or none."""
     locks = _locks(call)
     leases = [(lock.seq, lock.token) for lock in locks]
     ends = call.broker.engine.renew(call.entity.path, leases, dead_letter=call.dead)
@@ -113,7 +120,7 @@ def renew_lock(call: ManagementCall) -> Result:
     return _answer("expirations", encode.timestamp_array(expirations))
 
 
-_VERBS = {
+_KINDS = {
     "completed": SettlementKind.COMPLETE,
     "abandoned": SettlementKind.ABANDON,
     "defered": SettlementKind.DEFER,  # the service's spelling
@@ -123,27 +130,27 @@ _VERBS = {
 
 
 def update_disposition(call: ManagementCall) -> Result:
-    """com.microsoft:update-disposition"""
-    verb = _VERBS.get(str(call.body.get("disposition-status")))
-    if verb is None:
-        raise AmqpError(ARGUMENT_ERROR, f"'disposition-status' must be one of {sorted(_VERBS)}")
+    """Settle messages by their lock tokens; all of them or none."""
+    kind = _KINDS.get(str(call.body.get("disposition-status")))
+    if kind is None:
+        raise AmqpError(ARGUMENT_ERROR, f"'disposition-status' must be one of {sorted(_KINDS)}")
     texts = [str(call.body.get(f"deadletter-{part}") or "") for part in ("reason", "description")]
     changed = call.body.get("properties-to-modify")
     properties = changed if isinstance(changed, dict) else {}
-    action = Action(verb, texts[0], texts[1], {str(k): v for k, v in properties.items()})
+    action = SettlementAction(kind, texts[0], texts[1], {str(k): v for k, v in properties.items()})
     locks = _locks(call)
     leases = [(lock.seq, lock.token) for lock in locks]
-    held = carry_out(call.broker.engine, call.entity.path, call.dead, action, leases)
+    held = settle(call.broker.engine, call.entity.path, call.dead, action, leases)
     if not all(held):
         raise SESSION_LOST if call.entity.sessions and not call.dead else LOCK_LOST
-    call.broker.stirred(call.entity.path, call.dead)
+    call.broker.queue_changed(call.entity.path, call.dead)
     for lock in locks:
         call.broker.locks.discard(lock.token)
     return _done()
 
 
 def schedule_message(call: ManagementCall) -> Result:
-    """com.microsoft:schedule-message"""
+    """Store messages that become available at a later time."""
     namespace = call.broker.namespace
     entity = sendable(namespace, call.entity.path)
     now = call.broker.clock.wall()
@@ -154,12 +161,12 @@ def schedule_message(call: ManagementCall) -> Result:
             raise AmqpError(ARGUMENT_ERROR, "'message' must be an encoded message")
         messages.append(new_message(namespace, entity, encoded, now))
     numbers = call.broker.engine.send(entity.path, messages)
-    call.broker.stirred(entity.path)
+    call.broker.queue_changed(entity.path)
     return _answer("sequence-numbers", encode.long_array(numbers))
 
 
 def cancel_scheduled(call: ManagementCall) -> Result:
-    """com.microsoft:cancel-scheduled-message"""
+    """Delete scheduled messages; all of them or none."""
     numbers = call.items("sequence-numbers", int, "long")
     removed = call.broker.engine.cancel_scheduled(call.entity.path, numbers)
     missing = sorted(set(numbers) - set(removed))
@@ -174,13 +181,13 @@ _STATES = {"deferred": stored.STATE_DEFERRED, "scheduled": stored.STATE_SCHEDULE
 
 
 def peek_message(call: ManagementCall) -> Result:
-    """com.microsoft:peek-message"""
+    """Return messages without locking them, from a sequence number on."""
     start = call.need("from-sequence-number", int, "a long")
     count = call.need("message-count", int, "an int")
     session = call.body.get("session-id")
-    wanted = max(0, min(count, MAX_PEEK))
+    limit = max(0, min(count, MAX_PEEK))
     found: list[PeekedMessage] = []
-    while len(found) < wanted:
+    while len(found) < limit:
         page = call.broker.engine.peek(call.entity.path, start, MAX_PEEK, dead_letter=call.dead)
         found += [one for one in page if session is None or one.session == session]
         if len(page) < MAX_PEEK:
@@ -188,8 +195,8 @@ def peek_message(call: ManagementCall) -> Result:
         start = page[-1].seq + 1
     items: list[bytes] = []
     size = 0
-    for looked in found[:wanted]:
-        item = encode.map_of([(encode.string("message"), encode.binary(_peeked(call, looked)))])
+    for message in found[:limit]:
+        item = encode.map_of([(encode.string("message"), encode.binary(_peeked(call, message)))])
         size += len(item)
         if items and size > MAX_RESPONSE:
             break
@@ -199,19 +206,19 @@ def peek_message(call: ManagementCall) -> Result:
     return _answer("messages", encode.list_of(items))
 
 
-def _peeked(call: ManagementCall, looked: PeekedMessage) -> bytes:
+def _peeked(call: ManagementCall, message: PeekedMessage) -> bytes:
     return stored.deliver(
-        looked.payload,
-        sequence=looked.seq,
-        enqueued_ms=int(looked.enqueued_at * 1000),
-        delivery_count=looked.delivery_count,
-        state=_STATES.get(looked.state, stored.STATE_ACTIVE),
-        dead=(looked.reason or "", looked.description or "") if call.dead else None,
+        message.payload,
+        sequence=message.seq,
+        enqueued_ms=int(message.enqueued_at * 1000),
+        delivery_count=message.delivery_count,
+        state=_STATES.get(message.state, stored.STATE_ACTIVE),
+        dead=(message.reason or "", message.description or "") if call.dead else None,
     )
 
 
 def receive_by_sequence_number(call: ManagementCall) -> Result:
-    """com.microsoft:receive-by-sequence-number"""
+    """Receive deferred messages; all of them or none."""
     numbers = call.items("sequence-numbers", int, "long")
     delete = call.body.get("receiver-settle-mode") == SETTLE_MODE_DELETE
     seconds = None
@@ -258,7 +265,7 @@ def _deferred(call: ManagementCall, message: Leased) -> bytes:
 
 
 def renew_session_lock(call: ManagementCall) -> Result:
-    """com.microsoft:renew-session-lock"""
+    """Renew the lock of a session that this connection holds."""
     lease = call.session()
     renewed = call.broker.engine.renew_session(call.entity.path, lease)
     if renewed is None:
@@ -271,13 +278,13 @@ def renew_session_lock(call: ManagementCall) -> Result:
 
 
 def get_session_state(call: ManagementCall) -> Result:
-    """com.microsoft:get-session-state"""
+    """Return the state of a session that this connection holds."""
     state = call.broker.engine.get_session_state(call.entity.path, call.session())
     return _answer("session-state", encode.NULL if state is None else encode.binary(state))
 
 
 def set_session_state(call: ManagementCall) -> Result:
-    """com.microsoft:set-session-state"""
+    """Set or delete the state of a session that this connection holds."""
     state = call.body.get("session-state")
     if isinstance(state, str):
         state = state.encode()
@@ -293,11 +300,12 @@ def set_session_state(call: ManagementCall) -> Result:
     return _done()
 
 
-ALL_SESSIONS = 253_402_300_800_000  # "updated since" the year 10000: sessions with messages, too
+# Clients ask for sessions updated since the year 10000 to list those with messages, too.
+ALL_SESSIONS = 253_402_300_800_000
 
 
 def get_message_sessions(call: ManagementCall) -> Result:
-    """com.microsoft:get-message-sessions: those with a state that was set after a time."""
+    """List the sessions whose state was set after a time."""
     skip = max(0, call.need("skip", int, "an int"))
     top = max(0, min(call.need("top", int, "an int"), MAX_ITEMS))
     updated = call.need("last-updated-time", int, "a timestamp")
@@ -334,7 +342,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def operation(name: str) -> Operation:
-    """The function for an operation's name. Raises AmqpError (not-implemented)."""
+    """Return the function of an operation. Raises AmqpError (not-implemented)."""
     found = OPERATIONS.get(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
     if found is None:
         raise AmqpError(NOT_IMPLEMENTED, f"there is no operation {name[:100]!r} here")

@@ -1,8 +1,8 @@
-"""The namespace: all entities, kept beside their messages in the engine's file.
+"""The namespace: all entities, stored with their messages in the engine's file.
 
 Rules
-1. Every queue, topic and subscription is one engine queue of the same path; a topic's holds what is
-   scheduled or on its way to the subscriptions.
+1. Every queue, topic and subscription has one engine queue of the same path. That of a topic holds
+   its scheduled messages and those on their way to the subscriptions.
 2. The entity table and the engine's queues change in one transaction.
 """
 
@@ -14,7 +14,7 @@ from aztask.emulator.broker.entities import (
     SUBSCRIPTIONS,
     Entity,
     Kind,
-    Rule,
+    SubscriptionRule,
     check,
     from_json,
     to_json,
@@ -32,11 +32,14 @@ _MAX_RULES = 2000
 
 
 class EntityExists(ConfigurationError):
-    """An entity of that name exists already."""
+    """An entity or a rule of that name exists already."""
 
 
 class Namespace:
-    """Creates, finds, changes and deletes entities. `revision` rises with every change."""
+    """Creates, finds, changes and deletes entities.
+
+    revision: rises with every change, so that others can notice one.
+    """
 
     def __init__(self, database: Database, engine: Engine, clock: Clock) -> None:
         self.database = database
@@ -51,11 +54,11 @@ class Namespace:
         self._entities: dict[str, Entity] = {entity.key: entity for entity in entities}
 
     def find(self, path: str) -> Entity | None:
-        """The entity at `path`, or None."""
+        """Return the entity at `path`, or None if there is none."""
         return self._entities.get(path.lower())
 
     def get(self, path: str) -> Entity:
-        """The entity at `path`. Raises QueueNotFound."""
+        """Return the entity at `path`. Raises QueueNotFound."""
         entity = self.find(path)
         if entity is None:
             raise QueueNotFound(
@@ -64,12 +67,12 @@ class Namespace:
         return entity
 
     def all(self, kind: Kind | None = None) -> list[Entity]:
-        """All entities, or those of one kind, in order of their paths."""
+        """Return all entities, or those of one kind, sorted by path."""
         entities = sorted(self._entities.values(), key=lambda entity: entity.key)
         return [entity for entity in entities if kind is None or entity.kind is kind]
 
     def subscriptions(self, topic: Entity) -> list[Entity]:
-        """The subscriptions of a topic."""
+        """Return the subscriptions of a topic, sorted by path."""
         prefix = topic.key + SUBSCRIPTIONS.lower()
         return [entity for entity in self.all() if entity.key.startswith(prefix)]
 
@@ -109,31 +112,31 @@ class Namespace:
         return self._remember(entity)
 
     def delete(self, path: str) -> list[Entity]:
-        """Delete an entity with its messages; a topic with its subscriptions. What was deleted."""
+        """Delete an entity with its messages, and a topic's subscriptions; return all of them."""
         entity = self.get(path)
-        doomed = [entity]
+        deleted = [entity]
         if entity.kind is Kind.TOPIC:
-            doomed += self.subscriptions(entity)
+            deleted += self.subscriptions(entity)
         with self.database.transaction() as connection:
-            for one in doomed:
-                self.engine.delete_queue(one.path)
-                self.session_times.forget(one.path)
-                connection.execute("DELETE FROM emulator_entities WHERE key = ?", (one.key,))
-        for one in doomed:
-            del self._entities[one.key]
+            for each in deleted:
+                self.engine.delete_queue(each.path)
+                self.session_times.forget(each.path)
+                connection.execute("DELETE FROM emulator_entities WHERE key = ?", (each.key,))
+        for each in deleted:
+            del self._entities[each.key]
         self.revision += 1
-        return doomed
+        return deleted
 
     def ensure(self, entity: Entity) -> Entity:
-        """Create the entity, or bring an existing one to these settings."""
+        """Create the entity, or update an existing one to these settings."""
         if self.find(entity.path) is None:
             return self.create(entity)
         return self.update(entity)
 
     # -- rules of a subscription
 
-    def add_rule(self, path: str, rule: Rule) -> Entity:
-        """Add a rule. Raises EntityExists, QueueNotFound."""
+    def add_rule(self, path: str, rule: SubscriptionRule) -> Entity:
+        """Add a rule to a subscription. Raises EntityExists, QueueNotFound, ConfigurationError."""
         entity = self.get(path)
         if any(known.name.lower() == rule.name.lower() for known in entity.rules):
             raise EntityExists(f"the rule {rule.name!r} exists already in {entity.path!r}")
@@ -142,8 +145,8 @@ class Namespace:
         stamped = replace(rule, created=self.clock.wall())
         return self._with_rules(entity, (*entity.rules, stamped))
 
-    def replace_rule(self, path: str, rule: Rule) -> Entity:
-        """Change a rule; its place and its creation time stay. Raises QueueNotFound."""
+    def replace_rule(self, path: str, rule: SubscriptionRule) -> Entity:
+        """Replace a rule; it keeps its position and creation time. Raises QueueNotFound."""
         entity = self.get(path)
         known = self._rule(entity, rule.name)
         changed = replace(rule, name=known.name, created=known.created)
@@ -151,19 +154,19 @@ class Namespace:
         return self._with_rules(entity, rules)
 
     def remove_rule(self, path: str, name: str) -> Entity:
-        """Remove a rule. Raises QueueNotFound when it does not exist."""
+        """Remove a rule. Raises QueueNotFound if it does not exist."""
         entity = self.get(path)
         removed = self._rule(entity, name)
         return self._with_rules(entity, tuple(rule for rule in entity.rules if rule is not removed))
 
     @staticmethod
-    def _rule(entity: Entity, name: str) -> Rule:
+    def _rule(entity: Entity, name: str) -> SubscriptionRule:
         for rule in entity.rules:
             if rule.name.lower() == name.lower():
                 return rule
         raise QueueNotFound(f"the rule {name[:100]!r} could not be found in {entity.path!r}")
 
-    def _with_rules(self, entity: Entity, rules: tuple[Rule, ...]) -> Entity:
+    def _with_rules(self, entity: Entity, rules: tuple[SubscriptionRule, ...]) -> Entity:
         entity = replace(entity, rules=rules, updated=self.clock.wall())
         with self.database.transaction():
             self._write(entity)
@@ -189,7 +192,10 @@ class Namespace:
 
 
 def _settings(entity: Entity) -> QueueSettings:
-    """A topic's messages are only on their way: its subscriptions' settings count."""
+    """Return the engine's settings for an entity.
+
+    A topic never has sessions: its messages only pass through, and its subscriptions decide.
+    """
     topic = entity.kind is Kind.TOPIC
     return QueueSettings(
         lease_seconds=entity.lock_seconds,

@@ -1,4 +1,4 @@
-"""The two nodes that answer requests: ``$cbs`` takes tokens, ``$management`` runs operations."""
+"""The two nodes that answer requests: ``$cbs`` accepts tokens, ``$management`` runs operations."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Callable, Sequence
 
 from aztask.emulator.amqp import encode, outgoing
 from aztask.emulator.amqp.errors import DECODE_ERROR, NOT_FOUND, NOT_IMPLEMENTED, AmqpError
-from aztask.emulator.amqp.link import Inbound, ReceivingLink
+from aztask.emulator.amqp.link import Inbound
 from aztask.emulator.broker.access import Claims, Right
+from aztask.emulator.broker.address import Address, parse_address
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
 from aztask.emulator.broker.consumer import Consumer
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.management import ManagementCall, Operation, operation
-from aztask.emulator.broker.paths import Address, parse
 from aztask.emulator.broker.requests import (
     CBS_NAMES,
     MANAGEMENT_NAMES,
+    Replies,
     Request,
-    Responder,
     failure,
     request_of,
-    responder_for,
     response,
 )
 from aztask.emulator.broker.rules import RULE_OPERATIONS, rule_operation
@@ -29,19 +28,18 @@ from aztask.errors import AztaskError
 
 ACCEPTED_STATUS = 202
 SENDING = ("com.microsoft:schedule-message", "com.microsoft:cancel-scheduled-message")
-"""Operations that need the right to send; all others need that to listen."""
+"""Operations that need the permission Send; all others need Listen."""
 
 
 class RequestLink:
     """A link on which a client sends requests to a node."""
 
-    def __init__(self, link: ReceivingLink, node: str, responders: list[Responder]) -> None:
-        self.link = link
-        self._node = node
-        self._responders = responders
+    def __init__(self, replies: Replies) -> None:
+        self.replies = replies
+        self.link = replies.link
 
     def received(self, inbound: Inbound) -> None:
-        """Accept the request's transfer, and answer it."""
+        """Accept the transfer of a request, and process the request."""
         if not inbound.settled:
             first = inbound.delivery_id
             self.link.session.write(outgoing.disposition(True, first, first, outgoing.ACCEPTED))
@@ -55,36 +53,23 @@ class RequestLink:
         self.handle(request)
 
     def handle(self, request: Request) -> None:
-        """What the node does with a request."""
+        """Process one request and reply to it."""
         raise NotImplementedError
-
-    def reply(self, request: Request, message: bytes) -> None:
-        """Send a response; when nobody listens for it, it is dropped."""
-        responder = responder_for(self._responders, self._node, self.link, request.reply_to)
-        if responder is not None:
-            responder.send(message)
 
 
 class CbsLink(RequestLink):
-    """Requests to ``$cbs``: put-token."""
+    """Requests to ``$cbs``; the one operation is put-token."""
 
-    def __init__(
-        self,
-        link: ReceivingLink,
-        node: str,
-        responders: list[Responder],
-        broker: Broker,
-        claims: Claims,
-    ) -> None:
-        super().__init__(link, node, responders)
+    def __init__(self, replies: Replies, broker: Broker, claims: Claims) -> None:
+        super().__init__(replies)
         self._broker = broker
         self._claims = claims
 
     def handle(self, request: Request) -> None:
-        """Verify the token and remember what it entitles to.
+        """Verify the token and remember the claim that it proves.
 
-        The service refuses a token for an entity that does not exist with status 404, after it has
-        verified the token: clients learn here that a queue is missing.
+        A valid token for an entity that does not exist is refused with status 404, as on the
+        service. This is where clients notice that a queue is missing.
         """
         try:
             if request.operation != "put-token":
@@ -93,55 +78,55 @@ class CbsLink(RequestLink):
             kind = str(request.parameter("type") or "")
             token = request.body if isinstance(request.body, str) else ""
             claim = self._broker.access.claim(token, kind, audience)
-            entity = parse(audience).entity
+            entity = parse_address(audience).entity
             if entity and self._broker.namespace.find(entity) is None:
                 raise AmqpError(
                     NOT_FOUND, f"the messaging entity {audience[:300]!r} could not be found"
                 )
             self._claims.add(audience, claim)
         except AmqpError as error:
-            self.reply(request, failure(request, CBS_NAMES, error))
+            self.replies.send(request, failure(request, CBS_NAMES, error))
             return
-        body = encode.NULL
-        self.reply(request, response(request, CBS_NAMES, ACCEPTED_STATUS, "Accepted", body=body))
+        message = response(request, CBS_NAMES, ACCEPTED_STATUS, "Accepted", body=encode.NULL)
+        self.replies.send(request, message)
 
 
 class ManagementLink(RequestLink):
-    """Requests to an entity's ``$management``."""
+    """Requests to an entity's ``$management``.
+
+    claims: the client's permissions. consumers: returns its receiving links.
+    """
 
     def __init__(
         self,
-        link: ReceivingLink,
-        node: str,
-        responders: list[Responder],
-        *,
+        replies: Replies,
         broker: Broker,
         address: Address,
+        claims: Claims,
         consumers: Callable[[], Sequence[Consumer]],
-        check: Callable[[Right], None],
     ) -> None:
-        """check: raises AmqpError where the connection lacks the right."""
-        super().__init__(link, node, responders)
-        self._check = check
+        super().__init__(replies)
         self._broker = broker
         self._address = address
+        self._claims = claims
         self._consumers = consumers
 
     def handle(self, request: Request) -> None:
-        """Start the operation, or say why not."""
+        """Submit the operation, or reply with the reason for refusing it."""
         try:
             entity = self._broker.namespace.find(self._address.entity)
             if entity is None:
                 path = self._address.entity[:300]
                 raise AmqpError(NOT_FOUND, f"the messaging entity {path!r} could not be found")
             body = request.body if isinstance(request.body, dict) else {}
-            self._check(Right.SEND if request.operation in SENDING else Right.LISTEN)
+            right = Right.SEND if request.operation in SENDING else Right.LISTEN
+            self._claims.check(self._address.claimed, right)
             if request.operation in RULE_OPERATIONS:
                 self.done(request, *self._rule(entity.path, request.operation, body))
                 return
             call = ManagementCall(self._broker, entity, self._address.dead, body, self._consumers())
-            work = _ManagementOperation(self, request, operation(request.operation), call)
-            self._broker.committer.submit(work)
+            function = operation(request.operation)
+            self._broker.committer.submit(_RunOperation(self, request, function, call))
         except AmqpError as error:
             self.failed(request, error)
 
@@ -153,21 +138,21 @@ class ManagementLink(RequestLink):
             raise as_amqp(error) from error
 
     def done(self, request: Request, status: int, body: bytes) -> None:
-        """Answer with the result."""
-        self.reply(request, response(request, MANAGEMENT_NAMES, status, "OK", body=body))
+        """Reply with the result of the operation."""
+        self.replies.send(request, response(request, MANAGEMENT_NAMES, status, "OK", body=body))
 
     def failed(self, request: Request, error: AmqpError) -> None:
-        """Answer with the error."""
-        self.reply(request, failure(request, MANAGEMENT_NAMES, error))
+        """Reply with the error of the operation."""
+        self.replies.send(request, failure(request, MANAGEMENT_NAMES, error))
 
 
-class _ManagementOperation(Change):
-    """One management request."""
+class _RunOperation(Change):
+    """Runs the operation of one management request and replies to it."""
 
     def __init__(
-        self, node: ManagementLink, request: Request, function: Operation, call: ManagementCall
+        self, link: ManagementLink, request: Request, function: Operation, call: ManagementCall
     ) -> None:
-        self._node = node
+        self._link = link
         self._request = request
         self._function = function
         self._call = call
@@ -175,7 +160,7 @@ class _ManagementOperation(Change):
         self._error: AmqpError | None = None
 
     def execute(self) -> None:
-        """Run it; what it changed before it failed is taken back, and nothing else."""
+        """Run the operation; if it fails, only its own changes are rolled back."""
         database = self._call.broker.namespace.database
         self._result = self._error = None
         with database.transaction() as connection:
@@ -188,12 +173,12 @@ class _ManagementOperation(Change):
             connection.execute("RELEASE request")
 
     def succeed(self) -> None:
-        """Answer."""
+        """Reply with the result, or with the operation's own error."""
         if self._result is not None:
-            self._node.done(self._request, *self._result)
+            self._link.done(self._request, *self._result)
         elif self._error is not None:
-            self._node.failed(self._request, self._error)
+            self._link.failed(self._request, self._error)
 
     def fail(self, error: AztaskError) -> None:
-        """Answer with the error."""
-        self._node.failed(self._request, as_amqp(error))
+        """Reply with the error of the transaction."""
+        self._link.failed(self._request, as_amqp(error))

@@ -1,13 +1,13 @@
-"""Links that send: messages are stored, and confirmed once they are."""
+"""Links on which clients send: messages are stored, then confirmed."""
 
 from __future__ import annotations
 
 from aztask.emulator.amqp import outgoing
 from aztask.emulator.amqp.errors import MESSAGE_SIZE_EXCEEDED, AmqpError
 from aztask.emulator.amqp.link import Inbound, ReceivingLink
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import as_amqp
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.intake import messages_of, sendable
 from aztask.engine import NewMessage
 from aztask.errors import AztaskError
@@ -16,7 +16,7 @@ CREDIT = 1000
 
 
 class Producer:
-    """A sending client's link to a queue or topic."""
+    """A client's link that sends to a queue or topic."""
 
     def __init__(self, broker: Broker, link: ReceivingLink, path: str) -> None:
         self.broker = broker
@@ -24,7 +24,7 @@ class Producer:
         self.path = path
 
     def received(self, message: Inbound) -> None:
-        """Store a message or a batch; one that is refused is rejected at once."""
+        """Store a message or a batch, or reject it at once if it is refused."""
         namespace = self.broker.namespace
         try:
             if message.too_large:
@@ -43,17 +43,17 @@ class Producer:
         except AmqpError as error:
             self.answer(message, outgoing.rejected(error.condition, error.description))
             return
-        self.broker.committer.submit(_Storing(self, message, entity.path, messages))
+        self.broker.committer.submit(_StoreMessages(self, message, entity.path, messages))
 
     def answer(self, message: Inbound, state: bytes) -> None:
-        """Settle the delivery; what came settled needs no answer."""
+        """Settle the delivery, unless the client sent it settled."""
         if not message.settled:
             delivery_id = message.delivery_id
             self.link.session.write(outgoing.disposition(True, delivery_id, delivery_id, state))
 
 
-class _Storing(Change):
-    """One transfer on its way into the store."""
+class _StoreMessages(Change):
+    """Stores the messages of one transfer, all of them or none."""
 
     def __init__(
         self, producer: Producer, message: Inbound, queue: str, messages: list[NewMessage]
@@ -64,17 +64,14 @@ class _Storing(Change):
         self._messages = messages
 
     def execute(self) -> None:
-        """Store all of its messages."""
         broker = self._producer.broker
         broker.engine.send(self._queue, self._messages)
-        broker.stirred(self._queue)
+        broker.queue_changed(self._queue)
 
     def succeed(self) -> None:
-        """They are stored."""
         self._producer.answer(self._message, outgoing.ACCEPTED)
 
     def fail(self, error: AztaskError) -> None:
-        """None of them is."""
         reason = as_amqp(error)
         self._producer.answer(
             self._message, outgoing.rejected(reason.condition, reason.description)

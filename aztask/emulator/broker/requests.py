@@ -1,10 +1,10 @@
-"""Request and response over two links: ``$cbs`` and ``$management`` work this way.
+"""Request and response over two links, as ``$cbs`` and ``$management`` use them.
 
 Rules
-1. A response goes to the link whose target is the request's reply-to; where no target matches,
-   to the latest response link of the same node, of the same session before others.
-2. Responses leave when the peer has granted credit; at most `MAX_WAITING` of a link wait.
-3. A request is answered always: what goes wrong becomes its status and condition.
+1. A response goes to the link whose target is the request's reply-to. If no target matches, it goes
+   to the latest response link of the same node, preferably in the same session.
+2. Responses wait until the client grants credit. At most `MAX_WAITING` wait per link.
+3. Every request gets a response. An error becomes the status and condition of the response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import uuid4
 from aztask.emulator.amqp import encode, sections
 from aztask.emulator.amqp.decode import skip
 from aztask.emulator.amqp.errors import RESOURCE_LIMIT_EXCEEDED, AmqpError
-from aztask.emulator.amqp.link import Inbound, Link, SendingLink
+from aztask.emulator.amqp.link import Inbound, ReceivingLink, SendingLink
 from aztask.emulator.amqp.sections import Sections
 from aztask.emulator.amqp.terminus import raw_fields
 from aztask.emulator.broker.conditions import status_of
@@ -27,7 +27,10 @@ MAX_WAITING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """message: taken apart. message_id: as it was encoded. body: the amqp-value, undescribed."""
+    """One request.
+
+    message: its sections. message_id: the encoded bytes. body: the amqp-value without descriptor.
+    """
 
     message: Sections
     message_id: bytes
@@ -36,12 +39,12 @@ class Request:
     body: Any
 
     def parameter(self, name: str) -> Any:
-        """An application property of the request."""
+        """Return an application property of the request, or None."""
         return self.message.application_properties.get(name)
 
 
 def request_of(inbound: Inbound) -> Request:
-    """Take a request apart. Raises AmqpError when it is malformed."""
+    """Parse a request. Raises AmqpError if it is malformed."""
     message = sections.cut(inbound.payload)
     message_id = encode.NULL
     if message.properties:
@@ -63,7 +66,7 @@ def _first_property(raw: bytes, position: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PropertyNames:
-    """What a node calls the application properties of its responses."""
+    """The names that a node gives to the application properties of its responses."""
 
     status: str
     description: str
@@ -83,7 +86,7 @@ def response(
     condition: str = "",
     body: bytes,
 ) -> bytes:
-    """An encoded response message; `body` is the encoded value."""
+    """Return an encoded response. body: the encoded value."""
     properties = [encode.NULL] * 5 + [request.message_id]
     application = [
         (encode.string(names.status), encode.int32(status)),
@@ -105,7 +108,7 @@ def response(
 
 
 def failure(request: Request, names: PropertyNames, error: AmqpError) -> bytes:
-    """The response that tells of an error."""
+    """Return an encoded response that reports an error."""
     status = status_of(error.condition)
     return response(
         request, names, status, error.description, condition=error.condition, body=encode.NULL
@@ -113,7 +116,7 @@ def failure(request: Request, names: PropertyNames, error: AmqpError) -> bytes:
 
 
 class Responder:
-    """A link on which a client reads responses. node: what it is attached to."""
+    """A link on which a client receives responses. node: the node that it is attached to."""
 
     def __init__(self, link: SendingLink, node: str) -> None:
         self.link = link
@@ -122,11 +125,11 @@ class Responder:
 
     @property
     def address(self) -> str:
-        """The reply-to that means this link."""
+        """The reply-to that names this link."""
         return self.link.target.address if self.link.target else ""
 
     def send(self, message: bytes) -> None:
-        """Send now or when there is credit."""
+        """Send a response now, or later when the client grants credit."""
         self._waiting.append(message)
         self.credited()
         if len(self._waiting) > MAX_WAITING:
@@ -134,19 +137,35 @@ class Responder:
             self.link.detach(AmqpError(RESOURCE_LIMIT_EXCEEDED, "responses are not read"))
 
     def credited(self) -> None:
-        """The peer granted credit, or drains."""
+        """Send waiting responses: the client granted credit or drains the link."""
         while self._waiting and self.link.credit and self.link.attached:
             self.link.send(self._waiting.popleft(), uuid4().bytes)
         if self.link.draining and self.link.attached:
             self.link.drained()
 
 
-def responder_for(
-    responders: list[Responder], node: str, link: Link, reply_to: str
-) -> Responder | None:
-    """Where to answer a request that came on `link`; None when nobody listens."""
-    here = [responder for responder in responders if responder.node == node]
-    exact = [responder for responder in here if reply_to and responder.address == reply_to]
-    same = [responder for responder in exact or here if responder.link.session is link.session]
-    found = same or exact or here
-    return found[-1] if found else None
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """Sends the responses to the requests of one link.
+
+    node: the node that the link is attached to. responders: all response links of the client.
+    """
+
+    link: ReceivingLink
+    node: str
+    responders: list[Responder]
+
+    def send(self, request: Request, message: bytes) -> None:
+        """Send a response; it is dropped if the client has no link for it."""
+        responder = self._responder(request.reply_to)
+        if responder is not None:
+            responder.send(message)
+
+    def _responder(self, reply_to: str) -> Responder | None:
+        """Choose the response link, as in rule 1."""
+        session = self.link.session
+        same_node = [each for each in self.responders if each.node == self.node]
+        named = [each for each in same_node if reply_to and each.address == reply_to]
+        near = [each for each in named or same_node if each.link.session is session]
+        found = near or named or same_node
+        return found[-1] if found else None

@@ -12,7 +12,7 @@ from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.errors import NOT_ALLOWED, NOT_IMPLEMENTED, AmqpError
 from aztask.emulator.amqp.types import Described, undescribed
 from aztask.emulator.broker.conditions import ARGUMENT_ERROR
-from aztask.emulator.broker.entities import Entity, Kind, Rule
+from aztask.emulator.broker.entities import Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import (
     CorrelationFilter,
     FalseFilter,
@@ -43,7 +43,7 @@ RULE_OPERATIONS = frozenset(
 def rule_operation(
     namespace: Namespace, entity: Entity, operation: str, body: dict[str, Any]
 ) -> tuple[int, bytes]:
-    """Carry out one operation at once; status and body. Raises AmqpError, AztaskError."""
+    """Run one operation at once; return status and body. Raises AmqpError, AztaskError."""
     if entity.kind is not Kind.SUBSCRIPTION:
         raise AmqpError(NOT_ALLOWED, f"{entity.path!r} is not a subscription: it has no rules")
     if operation.endswith("enumerate-rules"):
@@ -54,7 +54,9 @@ def rule_operation(
     if operation.endswith("remove-rule"):
         namespace.remove_rule(entity.path, name)
     else:
-        namespace.add_rule(entity.path, Rule(name, _filter(body.get("rule-description"))))
+        namespace.add_rule(
+            entity.path, SubscriptionRule(name, _filter(body.get("rule-description")))
+        )
     return 200, encode.NULL
 
 
@@ -102,7 +104,7 @@ def _long_described(code: int, items: list[bytes]) -> bytes:
     return b"\x00" + encode.ulong(code) + encode.list_of(items)
 
 
-def _description(rule: Rule) -> bytes:
+def _description(rule: SubscriptionRule) -> bytes:
     return _long_described(
         _RULE,
         [

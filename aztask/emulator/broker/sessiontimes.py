@@ -1,6 +1,7 @@
-"""When the state of each session was set last: clients list the sessions that changed since a time.
+"""The time at which the state of each session was last set.
 
-The engine keeps the states themselves, without their times.
+Clients list the sessions whose state changed since a time. The engine stores the states without
+their times.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ _STEPS = [
 
 
 class SessionTimes:
-    """The times, in UTC epoch seconds, by queue path and session."""
+    """Stores the times, in UTC epoch seconds, by queue path and session."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.migrate("emulator-session-times", _STEPS)
 
     def note(self, queue: str, session: str, at: float) -> None:
-        """The state of the session was set."""
+        """Remember that the state of a session was set at this time."""
         with self._database.statement() as connection:
             connection.execute(
                 "REPLACE INTO emulator_session_times VALUES (?, ?, ?)", (queue, session, at)
             )
 
     def forget(self, queue: str, session: str | None = None) -> None:
-        """The session has no state any more; without a session, the queue is gone."""
+        """Forget a session whose state was deleted, or all sessions of a deleted queue."""
         with self._database.statement() as connection:
             connection.execute(
                 "DELETE FROM emulator_session_times"
@@ -37,7 +38,7 @@ class SessionTimes:
             )
 
     def until(self, queue: str, at: float) -> set[str]:
-        """The sessions of the queue whose state was last set at that time or before."""
+        """Return the sessions of a queue whose state was last set at this time or before."""
         with self._database.read() as connection:
             rows = connection.execute(
                 "SELECT session FROM emulator_session_times WHERE queue = ? AND updated <= ?",

@@ -1,4 +1,4 @@
-"""Settling: what a disposition or a management request asks for, and carrying it out."""
+"""Settlement: the action that a disposition or a management request asks for, and its execution."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aztask.emulator.amqp.link import Outbound, SendingLink
 from aztask.emulator.amqp.performatives import Disposition
 from aztask.emulator.amqp.types import Described
 from aztask.emulator.broker import stored
+from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.committer import Change
 from aztask.emulator.broker.conditions import DEAD_LETTER, LOCK_LOST, SESSION_LOST, as_amqp
-from aztask.emulator.broker.context import Broker
 from aztask.emulator.broker.locks import Lock
 from aztask.engine import Engine
 from aztask.errors import AztaskError
 
 
 class SettlementKind(Enum):
-    """How a delivery ends."""
+    """The five ways to settle a delivery."""
 
     COMPLETE = "complete"
     ABANDON = "abandon"
@@ -32,21 +32,22 @@ class SettlementKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """verb, and what goes with it. properties: application properties to set on the message.
+class SettlementAction:
+    """A settlement with its arguments.
 
-    echo: the outcome that confirms it to the peer.
+    reason, description: of a dead letter. properties: application properties to set on the message.
+    echo: the encoded outcome that confirms the settlement to the client.
     """
 
-    verb: SettlementKind
+    kind: SettlementKind
     reason: str = ""
     description: str = ""
     properties: dict[str, Any] = field(default_factory=dict)
     echo: bytes = outgoing.ACCEPTED
 
 
-COMPLETE = Action(SettlementKind.COMPLETE)
-RELEASE = Action(SettlementKind.RELEASE, echo=outgoing.RELEASED)
+COMPLETE = SettlementAction(SettlementKind.COMPLETE)
+RELEASE = SettlementAction(SettlementKind.RELEASE, echo=outgoing.RELEASED)
 _ACCEPTED, _REJECTED, _RELEASED, _MODIFIED, _RECEIVED = 0x24, 0x25, 0x26, 0x27, 0x23
 _NAMES = {
     "amqp:accepted:list": _ACCEPTED,
@@ -57,10 +58,11 @@ _NAMES = {
 }
 
 
-def action_of(state: Described | None) -> Action | None:
-    """What a delivery state asks for; None for states that settle nothing.
+def action_of(state: Described | None) -> SettlementAction | None:
+    """Return the action that a delivery state asks for, or None if it settles nothing.
 
-    A modified outcome always counts the delivery: SDKs leave delivery-failed out when abandoning.
+    A modified outcome always counts the delivery, because SDKs abandon without delivery-failed.
+    Raises AmqpError for an unknown state.
     """
     if state is None:
         return None
@@ -74,21 +76,21 @@ def action_of(state: Described | None) -> Action | None:
         return _rejection(fields[0] if fields else None)
     if code == _MODIFIED:
         fields = [*fields, None, None, None]
-        verb = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
-        return Action(verb, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
+        kind = SettlementKind.DEFER if fields[1] is True else SettlementKind.ABANDON
+        return SettlementAction(kind, properties=_texts(fields[2]), echo=outgoing.MODIFIED)
     if code == _RECEIVED:
         return None
     raise AmqpError(INVALID_FIELD, f"unknown delivery state {str(state.descriptor)[:40]!r}")
 
 
-def _rejection(error: Any) -> Action:
+def _rejection(error: Any) -> SettlementAction:
     fields = error.value if isinstance(error, Described) and isinstance(error.value, list) else []
     condition, description, info = [*fields, None, None, None][:3]
     properties = _texts(info)
     named = isinstance(condition, str) and condition != DEAD_LETTER
     reason = properties.pop(stored.REASON, None) or (condition if named else "")
     text = properties.pop(stored.DESCRIPTION, None) or (description if named else "")
-    return Action(
+    return SettlementAction(
         SettlementKind.DEAD_LETTER,
         str(reason or "")[: stored.MAX_REASON],
         str(text or "")[: stored.MAX_REASON],
@@ -101,16 +103,20 @@ def _texts(value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-def carry_out(
-    engine: Engine, queue: str, dead: bool, action: Action, leases: Sequence[tuple[int, str]]
+def settle(
+    engine: Engine,
+    queue: str,
+    dead: bool,
+    action: SettlementAction,
+    leases: Sequence[tuple[int, str]],
 ) -> list[bool]:
-    """Settle, inside the transaction; False for each lease that was lost."""
+    """Settle inside the transaction; return False for each lease that was lost."""
     if action is COMPLETE:
         return engine.complete(queue, leases, dead_letter=dead)
     if action.properties:
         for seq, token in leases:
             _modify(engine, queue, dead, (seq, token), action.properties)
-    match action.verb:
+    match action.kind:
         case SettlementKind.COMPLETE:
             return engine.complete(queue, leases, dead_letter=dead)
         case SettlementKind.ABANDON:
@@ -128,17 +134,17 @@ def carry_out(
 def _modify(
     engine: Engine, queue: str, dead: bool, lease: tuple[int, str], properties: dict[str, Any]
 ) -> None:
-    """Set application properties on a message that is held; a lost lease changes nothing."""
+    """Set application properties on a leased message; with a lost lease nothing changes."""
     found = engine.peek(queue, lease[0], 1, dead_letter=dead)
     if not found or found[0].seq != lease[0]:
         return
-    kept = stored.unpack(found[0].payload)
-    payload = stored.with_bare(kept, stored.with_properties(kept.bare, properties)).pack()
+    message = stored.unpack(found[0].payload)
+    payload = stored.with_bare(message, stored.with_properties(message.bare, properties)).pack()
     engine.update(queue, *lease, payload, dead_letter=dead)
 
 
 class DispositionSettler(Change):
-    """One disposition of one or many deliveries of one link."""
+    """Settles deliveries of one link, as one disposition of the client asks."""
 
     __slots__ = ("_action", "_answer", "_broker", "_deliveries", "_held", "_link", "atomic")
 
@@ -147,7 +153,7 @@ class DispositionSettler(Change):
         broker: Broker,
         link: SendingLink,
         deliveries: list[Outbound],
-        action: Action,
+        action: SettlementAction,
         disposition: Disposition,
     ) -> None:
         self._broker = broker
@@ -159,7 +165,6 @@ class DispositionSettler(Change):
         self.atomic = action is COMPLETE
 
     def execute(self) -> None:
-        """Settle all of them."""
         lock: Lock = self._deliveries[0].context
         leases = [(lock.seq, lock.token)]
         if len(self._deliveries) > 1:
@@ -167,12 +172,12 @@ class DispositionSettler(Change):
         if self._action is COMPLETE:
             self._held = self._broker.engine.complete(lock.queue, leases, dead_letter=lock.dead)
             return
-        self._held = carry_out(self._broker.engine, lock.queue, lock.dead, self._action, leases)
-        if self._action.verb is not SettlementKind.COMPLETE:
-            self._broker.stirred(lock.queue, lock.dead)
+        self._held = settle(self._broker.engine, lock.queue, lock.dead, self._action, leases)
+        if self._action.kind is not SettlementKind.COMPLETE:
+            self._broker.queue_changed(lock.queue, lock.dead)
 
     def succeed(self) -> None:
-        """Confirm what was held; what was not had lost its lock."""
+        """Confirm the deliveries whose lock was held; reject the others as lock-lost."""
         session = self._link.session
         locks = self._broker.locks
         for delivery in self._deliveries:
@@ -180,7 +185,7 @@ class DispositionSettler(Change):
             session.settle(delivery)
         if not self._answer:
             return
-        if self._held == [True]:  # what most are
+        if self._held == [True]:  # the usual case, on the shortest path
             number = self._deliveries[0].delivery_id
             session.write(outgoing.disposition(False, number, number, self._action.echo))
             return
@@ -190,7 +195,7 @@ class DispositionSettler(Change):
         self._confirm([self._action.echo if held else failure for held in self._held])
 
     def _confirm(self, states: list[bytes]) -> None:
-        """One disposition for each run of neighbouring ids with the same outcome."""
+        """Write one disposition for each run of consecutive ids with the same outcome."""
         session = self._link.session
         ids = [delivery.delivery_id for delivery in self._deliveries]
         start = 0
@@ -203,7 +208,7 @@ class DispositionSettler(Change):
                 start = index
 
     def fail(self, error: AztaskError) -> None:
-        """Nothing was settled: say why. The lock stays as it is."""
+        """Reject with the error: nothing was settled. The locks stay as they are."""
         for delivery in self._deliveries:
             self._link.session.settle(delivery)
         if self._answer:

@@ -1,13 +1,13 @@
 """The SQL dialect of subscription filters: one expression, parsed once into nested functions.
 
-Understood: ``AND OR NOT``, comparisons, ``+ - * / %``, ``[NOT] LIKE ... ESCAPE``, ``[NOT] IN``,
+Supported: ``AND OR NOT``, comparisons, ``+ - * / %``, ``[NOT] LIKE ... ESCAPE``, ``[NOT] IN``,
 ``IS [NOT] NULL``, ``EXISTS(name)``, literals, ``sys.Name``, ``user.Name``, ``[Name]``,
 ``@parameter``.
 
 Rules
-1. Three-valued logic: a missing property is NULL, and so is a comparison with NULL or of
-   unlike types.
-2. Depth and length are limited; what is not understood is refused with its position, never guessed.
+1. Logic has three values: a missing property is NULL, and a comparison with NULL or of different
+   types gives NULL.
+2. Depth and length are limited. Anything unsupported is refused with its position, never guessed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_NESTING = 32
 
 @dataclass(frozen=True, slots=True)
 class NameLookup:
-    """Where names get their values."""
+    """The values of system properties, application properties and parameters, by name."""
 
     system: Callable[[str], Any]
     user: Callable[[str], Any]
@@ -58,14 +58,14 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Token(NamedTuple):
-    """kind: a group of the pattern, or "end"."""
+    """One token. kind: a group of the pattern, or "end". position: of the first character."""
 
     kind: str
     text: str
     position: int
 
     def word(self) -> str:
-        """The keyword or operator, in upper case."""
+        """Return the keyword or operator in upper case, "" for other tokens."""
         return self.text.upper() if self.kind in ("name", "operator") else ""
 
 
@@ -77,15 +77,16 @@ def _tokens(text: str) -> list[Token]:
         found = _TOKEN.match(text, position)
         if found is None:
             raise ConfigurationError(
-                f"filter: {text[position : position + 20]!r} is not understood"
+                f"filter: {text[position : position + 20].strip()!r} is not understood"
             )
-        tokens.append(Token(str(found.lastgroup), found[str(found.lastgroup)], position))
+        kind = str(found.lastgroup)
+        tokens.append(Token(kind, found[kind], found.start(kind)))
         position = found.end()
     return [*tokens, Token("end", "", len(text))]
 
 
-def parse(text: str) -> Expression:
-    """The expression of a filter. Raises ConfigurationError naming what is not understood."""
+def parse_expression(text: str) -> Expression:
+    """Return the expression of a filter. Raises ConfigurationError with the bad part's position."""
     parser = _Parser(_tokens(text))
     expression = parser.either()
     parser.expect_end()
@@ -93,7 +94,7 @@ def parse(text: str) -> Expression:
 
 
 class _Parser:
-    """Recursive descent, one method a level of precedence, loosest first."""
+    """A recursive descent parser: one method per level of precedence, loosest first."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
@@ -117,12 +118,12 @@ class _Parser:
         return ConfigurationError(f"filter: {what} at character {token.position}, not {found}")
 
     def expect_end(self) -> None:
-        """Raises ConfigurationError when something is left."""
+        """Raise ConfigurationError unless all tokens were parsed."""
         if self._tokens[self._next].kind != "end":
             raise self._error("an operator is expected")
 
     def either(self) -> Expression:
-        """a OR b"""
+        """Parse a complete expression, whose loosest operator is OR."""
         self._depth += 1
         if self._depth > MAX_NESTING:
             raise self._error(f"at most {MAX_NESTING} nested expressions are allowed")
@@ -150,9 +151,9 @@ class _Parser:
         if word := self._take(*_COMPARISONS):
             return _compare(_COMPARISONS[word], left, self._sum())
         if self._take("IS"):
-            wanted = not self._take("NOT")
+            expected = not self._take("NOT")
             self._demand("NULL")
-            return lambda names: (left(names) is None) is wanted
+            return lambda names: (left(names) is None) is expected
         negated = bool(self._take("NOT"))
         if self._take("LIKE"):
             test = self._like(left)
@@ -169,11 +170,10 @@ class _Parser:
         escape = self._sum() if self._take("ESCAPE") else None
 
         def like(names: NameLookup) -> Any:
-            value, wanted = left(names), pattern(names)
-            if not isinstance(value, str) or not isinstance(wanted, str):
+            value, text = left(names), pattern(names)
+            if not isinstance(value, str) or not isinstance(text, str):
                 return None
-            mark = escape(names) if escape else None
-            return _like(value, _pattern(wanted, mark))
+            return _like(value, _pattern(text, escape(names) if escape else None))
 
         return like
 
@@ -267,7 +267,7 @@ _ANY_RUN, _ANY_ONE = object(), object()
 
 
 def _pattern(text: str, escape: Any) -> list[object]:
-    """The characters of a LIKE pattern, its unescaped ``%`` and ``_`` replaced by marks."""
+    """Return the characters of a LIKE pattern, with marks for its unescaped ``%`` and ``_``."""
     parts: list[object] = []
     position = 0
     while position < len(text):
@@ -282,9 +282,10 @@ def _pattern(text: str, escape: Any) -> list[object]:
 
 
 def _like(value: str, pattern: list[object]) -> bool:
-    """Whether the pattern matches all of `value`, in at most len(value) * len(pattern) steps.
+    """Return whether the pattern matches all of `value`.
 
-    A regular expression could take exponentially many, and filters come from outside.
+    Takes at most len(value) * len(pattern) steps. A regular expression could take exponentially
+    many, and filters are untrusted input.
     """
     at = mark = 0
     run, resume = -1, 0

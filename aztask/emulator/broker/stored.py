@@ -1,14 +1,14 @@
-"""How a message lies in the engine: the parts of its header, its annotations, its bare message.
+"""The stored form of a message: parts of its header, its annotations, its bare message.
 
 Rules
-1. The bare message is stored and delivered as the sender wrote it, byte for byte; dead letters gain
-   two application properties, nothing else is touched.
-2. Annotations that the broker sets are dropped from what a sender wrote and set at delivery. A
-   message gets those that the service writes (the tests of azure-servicebus count them): its state
-   only where it is peeked or was deferred.
-3. A sender's delivery annotations are delivered too, with our lock token beside them.
-4. The layout begins with a version; another version is refused, not guessed. `ANNOTATED` is that of
-   messages with delivery annotations.
+1. The bare message is stored and delivered byte for byte as the sender wrote it. Only dead letters
+   get two more application properties.
+2. The broker's own annotations are removed from a sender's message and set at delivery. A delivery
+   carries exactly those of the service (the tests of azure-servicebus count them); the message's
+   state is only in peeked and deferred messages.
+3. A sender's delivery annotations are delivered, together with our lock token.
+4. The layout begins with a version, and an unknown version is refused. `ANNOTATED` is the version
+   of messages with delivery annotations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTITION_KEY = "x-opt-partition-key"
 DEAD_LETTER_SOURCE = "x-opt-deadletter-source"
 REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
-MAX_REASON = 4096  # characters that the service keeps of either
+MAX_REASON = 4096  # characters that the service keeps of the reason and of the description
 _OURS = frozenset(
     (
         *("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-locked-until"),
@@ -65,11 +65,12 @@ _MAP32 = Struct(">3sBII")
 
 
 class StoredMessage(NamedTuple):
-    """One message as it lies in the engine. ttl: milliseconds, NO_TTL where there is none.
+    """One message as it is stored in the engine.
 
-    hops: how often it was forwarded. annotations: encoded keys and values, `items` in all.
-    delivery: encoded pairs of delivery annotations. A tuple, because one is made for each message
-    and a frozen dataclass takes three times as long.
+    ttl: milliseconds, or NO_TTL. hops: how often it was forwarded. items: the number of encoded
+    keys and values in `annotations`. delivery: the encoded pairs of the delivery annotations.
+
+    This is a tuple because one is made per message: a frozen dataclass takes three times as long.
     """
 
     durable: int
@@ -82,7 +83,7 @@ class StoredMessage(NamedTuple):
     delivery: tuple[bytes, ...] = ()
 
     def pack(self) -> bytes:
-        """The engine's payload."""
+        """Return the payload that the engine stores."""
         durable, priority, ttl, hops, items, annotations, bare, delivery = self
         version = ANNOTATED if delivery else VERSION
         head = _HEAD.pack(version, durable, priority, hops, ttl, items, len(annotations))
@@ -92,7 +93,10 @@ class StoredMessage(NamedTuple):
         return head + annotations + bare
 
     def forwarded(self, dead_letter_source: str | None = None) -> StoredMessage:
-        """The same message one hop on; what came out of dead letters says where it lay."""
+        """Return the message with one more hop.
+
+        dead_letter_source: the queue in whose dead letters it was; becomes an annotation.
+        """
         items, annotations = self.items, self.annotations
         if dead_letter_source:
             pair = encode.symbol(DEAD_LETTER_SOURCE) + encode.string(dead_letter_source)
@@ -100,8 +104,8 @@ class StoredMessage(NamedTuple):
         return self._replace(hops=self.hops + 1, items=items, annotations=annotations)
 
 
-def from_sections(message: Sections) -> StoredMessage:
-    """What to store of a message that was just cut."""
+def to_stored(message: Sections) -> StoredMessage:
+    """Return the stored form of a sender's message."""
     annotations, count = message.annotation_items, message.annotation_count
     if count and not _OURS.isdisjoint(message.annotations):
         pairs = sections.pairs_of(annotations)
@@ -116,7 +120,7 @@ def from_sections(message: Sections) -> StoredMessage:
 
 
 def _header_fields(header: list[Any]) -> tuple[int, int, int]:
-    """durable, priority and ttl as they are stored."""
+    """Return durable, priority and ttl in their stored form."""
     durable, priority, ttl = [*header, None, None, None][:3]
     return (
         _DURABLE.get(durable if isinstance(durable, bool) else None, 0),
@@ -126,7 +130,7 @@ def _header_fields(header: list[Any]) -> tuple[int, int, int]:
 
 
 def unpack(payload: bytes) -> StoredMessage:
-    """The stored message of an engine payload. Raises ValueError for a foreign one."""
+    """Return the stored message of an engine payload. Raises ValueError for another version."""
     version, durable, priority, hops, ttl, count, size = _HEAD.unpack_from(payload)
     if version not in (VERSION, ANNOTATED):
         raise ValueError(f"a stored message of version {version}; this program writes {ANNOTATED}")
@@ -141,19 +145,19 @@ def unpack(payload: bytes) -> StoredMessage:
 
 
 def _delivery(payload: bytes) -> tuple[int, bytes, int]:
-    """Count and encoded items of the delivery annotations, and where the annotations begin."""
+    """Return count and encoded items of the delivery annotations, and the position after them."""
     count, size = _EXTRA.unpack_from(payload, _HEAD_SIZE)
     start = _HEAD_SIZE + _EXTRA.size
     return count, payload[start : start + size], start + size
 
 
 def with_bare(message: StoredMessage, bare: bytes) -> StoredMessage:
-    """The same message with another bare message."""
+    """Return the message with another bare message."""
     return message._replace(bare=bare)
 
 
 def with_message_id(message: StoredMessage, message_id: str) -> StoredMessage:
-    """The same message with an id, which it had none of."""
+    """Return the message, which has no message id, with this one."""
     bare = message.bare
     end = _after_properties(bare)
     fields = raw_fields(bare[:end]) if end else []
@@ -163,7 +167,7 @@ def with_message_id(message: StoredMessage, message_id: str) -> StoredMessage:
 
 
 def with_reasons(message: StoredMessage, reason: str, description: str) -> StoredMessage:
-    """A dead letter on its way elsewhere: it carries its reasons as application properties."""
+    """Return a dead letter that is forwarded: its reasons become application properties."""
     texts = {REASON: reason, DESCRIPTION: description}
     bare = with_properties(message.bare, {name: text for name, text in texts.items() if text})
     return message._replace(ttl=NO_TTL, bare=bare)
@@ -194,11 +198,14 @@ def deliver(
     locked_until_ms: int | None = None,
     dead: tuple[str, str] | None = None,
 ) -> bytes:
-    """The message as the service hands it out.
+    """Return the message as the service delivers it.
 
-    delivery_count: failed deliveries before this one. state: of a message that is peeked or was
-    deferred. lock_token: 16 bytes in network order. dead: reason and description, for messages out
-    of a dead-letter queue, which expire no more.
+    sequence: the sequence number.
+    enqueued_ms, locked_until_ms: milliseconds since 1970-01-01T00:00Z.
+    delivery_count: the number of failed deliveries before this one.
+    state: for a message that is peeked or was deferred.
+    lock_token: 16 bytes in network order; None for a message without a lock.
+    dead: reason and description of a dead letter, which no longer expires.
     """
     version, durable, priority, _, ttl, count, size = _HEAD.unpack_from(payload)
     start = _HEAD_SIZE
@@ -237,16 +244,16 @@ def deliver(
 
 
 def _for_delivery(count: int, items: bytes, lock_token: bytes | None) -> bytes:
-    """The delivery annotations: the sender's, and the lock token."""
+    """Return the delivery annotations: the sender's, and the lock token."""
     if lock_token:
         count, items = count + 2, items + _TOKEN + lock_token
     return encode.described(sections.DELIVERY_ANNOTATIONS, encode.compound(0xC1, count, items))
 
 
 def with_properties(bare: bytes, changed: Mapping[str, object]) -> bytes:
-    """The bare message with these application properties set.
+    """Return the bare message with these application properties set.
 
-    A value that cannot travel as an application property (part 3.2.5: simple types) is left out.
+    A value that is not of a simple type is skipped: part 3.2.5 allows no other.
     """
     encoded = {name: encode.simple(value) for name, value in changed.items()}
     added = [encode.string(name) + value for name, value in encoded.items() if value]

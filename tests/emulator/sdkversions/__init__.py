@@ -17,7 +17,7 @@ def installed(version: str) -> Path:
     """The folder with this release, to be put in front of PYTHONPATH; what it needs beside is that
     of the present environment.
 
-    It is downloaded once and kept. Raises RuntimeError with pip's last words.
+    It is downloaded once and kept. Raises RuntimeError with the end of pip's output.
     """
     folder = HERE / ".installed" / version
     folder.parent.mkdir(exist_ok=True)

@@ -58,7 +58,7 @@ def redirect(port):
 
 
 def take(receiver, count):
-    """`count` messages, however many receives they take."""
+    """Receive `count` messages, in as many calls as that takes."""
     messages = []
     while len(messages) < count:
         got = receiver.receive_messages(count - len(messages), max_wait_time=WAIT)
@@ -68,7 +68,7 @@ def take(receiver, count):
 
 
 def settling(client, queue):
-    """A single message, a list and a batch are sent; each message is settled in another way."""
+    """Send a single message, a list and a batch; settle each message in a different way."""
     with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
         sender.send_messages(ServiceBusMessage("complete"))
         sender.send_messages([ServiceBusMessage("abandon"), ServiceBusMessage("defer")])
@@ -126,7 +126,7 @@ def scheduling(client, queue):
 
 
 def sending_again(client, queue):
-    """A message that was received is sent again, and one without a body is sent and received."""
+    """Send a received message again; send and receive a message without a body."""
     with client.get_queue_sender(queue) as sender, client.get_queue_receiver(queue) as receiver:
         sender.send_messages(ServiceBusMessage("again", application_properties={"k": "v"}))
         (message,) = take(receiver, 1)
@@ -216,14 +216,14 @@ async def run_async(connection, options):
 
 def run(settings):
     connection = settings["connection"]
-    options = {"retry_total": 0, "logging_enable": True}  # frames are logged, by their positions
+    options = {"retry_total": 0, "logging_enable": True}  # logging reads fields by position
     if "certificate" in settings:
         options["connection_verify"] = settings["certificate"]
         redirect(settings["port"])
     seen = {"version": azure.servicebus.__version__}
     with (
         ServiceBusClient.from_connection_string(connection, **options) as client,
-        ThreadPoolExecutor(len(SCENARIOS)) as pool,  # each waits much: for links to open and close
+        ThreadPoolExecutor(len(SCENARIOS)) as pool,  # each mostly waits for links to open and close
     ):
         running = {each.__name__: pool.submit(each, client, each.__name__) for each in SCENARIOS}
         seen |= asyncio.run(run_async(connection, options))

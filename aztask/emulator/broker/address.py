@@ -1,8 +1,11 @@
-"""Addresses: what the text in a terminus means.
+"""Addresses: the text in a terminus names an entity or one of its nodes.
 
-Understood, with or without ``amqp[s]://host/`` or ``sb://host/`` before it: ``<entity>``,
-``<topic>/Subscriptions/<name>``, either with ``/$DeadLetterQueue`` or
-``/$Transfer/$DeadLetterQueue`` behind, all of them with ``/$management`` behind; and ``$cbs``.
+* ``<entity>`` or ``<topic>/Subscriptions/<name>``
+* the same followed by ``/$DeadLetterQueue`` or ``/$Transfer/$DeadLetterQueue``
+* any of these followed by ``/$management``
+* ``$cbs``
+
+Each may follow ``amqp://host/``, ``amqps://host/`` or ``sb://host/``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ TRANSFER = "/$transfer"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """entity: its path. dead: its dead letters. management: its requests. cbs: the token node."""
+    """A parsed address.
+
+    entity: the entity's path. dead: its dead letters. transfer: its transfer dead letters.
+    management: its management node. cbs: the token node.
+    """
 
     entity: str
     dead: bool = False
@@ -28,12 +35,15 @@ class Address:
 
     @property
     def claimed(self) -> str:
-        """What a token has to cover: SDKs show one for the dead letters alone to receive those."""
+        """The path that a token must cover.
+
+        It includes the dead letters, because SDKs put a token for these alone to receive them.
+        """
         return self.entity + TRANSFER * self.transfer + DEAD_LETTERS * self.dead
 
 
-def parse(text: str) -> Address:
-    """What an address means; an address of nothing is an entity that does not exist."""
+def parse_address(text: str) -> Address:
+    """Parse an address. Any text is valid: it may name an entity that does not exist."""
     path = urlsplit(text).path if "://" in text else text
     path = unquote(path).strip("/")
     if path.lower() == CBS:

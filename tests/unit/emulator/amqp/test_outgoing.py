@@ -69,7 +69,7 @@ def test_every_field_is_written(kind, body):
     assert body[end:] == (b"payload" if body == WHOLE[8:] else b"")
 
 
-def test_what_is_written_says_what_was_asked_for():
+def test_written_performatives_have_the_given_values():
     assert parse(WHOLE[8:]) == Transfer(2, 3, TAG, 0, False, payload=b"payload")
     settled = outgoing.transfer_frame(1, 2, 300, TAG, settled=True, payload=b"")
     assert parse(settled[8:]) == Transfer(2, 300, TAG, 0, True)

@@ -1,4 +1,4 @@
-"""What the parts of the broker share: one object, made once."""
+"""The one object that all parts of the broker share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aztask.support.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """The store and everything around it that belongs to no single connection."""
+    """The store and everything around it that does not belong to one connection."""
 
     engine: Engine
     namespace: Namespace
@@ -27,13 +27,16 @@ class Broker:
     access: Access
     clock: Clock
 
-    def stirred(self, queue: str, dead: bool = False) -> None:
-        """Something was stored or given back in a queue (or its dead letters), or left it for
-        the dead letters: whoever waits for any of it looks again this turn."""
-        self.dispatcher.stirred(queue, dead)
-        self.dispatcher.stirred(queue, True)
-        self.forwarder.stirred()
+    def queue_changed(self, queue: str, dead: bool = False) -> None:
+        """Check for deliveries at the end of this turn, because messages of a queue changed.
+
+        dead: the dead letters changed. A change of the queue itself may also add dead letters, so
+        their receivers are always checked.
+        """
+        self.dispatcher.queue_changed(queue, dead)
+        self.dispatcher.queue_changed(queue, True)
+        self.forwarder.queues_changed()
 
     def lock_token_offset(self) -> float:
-        """What turns the lease clock into UTC epoch seconds."""
+        """Return the seconds to add to a time of the lease clock to get UTC epoch seconds."""
         return self.clock.wall() - self.clock.monotonic()

@@ -1,8 +1,9 @@
-"""One client: decides which links it may have and passes on what happens on them.
+"""One client: accepts or refuses its links and dispatches their events.
 
 Rules
-1. What a link is for is decided by its address at attach; from then on its context acts.
-2. With a shared access key a link needs a valid token for its entity, at attach and ever after.
+1. The address of an attach decides the purpose of a link. Then its context handles its events.
+2. With a shared access key, a link needs a valid token for its entity at attach and for all its
+   life.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from aztask.emulator.amqp.link import (
 from aztask.emulator.amqp.performatives import Disposition, Open
 from aztask.emulator.amqp.terminus import COORDINATOR
 from aztask.emulator.broker.access import Claims, Right, denied
-from aztask.emulator.broker.consumer import Accepting, Consumer, receivable
-from aztask.emulator.broker.context import Broker
+from aztask.emulator.broker.address import Address, parse_address
+from aztask.emulator.broker.broker import Broker
+from aztask.emulator.broker.consumer import Consumer, PendingSession, receivable
 from aztask.emulator.broker.dispatch import Source
 from aztask.emulator.broker.intake import sendable
 from aztask.emulator.broker.nodes import CbsLink, ManagementLink, RequestLink
-from aztask.emulator.broker.paths import Address, parse
 from aztask.emulator.broker.producer import CREDIT, Producer
-from aztask.emulator.broker.requests import Responder
+from aztask.emulator.broker.requests import Replies, Responder
 
 REQUEST_SIZE = 1024 * 1024
 CBS_NODE = "$cbs"
 
 
-class Peer:
-    """The handler of one connection."""
+class Client:
+    """Handles the events of one connection."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -43,27 +44,27 @@ class Peer:
         self._consumers: dict[Link, Consumer] = {}
         self._requests: dict[Link, RequestLink] = {}
         self._responders: list[Responder] = []
-        self._accepting: dict[Link, Accepting] = {}
+        self._accepting: dict[Link, PendingSession] = {}
         self._addresses: dict[Link, Address] = {}
 
     # -- the connection
 
     def authenticated(self, user: str, password: str) -> bool:
-        """SASL PLAIN with the key's name and the key."""
+        """Check SASL PLAIN credentials: the name of the shared access key and the key."""
         self.claims.trusted = self.broker.access.password(user, password)
         return self.claims.trusted
 
     def opened(self, peer: Open) -> None:
-        """Remember who it is."""
+        """Remember the name of the client's container."""
         self.container = peer.container_id[:200]
 
     @property
     def links(self) -> int:
-        """How many links to entities it has."""
+        """The number of links to entities that this client has."""
         return len(self._producers) + len(self._consumers) + len(self._accepting)
 
     def paused(self, paused: bool) -> None:
-        """The socket is full, or takes again: deliveries wait."""
+        """Stop deliveries while the socket is full, resume them when it has room."""
         self._paused = paused
         for consumer in self._consumers.values():
             consumer.paused = paused
@@ -77,12 +78,12 @@ class Peer:
         end = link.target if link.receiving else link.source
         try:
             if end is None:
-                raise AmqpError(INVALID_FIELD, "an attach without the end that is asked for")
+                raise AmqpError(INVALID_FIELD, "the attach names no source or target here")
             if end.kind == COORDINATOR:
                 raise AmqpError(NOT_IMPLEMENTED, "transactions are not available here")
             if end.dynamic:
                 raise AmqpError(NOT_IMPLEMENTED, "dynamic nodes are not available here")
-            address = parse(end.address)
+            address = parse_address(end.address)
             if isinstance(link, ReceivingLink):
                 self._attach_receiving(link, address)
             elif isinstance(link, SendingLink):
@@ -93,18 +94,16 @@ class Peer:
     def _attach_receiving(self, link: ReceivingLink, address: Address) -> None:
         size = REQUEST_SIZE
         if address.cbs:
-            node = CbsLink(link, CBS_NODE, self._responders, self.broker, self.claims)
-            self._requests[link] = node
+            replies = Replies(link, CBS_NODE, self._responders)
+            self._requests[link] = CbsLink(replies, self.broker, self.claims)
         elif address.management:
             self._check(link, address)
             self._requests[link] = ManagementLink(
-                link,
-                _node(address),
-                self._responders,
-                broker=self.broker,
-                address=address,
-                consumers=lambda: list(self._consumers.values()),
-                check=lambda right: self.claims.check(address.claimed, right),
+                Replies(link, _node(address), self._responders),
+                self.broker,
+                address,
+                self.claims,
+                lambda: list(self._consumers.values()),
             )
         else:
             self._check(link, address, Right.SEND)
@@ -129,7 +128,7 @@ class Peer:
             return
         entity = receivable(self.broker, address, link)
         if entity.sessions and not address.dead:
-            accepting = Accepting(
+            accepting = PendingSession(
                 self.broker, link, entity, lambda consumer: self._accepted(link, consumer)
             )
             self._accepting[link] = accepting
@@ -151,18 +150,18 @@ class Peer:
         self._addresses[link] = address
 
     def received(self, link: ReceivingLink, message: Inbound) -> None:
-        """A message for an entity, or a request."""
+        """Pass on a message for an entity, or a request."""
         target = self._producers.get(link) or self._requests.get(link)
         if target is not None:
             target.received(message)
 
     def credited(self, link: SendingLink) -> None:
-        """The peer takes messages or responses."""
+        """Send waiting messages or responses: the client granted credit."""
         if link.context is not None:
             link.context.credited()
 
     def settled(self, deliveries: list[Outbound], disposition: Disposition) -> None:
-        """The peer settles deliveries, which may be those of several links."""
+        """Settle deliveries, which may belong to several links."""
         if len(deliveries) == 1:
             consumer = self._consumers.get(deliveries[0].link)
             if consumer is not None:
@@ -177,7 +176,7 @@ class Peer:
                 consumer.settled(own, disposition)
 
     def detached(self, link: Link) -> None:
-        """Forget the link."""
+        """Forget a link that ended."""
         self._addresses.pop(link, None)
         self._producers.pop(link, None)
         self._requests.pop(link, None)
@@ -190,22 +189,22 @@ class Peer:
     # -- time, and changes from outside
 
     def tick(self) -> None:
-        """Retry what waits for a session; end links whose session or token has lapsed."""
+        """Retry pending sessions, and end links whose session lock has expired."""
         for accepting in list(self._accepting.values()):
-            if accepting.waiting and accepting.worthwhile():
+            if accepting.waiting and accepting.should_retry():
                 accepting.submit()
         for consumer in list(self._consumers.values()):
             consumer.tick()
 
     def check_tokens(self) -> None:
-        """End links whose token has expired."""
+        """Detach the links whose token has expired."""
         now = self.broker.clock.wall()
         for link, address in list(self._addresses.items()):
             if self.claims.expiry(address.claimed) <= now:
                 link.detach(denied(f"the token for {address.claimed!r} has expired"))
 
-    def removed(self, path: str) -> None:
-        """An entity was deleted: its links end."""
+    def entity_deleted(self, path: str) -> None:
+        """Detach the links of an entity that was deleted."""
         for link, known in list(self._addresses.items()):
             if known.entity.lower() == path.lower():
                 link.detach(AmqpError("amqp:not-found", f"the entity {path!r} was deleted"))

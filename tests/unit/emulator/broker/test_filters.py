@@ -81,7 +81,7 @@ MESSAGE = sections.cut(
         "1=1",
     ],
 )
-def test_what_matches(text):
+def test_filters_that_match(text):
     assert SqlFilter(text, {"@p": 7}).matches(MESSAGE)
 
 
@@ -104,7 +104,7 @@ def test_what_matches(text):
         "nothing = nothing",
     ],
 )
-def test_what_does_not(text):
+def test_filters_that_do_not_match(text):
     assert not SqlFilter(text, {"@p": 7}).matches(MESSAGE)
 
 
@@ -129,12 +129,12 @@ def test_what_does_not(text):
         "n = 1 OR " * 200 + "n = 1",
     ],
 )
-def test_what_is_refused(text):
+def test_invalid_filters(text):
     with pytest.raises(ConfigurationError, match="filter"):
         SqlFilter(text)
 
 
-def test_a_pattern_that_would_take_for_ever():
+def test_a_pattern_that_would_take_exponential_time():
     message = sections.cut(
         encode.described(
             sections.APPLICATION_PROPERTIES,

@@ -1,0 +1,85 @@
+"""The service's descriptions of rules."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from aztask.emulator.admin.atom import CONNECT, INSTANCE, children
+from aztask.emulator.admin.rules import description_of, rule_from
+from aztask.emulator.amqp.types import Described, Timestamp
+from aztask.emulator.broker.entities import SubscriptionRule
+from aztask.emulator.broker.filters import (
+    TIMESPAN,
+    CorrelationFilter,
+    FalseFilter,
+    SqlFilter,
+    TrueFilter,
+)
+from aztask.errors import ConfigurationError
+
+VALUES = {
+    "text": "a<b",
+    "long": 5,
+    "double": 0.5,
+    "yes": True,
+    "moment": Timestamp(1_700_000_000_123),
+    "span": Described(TIMESPAN, 15_000_000),
+}
+
+
+def element(inner):
+    return ElementTree.fromstring(
+        f'<RuleDescription xmlns="{CONNECT}" xmlns:i="{INSTANCE}">{inner}</RuleDescription>'
+    )
+
+
+@pytest.mark.parametrize(
+    "rule_filter",
+    [
+        TrueFilter(),
+        FalseFilter(),
+        SqlFilter("a < 5", {"@p": 1}),
+        CorrelationFilter({"Label": "l", "MessageId": "m"}, VALUES),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_rule_is_read_back_as_it_was_written(rule_filter):
+    rule = SubscriptionRule("r", rule_filter)
+    again = rule_from(ElementTree.fromstring(description_of(rule)))
+    assert again == rule
+    if isinstance(rule_filter, CorrelationFilter):
+        types = {name: type(value) for name, value in again.filter.properties.items()}
+        assert types == {name: type(value) for name, value in VALUES.items()}
+
+
+def test_names():
+    named = element("<Name>stated</Name>")
+    assert rule_from(named).name == "stated"
+    assert rule_from(named, "of the path").name == "of the path"
+    assert rule_from(element("")).name == "$Default"
+    assert (
+        children(ElementTree.fromstring(description_of(SubscriptionRule("r", TrueFilter()))))[
+            "Name"
+        ].text
+        == "r"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        ('<Filter i:type="MagicFilter"/>', "MagicFilter"),
+        ("<Action><SqlExpression>SET a = 1</SqlExpression></Action>", "without one"),
+        (
+            '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType>'
+            '<Key>k</Key><Value i:type="d:int">x</Value>'
+            "</KeyValueOfstringanyType></Properties></Filter>",
+            "is not of type int",
+        ),
+    ],
+)
+def test_bad_rules_are_explained(inner, said):
+    with pytest.raises(ConfigurationError, match=said):
+        rule_from(element(inner))

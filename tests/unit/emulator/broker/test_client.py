@@ -1,0 +1,114 @@
+"""Which links a client may have, and what happens to them."""
+
+from __future__ import annotations
+
+import pytest
+from amqpwire import dispose
+from emulatorbench import Bench, message
+
+from aztask.emulator.amqp import encode, outgoing
+from aztask.emulator.amqp.frames import frame
+from aztask.emulator.amqp.terminus import COORDINATOR
+from aztask.emulator.broker.access import Claim
+
+
+@pytest.mark.parametrize("receive", [True, False])
+def test_links_to_a_queue(bench, receive):
+    bench.create("q")
+    client = bench.client()
+    answer = client.attach(receive=receive)[0]
+    assert answer.source is not None
+    assert answer.target is not None
+    assert client.handler.links == 1
+    client.detach(0)
+    assert client.handler.links == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "condition"),
+    [("missing", "amqp:not-found"), ("q/$DeadLetterQueue", "amqp:not-allowed")],
+)
+def test_addresses_that_accept_no_messages(bench, address, condition):
+    bench.create("q")
+    answers = bench.client().attach(receive=False, address=address)
+    assert answers[-1].error.value[0] == condition
+
+
+def test_transactions_are_refused(bench):
+    client = bench.client()
+    coordinator = encode.described(COORDINATOR, encode.list_of([]))
+    client.feed(
+        frame(
+            0,
+            encode.fields(
+                0x12,
+                [
+                    *(encode.string("l"), encode.uint(0), encode.FALSE),
+                    *(encode.NULL, encode.NULL, encode.NULL, coordinator),
+                ],
+            ),
+        )
+    )
+    assert client.frames()[-1].error.value[0] == "amqp:not-implemented"
+
+
+def test_deleting_an_entity_detaches_its_links(bench):
+    bench.create("q")
+    bench.create("other")
+    client = bench.client()
+    client.attach(receive=True)
+    client.attach(receive=False, handle=1)
+    client.attach(receive=True, handle=2, address="other")
+    client.handler.entity_deleted("Q")
+    ended = client.frames()
+    assert [each.handle for each in ended] == [0, 1]
+    assert {each.error.value[0] for each in ended} == {"amqp:not-found"}
+
+
+def test_with_a_key_a_link_needs_a_claim_at_attach_and_later():
+    bench = Bench(shared_access_key="key")
+    bench.create("q")
+    client = bench.client()
+    assert client.attach(receive=True)[-1].error.value[0] == "amqp:unauthorized-access"
+    client.detach(0)
+    client.handler.claims.add("q", Claim("q", bench.now + 10))
+    assert client.attach(receive=True)[0].source is not None
+    client.handler.check_tokens()
+    assert client.frames() == []
+    bench.now += 11
+    client.handler.check_tokens()
+    assert client.frames()[-1].error.value[0] == "amqp:unauthorized-access"
+    bench.emulator.database.close()
+
+
+def test_plain_credentials_replace_tokens():
+    bench = Bench(shared_access_key="key")
+    client = bench.client().handler
+    assert not client.authenticated("name", "wrong")
+    assert client.authenticated("name", "key")
+    assert client.claims.expiry("q") == float("inf")
+    bench.emulator.database.close()
+
+
+def test_a_full_socket_gets_no_deliveries(bench):
+    bench.create("q")
+    client = bench.client()
+    client.attach(receive=True)
+    client.handler.paused(True)
+    bench.put("q", message(b"a"))
+    assert client.receive(5) == []
+    client.handler.paused(False)
+    assert [type(each).__name__ for each in client.frames()] == ["Transfer"]
+
+
+def test_dispositions_over_several_links_are_split(bench):
+    for name in ("one", "two"):
+        bench.create(name)
+        bench.put(name, message(b"a"))
+    client = bench.client()
+    for handle, name in enumerate(("one", "two")):
+        client.attach(receive=True, handle=handle, address=name)
+        assert len(client.receive(1, handle=handle)) == 1
+    dispose(client, 0, 1, state=outgoing.ACCEPTED, settled=True)
+    client.frames()
+    assert [sum(bench.engine.stats(name)) for name in ("one", "two")] == [0, 0]

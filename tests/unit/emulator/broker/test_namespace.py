@@ -1,0 +1,117 @@
+"""The entities of a namespace, in memory and in the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from emulatorbench import Bench, message
+
+from aztask.emulator.broker.entities import Entity, Kind, SubscriptionRule
+from aztask.emulator.broker.filters import FalseFilter, TrueFilter
+from aztask.emulator.broker.namespace import EntityExists
+from aztask.errors import ConfigurationError, QueueNotFound
+
+
+def test_entities_are_found_without_regard_to_case(bench):
+    made = bench.create("Orders")
+    assert bench.namespace.find("oRDERS") == made
+    assert (made.path, made.created) == ("Orders", bench.now)
+    with pytest.raises(EntityExists):
+        bench.create("orders")
+    with pytest.raises(QueueNotFound):
+        bench.namespace.get("missing")
+
+
+def test_entities_are_sorted_and_selected_by_kind(bench):
+    bench.create("t", kind=Kind.TOPIC)
+    bench.create("t/Subscriptions/b", kind=Kind.SUBSCRIPTION)
+    bench.create("t/Subscriptions/a", kind=Kind.SUBSCRIPTION)
+    bench.create("a")
+    topic = bench.namespace.get("t")
+    assert [each.name for each in bench.namespace.subscriptions(topic)] == ["a", "b"]
+    assert [each.path for each in bench.namespace.all(Kind.QUEUE)] == ["a"]
+    assert len(bench.namespace.all()) == 4
+
+
+def test_a_subscription_needs_a_topic_and_gets_a_rule(bench):
+    bench.create("q")
+    with pytest.raises(QueueNotFound):
+        bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    with pytest.raises(ConfigurationError, match="not a topic"):
+        bench.create("q/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    bench.create("t", kind=Kind.TOPIC)
+    made = bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    assert [(rule.name, rule.filter) for rule in made.rules] == [("$Default", TrueFilter())]
+
+
+def test_an_update_keeps_the_messages_and_changes_the_engine(bench):
+    made = bench.create("q", lock_seconds=10)
+    bench.put("q", message())
+    revision = bench.namespace.revision
+    bench.now += 5
+    changed = bench.namespace.update(replace(made, lock_seconds=20))
+    assert (changed.created, changed.updated) == (bench.now - 5, bench.now)
+    assert bench.namespace.revision > revision
+    (lease,) = bench.engine.receive("q", 1)
+    assert lease.lease_until == bench.now + 20
+
+
+@pytest.mark.parametrize(
+    "change", [{"sessions": True}, {"kind": Kind.TOPIC}, {"duplicate_window": 60.0}]
+)
+def test_some_settings_cannot_change(bench, change):
+    made = bench.create("q")
+    with pytest.raises(ConfigurationError, match="create it anew"):
+        bench.namespace.update(replace(made, **change))
+
+
+def test_forwarding_needs_a_target_that_accepts_messages(bench):
+    bench.create("t", kind=Kind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    with pytest.raises(QueueNotFound):
+        bench.create("q", forward_to="missing")
+    with pytest.raises(ConfigurationError, match="forward to its topic"):
+        bench.create("q", forward_dead_letters_to="t/Subscriptions/s")
+
+
+def test_a_topic_is_deleted_with_its_subscriptions(bench):
+    bench.create("t", kind=Kind.TOPIC)
+    bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION)
+    assert [each.path for each in bench.namespace.delete("T")] == ["t", "t/Subscriptions/s"]
+    assert bench.namespace.all() == []
+    with pytest.raises(QueueNotFound):
+        bench.engine.stats("t/Subscriptions/s")
+
+
+def test_ensure_creates_or_updates(bench):
+    assert bench.namespace.ensure(Entity("q")).max_deliveries == 10
+    assert bench.namespace.ensure(Entity("q", max_deliveries=3)).max_deliveries == 3
+
+
+def test_rules_are_added_replaced_and_removed(bench):
+    bench.create("t", kind=Kind.TOPIC)
+    path = bench.create("t/Subscriptions/s", kind=Kind.SUBSCRIPTION).path
+    bench.namespace.add_rule(path, SubscriptionRule("More", TrueFilter()))
+    with pytest.raises(EntityExists):
+        bench.namespace.add_rule(path, SubscriptionRule("more", TrueFilter()))
+    bench.namespace.replace_rule(path, SubscriptionRule("$default", FalseFilter()))
+    rules = bench.namespace.get(path).rules
+    assert [(rule.name, rule.filter) for rule in rules] == [
+        ("$Default", FalseFilter()),
+        ("More", TrueFilter()),
+    ]
+    bench.namespace.remove_rule(path, "MORE")
+    assert len(bench.namespace.get(path).rules) == 1
+    with pytest.raises(QueueNotFound):
+        bench.namespace.remove_rule(path, "more")
+
+
+def test_entities_survive_a_restart(tmp_path):
+    data = str(tmp_path / "bus.db")
+    bench = Bench(data=data)
+    made = bench.create("q", lock_seconds=10)
+    bench.emulator.database.close()
+    bench = Bench(data=data)
+    assert bench.namespace.all() == [made]
+    bench.emulator.database.close()

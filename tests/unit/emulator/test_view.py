@@ -1,0 +1,27 @@
+"""The state of an emulator, as data and as text."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aztask.emulator.emulator import Emulator
+from aztask.emulator.options import Options
+from aztask.emulator.view import take_view
+from aztask.engine import NewMessage
+
+
+def test_the_view_counts_and_fits_its_terminal():
+    async def run():
+        emulator = Emulator(Options(port=0, admin_port=0, queues=("one", "two", "three")))
+        await emulator.start()
+        emulator.broker.engine.send("two", [NewMessage(b"x")] * 3)
+        view = take_view(emulator)
+        await emulator.stop()
+        return view
+
+    view = asyncio.run(run())
+    assert [entity.name for entity in view.entities] == ["one", "three", "two"]
+    assert view.entities[2].active == 3
+    assert view.record()["connections"] == 0
+    assert any("two" in line and "3" in line for line in view.lines(20))
+    assert "2 more" in "\n".join(view.lines(5))
