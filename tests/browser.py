@@ -1,42 +1,52 @@
-"""A headless Chromium, with a profile of its own for each page."""
+"""Pages in a headless Chromium, driven by Playwright."""
 
-import shutil
-import subprocess
-import tempfile
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+from playwright.sync_api import sync_playwright
+from programs import chromium
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+# Chromium's own sandbox needs a user other than root; GPU and crash reports a desktop.
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-crash-reporter")
+WIDTH = 1200
 
 
-def chromium(page: Path, *arguments: str) -> str:
-    """Load a page; what Chromium prints."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.fail("Chromium is not installed: apt-get install chromium", pytrace=False)
-    with tempfile.TemporaryDirectory(prefix="aztask-chromium-") as profile:
-        command = [program, *FLAGS, f"--user-data-dir={profile}", *arguments, page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
+@contextmanager
+def opened(address: str, *, height: int = 3000, dark: bool = False) -> Iterator[Page]:
+    """A page, as a visitor with an empty profile sees it. address: a URL."""
+    browser = chromium()
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=browser.program,
+            args=list(FLAGS),
+            env={**os.environ, **browser.environment},
+        )
+        try:
+            page = running.new_page(
+                viewport={"width": WIDTH, "height": height},
+                color_scheme="dark" if dark else "light",
+            )
+            page.goto(address)
+            yield page
+        finally:
+            running.close()
 
 
-def dom_of(page: Path) -> str:
-    """The page as the browser understood it."""
-    return chromium(page, "--virtual-time-budget=2000", "--dump-dom")
+def dom_of(path: Path) -> str:
+    """A file as the browser understood it."""
+    with opened(path.as_uri()) as page:
+        return page.content()
 
 
-def screenshot(page: Path, image: Path, *, height: int = 3000) -> bytes:
-    """The page as the browser draws it, as PNG."""
-    chromium(page, f"--screenshot={image}", f"--window-size=1200,{height}")
-    return image.read_bytes()
+def screenshot(path: Path, image: Path) -> bytes:
+    """A file as the browser draws it, as PNG; `image` is where it is written."""
+    with opened(path.as_uri()) as page:
+        return page.screenshot(path=image)
