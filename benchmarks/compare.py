@@ -130,7 +130,7 @@ class Verdict(Enum):
 
 
 def verdict(name: str, ratios: Mapping[str, Ratio], bound: float) -> Verdict:
-    """Holds when the whole interval is within the bound, worse when the whole interval is beyond."""
+    """Holds when the whole interval is within the bound; worse when all of it is beyond."""
     ratio = ratios[name]
     if name.endswith(CPU):
         within, beyond = ratio.high <= 1 + bound, ratio.low > 1 + bound

@@ -11,13 +11,17 @@ import fcntl
 import http.client
 import os
 import random
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    from programs import need_node
+except ModuleNotFoundError:  # ``python -m tests.azurite`` starts one folder above
+    from tests.programs import need_node
 
 HERE = Path(__file__).parent
 SERVICES = HERE / "node_modules" / "azurite" / "dist" / "src"
@@ -28,15 +32,9 @@ START_SECONDS = 30.0
 QUIET_SECONDS = 60.0
 
 
-class NodeMissing(Exception):
-    """Azurite needs Node.js 20 or later; install nodejs and npm with your system's packages."""
-
-
 def install() -> None:
-    """Install Azurite once; other processes wait. Raises NodeMissing."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            raise NodeMissing(f"{program} is not installed: {NodeMissing.__doc__}")
+    """Install Azurite once; other processes wait. Node.js too, where the system lacks it."""
+    need_node()
     with (HERE / ".install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not SERVICES.exists():

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.azurite import Azurite, NodeMissing
+from tests.azurite import Azurite
 
 DEVELOPMENT_PORTS = {"queue": 10001, "table": 10002, "blob": 10000}
 
@@ -32,7 +32,7 @@ def main() -> int:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
-        except (NodeMissing, RuntimeError) as error:
+        except RuntimeError as error:
             print(error, file=sys.stderr)
             return 1
         finally:

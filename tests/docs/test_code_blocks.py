@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from programs import need_java
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [ROOT / "README.md", *(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
 )
 DATA = ("text", "json", "toml", "ini", "yaml")
-INHERITED = ("HOME", "LANG", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")
+INHERITED = ("HOME", "JAVA_HOME", "LANG", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")
 SECONDS = 120
 BLOCK = re.compile(
     r"(?:^<!-- not run: *(?P<reason>\S[^\n]*?) *-->\n+)?"
@@ -58,6 +59,7 @@ class Page:
     """The directory, the environment and the background processes of one page's blocks."""
 
     def __init__(self, folder):
+        need_java()
         self.folder = folder / "page"
         self.folder.mkdir()
         self.exports = folder / "exports"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from programs import need_node
 
 from aztask.emulator.broker.entities import Entity, Kind
 
@@ -17,11 +17,9 @@ FOLDER = Path(__file__).parent / "node"
 @pytest.fixture(scope="module")
 def node():
     """The node program, with the packages of package.json installed beside it."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        pytest.fail("install Node.js 20 with npm: the JavaScript SDK is tested too", pytrace=False)
+    node = need_node()
     if not (FOLDER / "node_modules" / "@azure" / "service-bus").exists():
-        command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
         done = subprocess.run(
             command, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False
         )

@@ -225,7 +225,12 @@ def dead_letters(site: Site) -> int:
     stored = broker.stats("default").dead or 0
     if stored == 0 or broker.capabilities.native_dead_letter:
         return stored
-    return len({letter.id for letter in DeadLetters(site.app(), "default").find(Selection(everything=True))})
+    return len(
+        {
+            letter.id
+            for letter in DeadLetters(site.app(), "default").find(Selection(everything=True))
+        }
+    )
 
 
 def account(site: Site, ids: list[str], *, dead: int = 0) -> dict[str, int]:

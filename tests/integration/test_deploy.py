@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from harness import ROOT
+from programs import need_node
 
 from aztask.cli.main import cli
 from aztask.support.durations import parse_duration
@@ -42,13 +42,11 @@ COMPILER = ("--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "-
 
 @pytest.fixture(scope="module")
 def node() -> str:
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        pytest.fail("install Node.js 20 with npm: it checks the manifests", pytrace=False)
+    node = need_node()
     with (FOLDER / ".install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (FOLDER / "node_modules" / "typescript").exists():
-            command = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
+            command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
             subprocess.run([*command, "--ignore-scripts"], cwd=FOLDER, check=True, timeout=300)
     return node
 

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline. Without Java they fail, and say why."""
+"""One Spark session for all tests of the pipeline."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from azurite import KEY, free_port, running
 from places import BUS_KEY, blobs_at, bus_at, queues_at
+from programs import need_java
 from realrun import made_once
 from xdist.scheduler import LoadScopeScheduling
 
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(items):
     """No process is to be alone with a long file at the end, or all of them to wait."""
     last = len(ORDER)
     items.sort(key=lambda item: ORDER.index(name) if (name := item.path.name) in ORDER else last)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def java():
+    """What Spark runs on, before anything looks for it."""
+    need_java()
 
 
 @pytest.fixture(scope="session")
