@@ -31,7 +31,7 @@ OWN: Final = "aztask"
 INSTALLED: Final = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
 """Distributions that are on the machines of a cluster: Spark's own, and what Arrow data needs."""
 OPTIONAL_PARTS: Final = frozenset(
-    {"charset-normalizer", "frozenlist", "msgpack", "multidict", "propcache", "yarl"}
+    {"charset-normalizer", "frozenlist", "markupsafe", "msgpack", "multidict", "propcache", "yarl"}
 )
 """Distributions whose compiled parts only make them faster."""
 COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")

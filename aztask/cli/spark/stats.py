@@ -52,10 +52,14 @@ def command(
     PATH is a directory or blob://ACCOUNT/CONTAINER. Waits, runs and margins (what was left of the
     lease at settlement) are in seconds. Counts are exact, percentiles are off by 1 rank in 10,000.
     """
+    from aztask.spark.needs import REPORT_LIBRARIES, check_installed
+
+    if html is not None:
+        # Before Spark works for minutes on figures that could not be written.
+        check_installed(REPORT_LIBRARIES)
     with open_session(wish, "aztask stats") as spark:
         from aztask.spark import read_events
         from aztask.spark.queries import told_plainly
-        from aztask.spark.report.page import render
         from aztask.spark.report.summary import summarize
 
         with told_plainly():
@@ -63,6 +67,8 @@ def command(
             summary = summarize(events, progress=lambda text: click.echo(text, err=True))
             events.close()
     if html is not None:
+        from aztask.spark.report.page import render
+
         _write(html, render(summary))
         click.echo(f"wrote {visible(str(html))}", err=True)
     if as_json:
