@@ -99,7 +99,7 @@ def test_a_wheel_is_packed_as_it_would_be_installed(here):
         ("all.whl", "mine", r"all\.whl' does not end with \.zip"),
         ("all.zip", "nosuch", "no file and no module 'nosuch'"),
         ("all.zip", "a b", "no file and no module 'a b'"),
-        ("all.zip", "sys", "module 'sys' is not made of files"),
+        ("all.zip", "sys", "module 'sys' has no files here"),
         ("all.zip", "text.txt", "cannot be packed"),
         ("all.zip", "text.whl", "is not a wheel"),
         ("all.zip", "nosuch.whl", "is not a wheel"),

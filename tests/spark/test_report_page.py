@@ -18,7 +18,7 @@ from aztask.spark.report import page as page_module
 from aztask.spark.report import text
 from aztask.spark.report.charts import LogScale, round_up
 from aztask.spark.report.page import render
-from aztask.spark.report.summary import MOST_STEPS, STEPS, Summary, step_of
+from aztask.spark.report.summary import MAX_STEPS, STEPS, Summary, step_of
 
 HOSTILE = (
     '</title><script>document.title="got"</script><img src=x onerror=alert(1)>"\'&\x1b[31m\u202e'
@@ -188,4 +188,4 @@ def test_steps_are_few():
     for span in (0.0, 1.0, 59.0, 86400.0, 4e6):
         step = step_of(span)
         assert step in STEPS
-        assert span / step <= MOST_STEPS
+        assert span / step <= MAX_STEPS

@@ -1,4 +1,4 @@
-"""``aztask spark submit``: the rows of files as tasks."""
+"""``aztask spark submit``: one task for each row of files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aztask.errors import SubmitFailed
 @click.command("submit")
 @app_option
 @submit_options
-@click.option("--submission-id", required=True, help="A name that a rerun gives again.")
+@click.option("--submission-id", required=True, help="A name; use the same one in a rerun.")
 @click.option("--schema", help="The columns, as in SQL: path STRING, width INT.")
 @click.option(
     "--check-keys/--no-check-keys",
     default=True,
-    help="Look for nulls and duplicates among the keys first.",
+    help="Check the keys for nulls and duplicates first.",
 )
 @click.option("--dry-run", is_flag=True, help="Do everything but the sending.")
 @session_options
@@ -37,16 +37,16 @@ def command(
     check_keys: bool,
     dry_run: bool,
     options: dict[str, Any],
-    wish: SessionOptions,
+    spark_options: SessionOptions,
     as_json: bool,
 ) -> None:
     """Send one task for each row of files.
 
-    Task ids come from --submission-id and the --key column: submitted again under the same name,
-    each row is still run once, by workers that keep results. Without -A, AZTASK_BROKER says where
-    the queues are, here and on the executors, and --columns is needed.
+    Task ids come from --submission-id and the --key column. If you submit again under the same
+    name, workers with a result store still run each row once. Without -A, AZTASK_BROKER names the
+    broker, here and on the executors, and --columns is required.
     """
-    with open_session(wish, f"aztask submit {task}") as session:
+    with open_session(spark_options, f"aztask submit {task}") as session:
         from aztask.spark import submit
         from aztask.spark.submission.tables import read_table
 

@@ -1,4 +1,4 @@
-"""Progress of Spark jobs on stderr: how many partitions of the newest stage are done."""
+"""Progress of Spark jobs on stderr: the finished partitions of the newest stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from aztask.cli.progress import Progress
 
-LOOK_SECONDS = 0.3
+POLL_SECONDS = 0.3
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def watched(session: Any) -> Iterator[None]:
 def _watch(context: Any, ended: threading.Event) -> None:
     tracker = context.statusTracker()
     shown: tuple[int, Progress] | None = None
-    while not ended.wait(LOOK_SECONDS):
+    while not ended.wait(POLL_SECONDS):
         stage = max(tracker.getActiveStageIds(), default=None)
         about = None if stage is None else tracker.getStageInfo(stage)
         if stage is None or about is None:
