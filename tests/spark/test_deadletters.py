@@ -325,6 +325,6 @@ def test_the_commands(spark, dead_shop, tmp_path, monkeypatch, capsys):
     assert len(table) == 6
     assert table[0].split()[:2] == ["ID", "QUEUE"]
     assert main.run(["spark", "dlq", "replay", "--yes"]) == 2
-    assert "say which: --where, --signature or --all" in capsys.readouterr().err
+    assert "select with --where, --signature or --all" in capsys.readouterr().err
     assert main.run(["spark", "dlq", "list", "--where", "nosuch = 1"]) == 4
     assert "Spark refuses the query" in capsys.readouterr().err

@@ -115,5 +115,5 @@ def test_events_are_read_from_where_the_settings_say(real_run, spark, capsys, mo
     assert report["compacted_files"] == 0
     monkeypatch.delenv("AZTASK_EVENTS")
     assert run(["spark", "stats"]) == 4
-    assert "give a PATH" in capsys.readouterr().err
+    assert "give one" in capsys.readouterr().err
     assert read_events(spark, directory).counts.compacted_files > 0

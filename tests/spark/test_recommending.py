@@ -225,4 +225,4 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     assert main.run(["spark", "recommend"]) == 4
     assert "there is no event log" in capsys.readouterr().err
     assert main.run(["spark", "recommend", "--events", str(tmp_path), "--publish"]) == 4
-    assert "--publish needs to know where" in capsys.readouterr().err
+    assert "--publish needs a place" in capsys.readouterr().err

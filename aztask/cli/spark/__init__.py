@@ -28,7 +28,7 @@ COMMANDS: dict[str, str] = {
 @click.group("spark", cls=LazyGroup, package="aztask.cli.spark", table=COMMANDS)
 @app_option
 def command() -> None:
-    """Submit tasks from Spark, and analyse their events.
+    """Submit tasks from Spark, and learn from their events.
 
     Needs `pip install aztask[spark]` and Java 17 or newer. The commands run on this machine unless
     --master says otherwise.

@@ -56,7 +56,7 @@ class EventSource(DataSource):
         return EventFilesReader(self._place())
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """The reader of a stream. Raises ConfigurationError for an old PySpark or a wrong option."""
+        """The reader of a stream. Raises ConfigurationError: PySpark too old, or a wrong option."""
         try:
             streams = import_module(STREAMS)
         except ImportError:
