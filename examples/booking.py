@@ -1,7 +1,7 @@
 """Book each order once, whatever happens to the workers.
 
-A task may run twice: a worker can die after the work but before the outcome is recorded. So a second
-run must change nothing:
+A task may run twice: a worker can die after the work but before the outcome is recorded. So a
+second run must change nothing:
 
 * the order's number is the task's id, so sending an order again adds no second task;
 * the task's id is the booking's primary key, in the database itself;

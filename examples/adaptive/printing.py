@@ -15,7 +15,7 @@ app = App(
     "printing",
     broker="local://",
     results="local://",
-    lease_advice="auto",  # a file beside the queues; use a blob container for workers on many machines
+    lease_advice="auto",  # beside the queues; a blob container serves several machines
     lease=300.0,
 )
 app.queue("stamps", adaptive=(2, 600))  # between two seconds and ten minutes
