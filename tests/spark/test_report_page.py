@@ -1,4 +1,4 @@
-"""The page holds whatever stands in events, as text; numbers read as a person writes them."""
+"""The page shows names from events as text, and numbers as a person writes them."""
 
 import configparser
 import math
@@ -16,7 +16,6 @@ from aztask.events.event import Event
 from aztask.spark.events.statistics import SPREADS
 from aztask.spark.report import page as page_module
 from aztask.spark.report import text
-from aztask.spark.report.charts import LogScale, round_up
 from aztask.spark.report.page import render
 from aztask.spark.report.summary import MAX_STEPS, STEPS, Summary, step_of
 
@@ -174,14 +173,6 @@ def test_shares_and_moments():
     assert text.share(0.5) == "50.0 %"
     assert text.moment(9e18) == "9e+18"
     assert text.per_second(0.01) == "36/h"
-
-
-def test_scales():
-    assert round_up(565) == 600
-    scale = LogScale([0.02, 5.0], 0.0, 300.0)
-    assert scale.ticks() == pytest.approx([0.01, 0.1, 1.0, 10.0])
-    assert scale.at(0.1) == pytest.approx(100.0)
-    assert scale.at(0.0) == 0.0
 
 
 def test_steps_are_few():

@@ -67,12 +67,10 @@ def command(
     events: str | None,
     account_variable: str | None,
     queues: Sequence[tuple[str, ...]],
-    least: float,
-    most: float | None,
-    min_samples: int,
     publish: bool,
     spark_options: SessionOptions,
     as_json: bool,
+    **limits: Any,
 ) -> None:
     """Recommend leases, prefetch and splits of queues, from the event log.
 
@@ -82,7 +80,7 @@ def command(
     app = find_app()
     try:
         place = events or _events_of(app)
-        bounds = _bounds(app, least, most, min_samples)
+        bounds = _bounds(app, **limits)
         store = app.leases.store if app.leases.enabled else None
         if publish and store is None:
             raise ConfigurationError(
