@@ -1,4 +1,4 @@
-"""A headless Chromium, with a profile of its own for each page."""
+"""A headless Chromium, with a new profile for each page."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ FLAGS = (
 
 
 def chromium(page: Path, *arguments: str) -> str:
-    """Load a page; what Chromium prints."""
+    """Load a page, and return what Chromium prints."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.fail("Chromium is not installed: apt-get install chromium", pytrace=False)

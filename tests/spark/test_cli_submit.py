@@ -1,4 +1,4 @@
-"""``aztask spark submit`` and ``stream``: in this process, on the session that runs already."""
+"""``aztask spark submit`` and ``stream`` in this process, on the session that already runs."""
 
 import json
 import os

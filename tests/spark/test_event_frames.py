@@ -1,4 +1,4 @@
-"""Events as DataFrames: each once, nothing left out in silence, from files as they come."""
+"""Events as DataFrames: each event once, and every problem counted."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""A table and a task: what fits, and what is said of what does not. Without a JVM."""
+"""Tables that fit a task, and the errors for those that do not. Without a JVM."""
 
 import pytest
 from pyspark.sql import types as spark

@@ -1,4 +1,4 @@
-"""What is imported when, and what is said where Spark cannot be had."""
+"""Imports are late, and one line says what is missing."""
 
 import importlib.util
 import subprocess

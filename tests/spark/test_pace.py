@@ -1,4 +1,4 @@
-"""Pacing and patience, on a clock of the test's own."""
+"""Rate, pauses and patience, on a fake clock."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``aztask spark pack``: what is in the zip can be imported from it, by a Python without it."""
+"""``aztask spark pack``: a Python without aztask can import everything from the zip."""
 
 import json
 import subprocess

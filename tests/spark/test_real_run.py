@@ -1,4 +1,4 @@
-"""The event log of a real run: kills, a freeze, failures. Every figure against plain Python."""
+"""The event log of a real run with kills, a freeze and failures, compared with plain Python."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Decisions on what was seen of a queue: no Spark in here."""
+"""Recommendations that follow from a queue's deliveries. Without Spark."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From a log to published leases: the job over the events, the document, the command, a worker."""
+"""From a log to published leases: the job, the document, the command, and a worker."""
 
 import json
 import os

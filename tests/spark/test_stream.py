@@ -1,4 +1,4 @@
-"""Streams of tasks: a query that is restarted, really, and sends a batch again."""
+"""Streams of tasks: a query is really restarted, and sends a batch again."""
 
 import json
 import time

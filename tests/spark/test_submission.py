@@ -1,4 +1,4 @@
-"""What a submission may be, as options and as values."""
+"""The options and values of a submission."""
 
 import pickle
 
