@@ -24,7 +24,7 @@ def put(folder, name, prefix, first, count):
 
 
 def rows(spark, folder):
-    return read_stream(spark, str(folder), schema=SCHEMA, kind="json", most_files=1)
+    return read_stream(spark, str(folder), schema=SCHEMA, kind="json", max_files=1)
 
 
 def finished(query):
