@@ -14,10 +14,10 @@ app = App(
 
 @app.task
 def noop() -> None:
-    """Nothing at all."""
+    """Do nothing, to measure only the overhead."""
 
 
 @app.task
 def now() -> float:
-    """When it ran."""
+    """Return the time at which it ran."""
     return time.time()

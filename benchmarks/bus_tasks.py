@@ -11,11 +11,11 @@ app = App("bench", broker=os.environ["BENCH_BROKER"])
 
 @app.task
 def noop() -> None:
-    """Nothing at all."""
+    """Do nothing, to measure only the overhead."""
 
 
 @app.task
 def now(path: str) -> None:
-    """When it ran, into a file."""
+    """Write the time at which it ran to a file."""
     with Path(path).open("a") as file:
         file.write(f"{time.time():.6f}\n")

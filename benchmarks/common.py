@@ -1,4 +1,4 @@
-"""What the benchmarks share: describing the machine, medians, the table of checks."""
+"""Shared by the benchmarks: the machine's description, medians, the table of checks."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Check:
-    """One figure that was promised: `measured` must reach `wanted` (or stay below it)."""
+    """One promised figure: `measured` must reach `target`, or stay below it."""
 
-    what: str
+    name: str
     measured: float
-    wanted: float
+    target: float
     unit: str
     at_least: bool = True
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
-        return (self.measured >= self.wanted) if self.at_least else (self.measured <= self.wanted)
+        """Whether the measured figure keeps the promise."""
+        return (self.measured >= self.target) if self.at_least else (self.measured <= self.target)
 
     def line(self) -> str:
-        """One line of the table."""
+        """The check as a line of the table."""
         sign = "at least" if self.at_least else "at most"
         verdict = "holds" if self.holds else "MISSED"
         return (
-            f"{verdict:<7} {self.what:<58} {figure(self.measured):>9} {self.unit:<8} "
-            f"({sign} {figure(self.wanted)})"
+            f"{verdict:<7} {self.name:<58} {figure(self.measured):>9} {self.unit:<8} "
+            f"({sign} {figure(self.target)})"
         )
 
 
 def figure(value: float) -> str:
-    """A number as a person writes it."""
+    """A number with three digits, or with thousands separators."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def machine(packages: Iterable[str] = ("kombu", "msgpack", "click")) -> str:
-    """Machine and versions, two lines."""
+    """Describe the machine and the versions, in two lines."""
     with Path("/proc/meminfo").open() as file:
         memory = int(file.readline().split()[1]) / 2**20
     names = []
@@ -64,7 +64,7 @@ def machine(packages: Iterable[str] = ("kombu", "msgpack", "click")) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median with minimum and maximum."""
+    """The median with minimum and maximum, as text."""
     low, high = figure(min(values)), figure(max(values))
     return f"{figure(statistics.median(values))} ({low} to {high}, {len(values)} runs)"
 
@@ -85,7 +85,7 @@ def conclude(checks: Sequence[Check]) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """The ids of a process and of all its descendants."""
     found = [pid]
     for each in found:
         try:
@@ -106,7 +106,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def megabytes(pid: int) -> float:
-    """Its memory; of what it shares with others its share."""
+    """Proportional set size of a process: of shared pages only its part."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024

@@ -1,15 +1,15 @@
-"""Whether a change has made aztask slower: this tree beside an earlier one, interleaved.
+"""Compares the speed of this tree with an earlier one, in interleaved rounds.
 
 Usage: python benchmarks/compare.py BASE [--parts local,servicebus,emulator,storagequeue]
            [--pairs 15] [--bound 3] [--check]
 
-BASE is a git revision, or a folder that holds an earlier tree. Each pair measures both trees once,
-in random order, each in processes of its own; `compare_round.py` says what is measured. The output
-has the medians, the median of the ratios new/old pair by pair, and its 95 % interval (by order
-statistics, which assume nothing about the distribution of the figures).
+BASE is a git revision, or a folder with an earlier tree. Each pair measures both trees once, in
+random order and in separate processes; for the figures see `compare_round.py`. The output has the
+medians, the median of the ratios new/old of all pairs, and its 95 % interval (from order
+statistics, which assume nothing about the distribution).
 
-A figure holds when its whole interval is within the bound. Where a rate swings so much that its
-interval is wider than the bound, the CPU time per task decides, which swings less.
+A figure holds if its whole interval is within the bound. If a rate varies so much that its interval
+is wider than the bound, the CPU time per task decides, because it varies less.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 TREE = HERE.parent
 PARTS = ("local", "servicebus", "emulator", "storagequeue")
 CPU = " (CPU)"
-"""Ends the name of a figure that is CPU time per task, in microseconds: less is better."""
+"""The suffix of figures that are CPU time per task, in microseconds: less is better."""
 
 Figures = dict[str, list[float]]
 
@@ -56,7 +56,7 @@ class Ratio:
 
 
 def _outside(count: int) -> int:
-    """How many values at each end the 95 % interval of a median leaves out."""
+    """The number of values at each end outside of the median's 95 % interval."""
     below, skip = 0.0, 0
     while below + math.comb(count, skip) / 2**count <= 0.025:
         below += math.comb(count, skip) / 2**count
@@ -66,7 +66,7 @@ def _outside(count: int) -> int:
 
 @contextmanager
 def tree_of(base: str) -> Iterator[Path]:
-    """The folder of an earlier tree."""
+    """Yield the folder of an earlier tree, checked out if `base` is a revision."""
     if Path(base).is_dir():
         yield Path(base).resolve()
         return
@@ -81,7 +81,7 @@ def tree_of(base: str) -> Iterator[Path]:
 
 
 def measure(tree: Path, part: str, environment: Mapping[str, str]) -> dict[str, float]:
-    """One round of `part` with the code of `tree`."""
+    """Measure one round of `part` with the code of `tree`."""
     paths = os.pathsep.join([str(tree), str(HERE)])
     found = subprocess.run(
         [sys.executable, "-P", str(HERE / "compare_round.py"), part],
@@ -95,7 +95,7 @@ def measure(tree: Path, part: str, environment: Mapping[str, str]) -> dict[str, 
 
 @contextmanager
 def azurite(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of the rounds on a Storage queue: where Azurite is."""
+    """Run Azurite, and yield the environment of the rounds, which has its address."""
     sys.path[:0] = [str(TREE / "tests"), str(TREE)]
     from azurite import running  # noqa: PLC0415  # only this part needs it
 
@@ -104,7 +104,7 @@ def azurite(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def pairs_of(part: str, old_tree: Path, pairs: int) -> tuple[Figures, Figures]:
-    """(new, old): the figures of all pairs."""
+    """Measure all pairs: (new figures, old figures)."""
     new: Figures = {}
     old: Figures = {}
     dice = random.Random(part)
@@ -142,7 +142,7 @@ def verdict(name: str, ratios: Mapping[str, Ratio], bound: float) -> Verdict:
 
 
 def report(new: Figures, old: Figures, bound: float) -> bool:
-    """Print a line for each figure; whether all hold."""
+    """Print a line for each figure. True if all hold."""
     ratios = {name: Ratio.of(new[name], old[name]) for name in new}
     verdicts = {name: verdict(name, ratios, bound) for name in ratios}
     for name, ratio in ratios.items():
@@ -155,7 +155,7 @@ def report(new: Figures, old: Figures, bound: float) -> bool:
 
 
 def main() -> None:
-    """Measure, print, check."""
+    """Compare the parts, print the figures, and exit 1 with ``--check`` if one is worse."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base")
     parser.add_argument("--parts", default=",".join(PARTS))

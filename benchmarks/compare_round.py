@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/compare_round.py PART
 
-Prints one JSON object {figure: value}. It uses what every version of aztask has: an app,
-`.delay()`, `.map`, the worker's command, the emulator. Rates are per second; ``(CPU)`` is
-microseconds of CPU time per task, of all processes that take part.
+Prints one JSON object {figure: value}. It uses only what every version of aztask has: an app,
+`.delay()`, `.map`, the worker's command, the emulator. Rates are per second. ``(CPU)`` is CPU time
+per task in microseconds, of all processes that take part.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def noop() -> None:
 
 
 def cpu() -> float:
-    """Seconds of CPU time of this process and of its children that have ended."""
+    """CPU seconds of this process and of its ended children."""
     sides = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(sum(resource.getrusage(side)[:2]) for side in sides)
 
 
 def timed(figures: dict[str, float], name: str, count: int, work: Callable[[], object]) -> None:
-    """Note the rate and the CPU time of `work`, which does `count` things."""
+    """Record the rate and the CPU time of `work`, which handles `count` messages."""
     used, began = -cpu(), time.perf_counter()
     work()
     figures[f"{name}/s"] = count / (time.perf_counter() - began)
@@ -60,7 +60,7 @@ def timed(figures: dict[str, float], name: str, count: int, work: Callable[[], o
 
 @contextmanager
 def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
-    """An app of this process, and how to have a worker empty its queue."""
+    """Yield an app of this process, and a function that lets a worker empty its queue."""
     with tempfile.TemporaryDirectory(prefix="aztask-compare-") as folder:
         (Path(folder) / "compare_app.py").write_text(APP)
         broker = broker.format(folder=folder)
@@ -90,7 +90,7 @@ def apps(broker: str, results: str) -> Iterator[tuple[App, Callable[[], None]]]:
 def tasks(
     figures: dict[str, float], app: App, drain: Callable[[], None], *, single: int, batched: int
 ) -> None:
-    """Single sends, a batch of sends, and a worker that runs them all."""
+    """Measure single sends, a batch of sends, and a worker that runs them all."""
     noop = app.tasks["compare.noop"]
     noop.delay()
     if single:
@@ -100,7 +100,7 @@ def tasks(
 
 
 def local() -> dict[str, float]:
-    """The embedded queue, with results."""
+    """Measure the embedded queue, with results."""
     figures: dict[str, float] = {}
     address = "local://{folder}/queues.db"
     with apps(address, address) as (app, drain):
@@ -110,7 +110,7 @@ def local() -> dict[str, float]:
 
 @contextmanager
 def emulator() -> Iterator[str]:
-    """A local Service Bus with a queue, in a process of its own; its connection string."""
+    """Run a local Service Bus in its own process; yields its connection string."""
     command = ["emulator", "--port", "0", "--admin-port", "0", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "aztask", *command],
@@ -132,7 +132,7 @@ def emulator() -> Iterator[str]:
 
 
 def servicebus() -> dict[str, float]:
-    """Service Bus on the emulator, without results."""
+    """Measure Service Bus on the emulator, without results."""
     figures: dict[str, float] = {}
     with emulator() as address, apps(address, "") as (app, drain):
         tasks(figures, app, drain, single=BUS_SENDS, batched=BUS_BATCHED)
@@ -140,7 +140,7 @@ def servicebus() -> dict[str, float]:
 
 
 def storagequeue() -> dict[str, float]:
-    """A Storage queue on Azurite, which both sides share."""
+    """Measure a Storage queue on the Azurite that both trees share."""
     figures: dict[str, float] = {}
     with apps(os.environ["COMPARE_BROKER"], "") as (app, drain):
         if "default" in app.broker.queues():
@@ -152,7 +152,7 @@ def storagequeue() -> dict[str, float]:
 
 
 def bare() -> dict[str, float]:
-    """The emulator under the bare SDK; CPU time is that of both."""
+    """Measure the emulator with the bare SDK; CPU time is of both."""
     figures: dict[str, float] = {}
     used = -cpu()
     body = b"x" * 200

@@ -1,10 +1,10 @@
-"""What the emulator costs, measured with the real SDK: ``python benchmarks/emulator.py [--check]``.
+"""The emulator's speed with the real SDK: ``python benchmarks/emulator.py [--check]``.
 
-200-byte messages, one sync client unless stated, the emulator in a process of its own on this
-machine. "server CPU" is the emulator process's user and system time; as long as the server is busy
-for less than half of the time, the client is what limits the rates. ``--check`` compares with the
-targets and exits 1 when one is missed; timings of a busy machine are noisy, so each figure is the
-best of ``--repeat`` runs.
+Messages have 200 bytes. One sync client sends and receives unless stated otherwise. The emulator
+runs in its own process on this machine. "server CPU" is that process's user and system time; if it
+is busy for less than half of the time, the client limits the rates. ``--check`` compares the
+figures with the targets and exits 1 if one is missed. Timings of a busy machine are noisy, so each
+figure is the best of ``--repeat`` runs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Process:
-    """A running emulator."""
+    """A running emulator and its connection string."""
 
     process: subprocess.Popen[str]
     connection_string: str
     ready_seconds: float
 
     def cpu(self) -> float:
-        """Seconds of CPU used so far."""
+        """CPU seconds that the emulator has used so far."""
         return processor_seconds(self.process.pid)
 
 
 @contextmanager
 def running(*arguments: str) -> Iterator[Process]:
-    """An emulator in a process of its own."""
+    """Run an emulator in its own process, with these arguments."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [
@@ -72,7 +72,7 @@ def running(*arguments: str) -> Iterator[Process]:
 
 @contextmanager
 def connected(emulator: Process) -> Iterator[ServiceBusClient]:
-    """A client of it."""
+    """Yield a client that is connected to the emulator."""
     with ServiceBusClient.from_connection_string(
         emulator.connection_string, retry_total=0
     ) as client:
@@ -87,7 +87,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def send_batches(client: ServiceBusClient, count: int) -> float:
-    """Send `count` messages in batches; seconds without opening the link."""
+    """Send `count` messages in batches; returns seconds, without opening the link."""
     messages = [ServiceBusMessage(BODY) for _ in range(BATCH)]
     with client.get_queue_sender(QUEUE) as sender:
         sender.send_messages(messages[0])
@@ -95,7 +95,7 @@ def send_batches(client: ServiceBusClient, count: int) -> float:
 
 
 def receive_and_complete(client: ServiceBusClient, count: int) -> float:
-    """Receive by hundreds and complete one by one; seconds without opening the link."""
+    """Receive 100 at a time, complete each; returns seconds, without opening the link."""
     with client.get_queue_receiver(QUEUE) as receiver:
         _complete(receiver, 1)
         return timed(lambda: _complete(receiver, count))
@@ -111,9 +111,9 @@ def _complete(receiver: ServiceBusReceiver, count: int) -> None:
 
 @dataclass
 class Round:
-    """One round of send, receive and complete. Rates are messages a second, cpu microseconds.
+    """One round of send, receive and complete. Rates are messages per second, cpu is microseconds.
 
-    sending, completing: how much of that time the server was busy; the rest is the client's.
+    sending, completing: the part of that time in which the server was busy.
     """
 
     sends: float
@@ -141,7 +141,7 @@ def round_of(count: int, *arguments: str) -> Round:
 
 
 def connections(count: int) -> tuple[int, float]:
-    """How many of `count` senders, all open at once, could send; and the seconds it took."""
+    """(how many of `count` senders at a time could send, seconds it took)."""
     sent = []
     barrier = threading.Barrier(count)
 
@@ -177,7 +177,7 @@ def depth(total: int, sample: int) -> tuple[float, float]:
 
 
 def best(rounds: list[Round]) -> Round:
-    """The best of each figure."""
+    """The best value of each figure over all rounds."""
     return Round(
         max(one.sends for one in rounds),
         max(one.completions for one in rounds),
@@ -188,7 +188,7 @@ def best(rounds: list[Round]) -> Round:
 
 
 def measure(arguments: argparse.Namespace) -> list[tuple[str, float, str, float, bool]]:
-    """(what, measured, unit, target, whether more is better) for every figure."""
+    """(name, measured, unit, target, whether more is better) for every figure."""
     count, repeat = arguments.messages, arguments.repeat
     memory = best([round_of(count) for _ in range(repeat)])
     with tempfile.TemporaryDirectory() as directory:
@@ -218,9 +218,9 @@ def measure(arguments: argparse.Namespace) -> list[tuple[str, float, str, float,
 
 
 def main() -> int:
-    """Measure, print, and check."""
+    """Measure, print the figures, and return 1 with ``--check`` if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--depth", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3)

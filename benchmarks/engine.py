@@ -1,8 +1,9 @@
-"""What the embedded engine costs per message. Usage: python benchmarks/engine.py [full]
+"""The cost of the embedded engine per message. Usage: python benchmarks/engine.py [full]
 
-Send, receive and complete of 200-byte messages: one at a time and in batches of 100, at a depth of
-1 and of 100,000 waiting messages, then the same through the local broker with its envelopes.
-Medians of interleaved rounds, in microseconds per message; with ``full`` every commit is synced.
+It sends, receives and completes 200-byte messages: one at a time and in batches of 100, with 1 and
+with 100,000 waiting messages, on the engine alone and through the local broker with its envelopes.
+Figures are medians of interleaved rounds, in microseconds per message. With ``full`` every commit
+is synced.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def engine_steps(engine: Engine, size: int) -> Iterator[Callable[[], object]]:
 
 
 def broker_steps(broker: LocalBroker, size: int) -> Iterator[Callable[[], object]]:
-    """The same with envelopes, through the local broker."""
+    """As `engine_steps`, with envelopes through the local broker."""
     headers = {"task": "shop.resize", "id": "0" * 36, "retries": 0}
     envelopes = [Envelope(PAYLOAD, headers, f"{number}") for number in range(size)]
     receiver = broker.receiver(QUEUE, lease=60.0)
@@ -83,7 +84,7 @@ def filled(depth: int, durability: Durability) -> Iterator[Database]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all rounds and print the figures."""
     durability: Durability = "full" if "full" in sys.argv[1:] else "process"
     print(machine(("msgpack",)))
     print(f"durability: {durability}; file, {len(PAYLOAD)}-byte payloads; us per message")

@@ -1,6 +1,6 @@
-"""What a lifecycle event costs: `emit` and `flush` of a worker's typical mix, against json.dumps.
+"""The cost of an event: `emit` and `flush` of a worker's typical mix, compared with json.dumps.
 
-Run: ``python benchmarks/events.py``. Medians of interleaved rounds; nothing here is a test.
+Run ``python benchmarks/events.py``. Figures are medians of interleaved rounds, without checks.
 """
 
 import json
@@ -42,7 +42,7 @@ def hand_written(directory: str) -> float:
 
 
 def dumped(directory: str) -> float:
-    """The same with dicts and json.dumps, written once per turn."""
+    """Seconds per event with dicts and json.dumps, written once per turn."""
     begun = time.perf_counter()
     with tempfile.TemporaryFile(dir=directory) as stream:
         for turn in range(TURNS):
@@ -68,7 +68,7 @@ def dumped(directory: str) -> float:
 
 
 def main() -> None:
-    """Interleave the rounds and print microseconds per event."""
+    """Measure in interleaved rounds, and print microseconds per event."""
     ways: dict[str, Callable[[str], float]] = {"FileEventSink": hand_written, "json.dumps": dumped}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):

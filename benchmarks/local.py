@@ -1,11 +1,12 @@
-"""Speed of the main job on the embedded broker.
+"""The speed of sends and workers on the embedded broker.
 
 Usage: python benchmarks/local.py [--check] [--idle]
 
---idle: only what a worker costs that has nothing to do, and how soon it starts a task
-[> docs/benchmarks/idle.txt]. Every figure is the median of interleaved runs: each round measures
-everything once. Broker, results and events are on; the worker runs in its own processes, started as
-a user would.
+--idle: measure only the cost of an idle worker, and how soon it starts a task
+[> docs/benchmarks/idle.txt].
+
+Every figure is the median of interleaved runs: each round measures everything once. Broker, results
+and events are on. The worker runs in its own processes, started as a user starts it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ P50, P95 = (f"idle .delay() to start, {each}, ms" for each in ("p50", "p95"))
 
 
 class Site:
-    """A fresh folder with a broker, and an app on it."""
+    """A new folder with a broker, and an app that uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +61,7 @@ class Site:
 
     @contextmanager
     def worker(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A running worker with events on."""
+        """Run a worker with events, and stop it at the end."""
         environment = {**os.environ, "AZTASK_EVENTS": str(self.folder / "events")}
         process = subprocess.Popen(
             [sys.executable, "-m", "aztask", "worker", "-A", "bench_tasks", *arguments],
@@ -76,7 +77,7 @@ class Site:
 
 @contextmanager
 def fresh() -> Iterator[Site]:
-    """A site in a temporary folder."""
+    """Yield a site in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="aztask-bench-") as folder:
         site = Site(Path(folder))
         yield site
@@ -84,7 +85,7 @@ def fresh() -> Iterator[Site]:
 
 
 def batched_sends() -> float:
-    """`.map` of many calls, tasks/s."""
+    """Tasks/s of one `.map` with many calls."""
     with fresh() as site:
         calls = [()] * BATCHED
         began = time.perf_counter()
@@ -93,7 +94,7 @@ def batched_sends() -> float:
 
 
 def single_sends() -> float:
-    """`.delay()` in a loop, tasks/s."""
+    """Tasks/s of `.delay()` in a loop."""
     with fresh() as site:
         site.tasks.noop.delay()
         began = time.perf_counter()
@@ -103,23 +104,23 @@ def single_sends() -> float:
 
 
 def ended(site: Site) -> int:
-    """How many runs have an outcome."""
+    """The number of runs with an outcome."""
     with site.app.results._database.read() as connection:
         return connection.execute("SELECT COUNT(*) FROM runs WHERE ended_at > 0").fetchone()[0]
 
 
 def wait_for(site: Site, count: int) -> None:
-    """Look now and then, seldom enough not to disturb."""
+    """Wait for `count` outcomes; polls rarely, so as not to disturb the worker."""
     while ended(site) < count:
         time.sleep(0.05)
 
 
 def throughput(pool: str, count: int) -> float:
-    """No-op tasks/s of one warm worker at concurrency 8, from the first send to the last record."""
+    """No-op tasks/s of one warm worker at concurrency 8, from first send to last record."""
     with fresh() as site, site.worker("-c", "8", "--pool", pool):
         site.tasks.noop.map([()] * 400)
         wait_for(site, 400)
-        time.sleep(2.0)  # all pool processes are up, and idle
+        time.sleep(2.0)  # until all pool processes run and are idle
         began = time.time()
         site.tasks.noop.map([()] * count)
         wait_for(site, 400 + count)
@@ -129,7 +130,7 @@ def throughput(pool: str, count: int) -> float:
 
 
 def idle() -> dict[str, float]:
-    """Latency of an idle worker, and what it costs to be idle."""
+    """Measure the latency and the cost of an idle worker."""
     with fresh() as site:
         began = time.time()
         first = site.tasks.now.delay()
@@ -156,7 +157,7 @@ def idle() -> dict[str, float]:
 
 
 def help_seconds() -> float:
-    """`aztask --help`, as a whole process."""
+    """Seconds that the process `aztask --help` takes."""
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "aztask", "--help"], check=True, stdout=subprocess.DEVNULL
@@ -165,7 +166,7 @@ def help_seconds() -> float:
 
 
 def one_round(figures: dict[str, list[float]], *, busy: bool) -> None:
-    """Everything once."""
+    """Measure every figure once."""
     if busy:
         figures["batched sends/s"].append(batched_sends())
         figures["single .delay()/s"].append(single_sends())
@@ -178,18 +179,18 @@ def one_round(figures: dict[str, list[float]], *, busy: bool) -> None:
 
 
 def busy_checks(middle: dict[str, float]) -> Iterator[Check]:
-    """What was measured under load."""
+    """Check the figures measured under load."""
     yield Check("batched sends", middle["batched sends/s"], 60_000, "/s")
     yield Check("single .delay()", middle["single .delay()/s"], 12_000, "/s")
     for count in SIZES:
-        for pool, wanted in (("threads", 7_000), ("processes", 4_000)):
+        for pool, target in (("threads", 7_000), ("processes", 4_000)):
             rate = middle[f"{count} no-ops, {pool}, tasks/s"]
-            yield Check(f"{count} no-ops, one worker, 8 {pool}", rate, wanted, "tasks/s")
+            yield Check(f"{count} no-ops, one worker, 8 {pool}", rate, target, "tasks/s")
     yield Check("aztask --help", middle["aztask --help, s"], 0.3, "s", at_least=False)
 
 
 def main() -> None:
-    """Measure, print, check."""
+    """Measure all rounds, print the figures, and check them."""
     busy = "--idle" not in sys.argv
     command = "python benchmarks/local.py" + ("" if busy else " --idle")
     print("benchmark: the embedded broker, results recorded and events written")

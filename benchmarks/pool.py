@@ -1,10 +1,10 @@
-"""What starting a worker takes: its pool forked, and as new interpreters.
+"""The cost of starting a worker, with a forked pool and with new interpreters.
 
 Usage: python benchmarks/pool.py [> docs/benchmarks/pool.txt]
 
-A worker of eight processes is started on the embedded broker with an app of one task. New
-interpreters are what is started where something has a thread before the app is imported: here a
-module that Python loads by itself. Medians of interleaved rounds.
+It starts a worker of eight processes on the embedded broker, with an app of one task. A worker
+starts new interpreters if a thread runs before the app is imported: here, one of a module that
+Python loads by itself. Figures are medians of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS = {"new interpreters": True, "forked": False}
 
 
 def ready(pid: int) -> bool:
-    """Whether a pool process has its app and waits: from then on it has a second thread."""
+    """Whether a pool process has imported its app: from then on it has a second thread."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().rstrip()
         return name == "aztask-pool" and len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
@@ -49,7 +49,7 @@ def ready(pid: int) -> bool:
 
 
 def start(agent: bool) -> dict[str, float]:
-    """One worker until all of its pool is ready."""
+    """Start a worker, and measure it when its whole pool is ready."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "shop.py").write_text(APP)
         if agent:
@@ -80,16 +80,16 @@ def start(agent: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all rounds and print the figures."""
     print(f"benchmark: starting a worker of {PROCESSES} processes, one small app")
     print(machine())
     print("command: python benchmarks/pool.py\n")
     figures: dict[str, list[float]] = defaultdict(list)
     for number in range(ROUNDS + 1):
         for kind, agent in KINDS.items():
-            for what, value in start(agent).items():
-                if number:  # the first compiles
-                    figures[f"{kind}: {what}"].append(value)
+            for name, value in start(agent).items():
+                if number:  # the first round compiles the code
+                    figures[f"{kind}: {name}"].append(value)
     for name, values in figures.items():
         print(f"  {name:<36} {spread(values)}")
     for what in ("ready after, s", "processor time, s", "memory, MB"):

@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/servicebus.py [--check] [--no-peers] [> docs/benchmarks/servicebus.txt]
 
-Every figure is the median of interleaved rounds: each round measures every system once, straight
-and through a proxy that holds each answer back for 5 ms. Results and events are off. The figures
-are the emulator's on one machine, which it shares with its clients; the service's are others.
+Every figure is the median of interleaved rounds: each round measures every system once, directly
+and through a proxy that delays each answer by 5 ms. Results and events are off. The figures are
+those of the emulator, which shares one machine with its clients. The real service has others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aztask.brokers.servicebus.administration import administration_client  # no
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 TASKS = int(os.environ.get("BENCH_TASKS", "6000"))
 DELAYED_TASKS = 4000
-SLOW_TASKS = 300  # what takes a round trip for each message
+SLOW_TASKS = 300  # for runs with a round trip per message
 SENDS = 1000
 BATCHED = 5000
 LATENCIES = 40
@@ -46,7 +46,7 @@ SERVER = "from aztask.cli.emulator import command; command(auto_envvar_prefix='A
 
 
 class Bench:
-    """An emulator in a process of its own, and a proxy in front of it."""
+    """An emulator in its own process, with a proxy in front of it."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Bench:
         self.process.wait(10)
 
     def fresh(self, queue: str = QUEUE) -> None:
-        """The queue, empty."""
+        """Delete and create the queue, so that it is empty."""
         if queue in [each.name for each in self.manager.list_queues()]:
             self.manager.delete_queue(queue)
         self.manager.create_queue(queue)
@@ -82,7 +82,7 @@ class Bench:
         return found.active_message_count or 0
 
     def drained(self, queue: str, full: int) -> float:
-        """Tasks/s from the first that is gone to an empty queue."""
+        """Tasks/s, from the first task that has left the queue until it is empty."""
         while (depth := self.depth(queue)) == full:
             time.sleep(0.01)
         began, left = time.perf_counter(), depth
@@ -93,7 +93,7 @@ class Bench:
 
 @contextmanager
 def app_at(address: str) -> Iterator[Any]:
-    """The tasks on a broker, in this process."""
+    """Yield the module of tasks, in this process, on a broker."""
     os.environ["BENCH_BROKER"] = address
     app = App("bench", broker=address)
     task = app.task(name="bench.noop")(lambda: None)
@@ -103,7 +103,7 @@ def app_at(address: str) -> Iterator[Any]:
 
 @contextmanager
 def started(command: list[str], address: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process."""
+    """Run a command as a worker process, and stop it at the end."""
     paths = [str(HERE), str(HERE / "peers"), str(HERE.parent)]
     environment = {
         **os.environ,
@@ -125,7 +125,7 @@ def started(command: list[str], address: str) -> Iterator[subprocess.Popen[bytes
 
 
 def bare(bench: Bench, address: str, count: int) -> float:
-    """The SDK's own loop: prefetch, receive, complete each."""
+    """Messages/s of the SDK's own loop: prefetch, receive, complete each."""
     fill(bench, count)
     with (
         ServiceBusClient.from_connection_string(address) as client,
@@ -146,7 +146,7 @@ def fill(bench: Bench, count: int) -> None:
 
 
 def aztask(bench: Bench, address: str, count: int, pool: str) -> float:
-    """One worker at concurrency 8, on a full queue."""
+    """Tasks/s of one worker at concurrency 8, on a full queue."""
     fill(bench, count)
     command = [sys.executable, "-m", "aztask", "worker", "-A", "bus_tasks", "-Q", QUEUE]
     with started([*command, "-c", "8", "--pool", pool], address):
@@ -154,7 +154,7 @@ def aztask(bench: Bench, address: str, count: int, pool: str) -> float:
 
 
 def celery(bench: Bench, address: str, count: int) -> float:
-    """Celery's worker at concurrency 8, on a full queue."""
+    """Tasks/s of Celery's worker at concurrency 8, on a full queue."""
     bench.fresh(PEER_QUEUE)
     paths = os.pathsep.join([str(HERE / "peers"), str(HERE.parent)])
     subprocess.run(
@@ -174,7 +174,7 @@ def timed(count: int, call: Callable[[], object]) -> float:
 
 
 def sends(bench: Bench) -> dict[str, float]:
-    """Single and batched sends, of the SDK and of aztask, messages/s."""
+    """Messages/s of single and batched sends, with the SDK and with aztask."""
     bench.fresh()
     body = b"x" * 20
     figures = {}
@@ -211,7 +211,7 @@ def sends(bench: Bench) -> dict[str, float]:
 
 
 def message(body: bytes) -> ServiceBusMessage:
-    """A message with exactly the properties that a task's has."""
+    """A message with exactly the properties of a task's message."""
     made = ServiceBusMessage(
         body,
         message_id=f"{time.time_ns()}-00000000-0000-0000-0000:0:0",
@@ -239,7 +239,7 @@ def message(body: bytes) -> ServiceBusMessage:
 
 
 def latency(bench: Bench) -> float:
-    """Idle .delay() to start, 95th percentile, ms."""
+    """Milliseconds from .delay() to the start on an idle worker, 95th percentile."""
     bench.fresh()
     command = [sys.executable, "-m", "aztask", "worker", "-A", "bus_tasks", "-Q", QUEUE]
     with tempfile.TemporaryDirectory() as folder, app_at(bench.direct) as noop:
@@ -258,7 +258,7 @@ def latency(bench: Bench) -> float:
 
 
 def one_round(bench: Bench, *, peers: bool) -> dict[str, float]:
-    """Everything once."""
+    """Measure every figure once."""
     figures = sends(bench)
     figures["0 ms: bare SDK loop, /s"] = bare(bench, bench.direct, TASKS)
     for pool in ("threads", "processes"):
@@ -273,7 +273,7 @@ def one_round(bench: Bench, *, peers: bool) -> dict[str, float]:
 
 
 def checks(middle: dict[str, float], *, peers: bool) -> list[Check]:
-    """The promises."""
+    """Compare the medians with the promised figures."""
     bare0, bare5 = middle["0 ms: bare SDK loop, /s"], middle["5 ms: bare SDK loop, /s"]
     threads, processes = middle["0 ms: aztask, threads, /s"], middle["0 ms: aztask, processes, /s"]
     delayed = middle["5 ms: aztask, threads, /s"]
@@ -303,7 +303,7 @@ def checks(middle: dict[str, float], *, peers: bool) -> list[Check]:
 
 
 def main() -> None:
-    """Measure, print, check."""
+    """Measure all rounds, print the figures, and check them."""
     peers = "--no-peers" not in sys.argv
     print("benchmark: Service Bus on the emulator, no result store, no events")
     print(machine(("azure-servicebus", "kombu", "celery", "msgpack")))

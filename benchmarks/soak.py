@@ -1,10 +1,10 @@
-"""One worker on the emulator for very many tasks: do memory and connections stay flat?
+"""Runs one worker on the emulator for very many tasks; memory and connections must stay flat.
 
 Usage: python benchmarks/soak.py [--check] [--tasks 200000] [> docs/benchmarks/soak.txt]
 
-The worker records results and writes events, as in production. It is looked at twenty times on its
-way. What counts is the change from the second fifth of the way, when everything is warm, to the
-last: in memory, in connections and in open files, of the supervisor and of its pool processes.
+The worker records results and writes events, as in production. Twenty samples are taken on the
+way. The checks compare the second fifth of the way, when everything is warm, with the last fifth:
+memory, connections and open files of the supervisor and of its pool processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aztask import App  # noqa: E402
 
 LOOKS = 20
 DEPTH = 2_000
-"""Messages that wait at most, so that the emulator's own memory says nothing of ours."""
+"""Waiting messages at most, so that the emulator's own memory does not matter."""
 
 BATCH = 500
 CONCURRENCY = 4
@@ -45,7 +45,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Look:
-    """A worker as it was after so many tasks. rate: tasks/s since the last look. MiB; counts."""
+    """A worker after so many tasks. rate: tasks/s since the last sample. Memory is in MiB."""
 
     tasks: int
     rate: float
@@ -71,7 +71,7 @@ HEAD = (
 
 
 def status_of(pid: int, name: str) -> int:
-    """A number of /proc/PID/status; 0 once the process is gone."""
+    """A number in /proc/PID/status; 0 after the process has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(f"{name}:"):
@@ -87,21 +87,21 @@ def files_of(pid: int) -> list[str]:
         try:
             found.append(str(entry.readlink()))
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed since the folder was read
     return found
 
 
 def connections_of(pid: int, port: int) -> int:
-    """TCP connections of the process to the emulator."""
+    """The number of TCP connections of a process to the emulator."""
     own = {name[8:-1] for name in files_of(pid) if name.startswith("socket:")}
-    wanted = f"{port:04X}"
+    remote = f"{port:04X}"
     lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     fields = [line.split() for line in lines]
-    return sum(each[2].endswith(f":{wanted}") and each[9] in own for each in fields)
+    return sum(each[2].endswith(f":{remote}") and each[9] in own for each in fields)
 
 
 def look(pid: int, port: int, tasks: int, rate: float) -> Look:
-    pool = family(pid)[1:]  # the fork server among them
+    pool = family(pid)[1:]  # includes the fork server
     return Look(
         tasks,
         rate,
@@ -140,10 +140,10 @@ def worker_in(folder: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def soak(tasks: int) -> Iterator[Look]:
-    """Send, and look at the worker on its way."""
+    """Send the tasks, and yield samples of the worker on the way."""
     bench = Bench()
     assert bench.process.stdout is not None
-    # the emulator tells its counts every second: a full pipe would stop it
+    # The emulator prints its counts every second; a full pipe would stop it.
     threading.Thread(target=bench.process.stdout.read, daemon=True).start()
     try:
         with (
@@ -179,7 +179,7 @@ def _looks(bench: Bench, task: object, pid: int, port: int, tasks: int) -> Itera
 
 
 def checks(looks: Sequence[Look]) -> list[Check]:
-    """From the second fifth of the way to the last."""
+    """Compare the second fifth of the way with the last."""
     fifth = len(looks) // 5
     early, late = looks[fifth : 2 * fifth], looks[-fifth:]
 

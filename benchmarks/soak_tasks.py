@@ -1,4 +1,4 @@
-"""The app that `soak.py` wears out: with results and events, as in production."""
+"""The app that `soak.py` runs, with results and events as in production."""
 
 import os
 
@@ -9,4 +9,4 @@ app = App("soak", broker=os.environ["SOAK_BROKER"], results=os.environ["SOAK_RES
 
 @app.task
 def noop() -> None:
-    """Nothing at all."""
+    """Do nothing, to measure only the overhead."""

@@ -1,11 +1,12 @@
-"""Speed of the data pipeline on two cores. Usage: python benchmarks/spark.py [--check] [PART...]
+"""The speed of the data pipeline on two cores: python benchmarks/spark.py [--check] [PART...]
 
-Parts stand in `PARTS`; without names all of them run. Every figure is the median of interleaved
-runs: each round measures everything of a part once. BENCH_ROUNDS and BENCH_ROWS make it shorter.
+The parts are those of `PARTS`; without names all of them run. Every figure is the median of
+interleaved runs: each round measures every figure of a part once. BENCH_ROUNDS and BENCH_ROWS make
+it shorter.
 
-writer: a DataFrame of three columns submitted to a broker that keeps nothing, through
-``df.write.format("aztask")`` and through ``submit``, beside Spark's own noop sink for the same rows
-(the JVM alone) and beside a Python function that is given the same Arrow batches and drops them.
+writer: submits a DataFrame of three columns to a broker that keeps nothing, through
+``df.write.format("aztask")`` and through ``submit``. For comparison, Spark's own noop sink takes
+the same rows (only the JVM works), and a Python function drops the same Arrow batches.
 
 stats: see ``benchmarks/spark_stats.py``, which needs duckdb.
 """
@@ -35,12 +36,12 @@ from aztask.spark import get_session, register, submit  # noqa: E402
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 ROWS = int(os.environ.get("BENCH_ROWS", "2000000"))
 CORES = 2
-WANTED = 200_000
-"""Rows a second that the writer must reach on two cores with a null broker."""
+TARGET = 200_000
+"""Rows per second that the writer must reach on two cores with a null broker."""
 
 
 def table(spark: SparkSession) -> DataFrame:
-    """Rows as a list of files to work on has them, kept in memory."""
+    """Rows like those of a list of files, kept in memory."""
     made = spark.range(0, ROWS, 1, 2 * CORES).select(
         F.concat(F.lit("images/"), "id", F.lit(".png")).alias("path"),
         (F.col("id") % 4000).cast("int").alias("width"),
@@ -86,7 +87,7 @@ def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def writer(spark: SparkSession) -> list[Check]:
-    """Rows a second through the writer, with everything but a broker."""
+    """Measure rows per second through the writer, without a real broker."""
     rows = table(spark)
     ways: dict[str, Callable[[DataFrame], None]] = {
         "format('aztask'), null broker": through_the_data_source,
@@ -103,11 +104,11 @@ def writer(spark: SparkSession) -> list[Check]:
     print(f"\nwriter: {ROWS:,} rows of 3 columns, {CORES} cores, rows/s")
     show(speeds)
     name = next(iter(ways))
-    return [Check(name, statistics.median(speeds[name]), WANTED, "rows/s")]
+    return [Check(name, statistics.median(speeds[name]), TARGET, "rows/s")]
 
 
 def interleaved(ways: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """{name: figures}: each round measures everything once."""
+    """{name: figures}; each round measures every figure once."""
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         for name, measure in ways.items():
@@ -116,24 +117,24 @@ def interleaved(ways: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
 
 
 def timed(way: Callable[[DataFrame], None], rows: DataFrame) -> float:
-    """Seconds."""
+    """The seconds that `way` takes for the rows."""
     began = time.perf_counter()
     way(rows)
     return time.perf_counter() - began
 
 
 def show(figures: dict[str, list[float]]) -> None:
-    """One line for each."""
+    """Print one line for each figure."""
     for name, values in figures.items():
         print(f"  {name:<44} {spread(values)}")
 
 
 PARTS: dict[str, Callable[[SparkSession], list[Check]]] = {"writer": writer, "stats": stats}
-"""A part prints its figures and returns what was promised."""
+"""A part prints its figures and returns the checks."""
 
 
 def main() -> None:
-    """Run the parts that were named."""
+    """Run the named parts, and conclude with the checks."""
     named = [name for name in sys.argv[1:] if not name.startswith("-")] or list(PARTS)
     print(machine(("pyspark", "pyarrow", "pandas")))
     spark = get_session(

@@ -1,10 +1,10 @@
-"""Synthetic events for the pipeline's benchmarks: as compacted hours, or as lines.
+"""Makes synthetic events for the pipeline's benchmarks, as compacted hours or as lines.
 
     python benchmarks/spark_events.py DIRECTORY --events 5000000 [--lines]
 
-Each task has four events (enqueued, received, started, an outcome). 24 hours, 5 queues, 40 tasks;
-durations are log-normal around a centre of each task's own; some runs fail, are tried again, lose
-their lease or end among the dead letters. The same seed gives the same events.
+The log covers 24 hours, 5 queues and 40 tasks. Each invocation has four events (enqueued,
+received, started, an outcome). Durations are log-normal, with another median for each task. Some
+runs fail, are retried, lose their lease or fail to settle. The same seed gives the same events.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ BEGIN = 1_790_000_000 // 86400 * 86400
 QUEUES = 5
 TASKS = 40
 PIECE = 250_000
-"""Tasks made at once: a million events."""
+"""Invocations made at a time: a million events."""
 
 
 def events(number: int, *, seed: int = 7) -> Iterator[tuple[int, pa.Table]]:
-    """(hour, events of that hour), about `number` in all, in pieces."""
+    """Yield (hour, some events of that hour), about `number` events in total."""
     random = np.random.default_rng(seed)
     per_hour = number // HOURS
     serial = 0
@@ -47,7 +47,7 @@ def events(number: int, *, seed: int = 7) -> Iterator[tuple[int, pa.Table]]:
 
 
 def _piece(random: np.random.Generator, hour: int, serial: int, tasks: int) -> pa.Table:
-    """Four events of each of some tasks, in the order of their time."""
+    """Four events of each of `tasks` invocations, sorted by time."""
     numbers = np.arange(serial, serial + tasks)
     task = random.integers(0, TASKS, tasks)
     due = BEGIN + hour * 3600 + np.sort(random.random(tasks)) * 3500
@@ -84,7 +84,7 @@ def _piece(random: np.random.Generator, hour: int, serial: int, tasks: int) -> p
 def _part(
     numbers: np.ndarray, task: np.ndarray, kind: str | np.ndarray, ts: np.ndarray, step: int, **more
 ) -> pa.Table:
-    """One kind of event of some tasks."""
+    """The events of one kind for some invocations."""
     rows = len(numbers)
     text = numbers.astype("U12")
     names = np.array([f"shop.task_{number:02d}" for number in range(TASKS)])
@@ -111,7 +111,7 @@ def _part(
 
 
 def write_compacted(directory: Path, number: int) -> int:
-    """Compacted hours of about `number` events; the bytes they take."""
+    """Write compacted hours of about `number` events; returns their bytes."""
     size = 0
     for place, (hour, table) in enumerate(events(number)):
         path = directory / _folder(hour) / f"compacted-{place:05d}.parquet"
@@ -124,7 +124,7 @@ def write_compacted(directory: Path, number: int) -> int:
 
 
 def write_lines(directory: Path, number: int) -> int:
-    """The same as closed event files; the bytes they take."""
+    """Write about `number` events as closed files of lines; returns their bytes."""
     size = 0
     for place, (hour, table) in enumerate(events(number)):
         path = directory / _folder(hour) / f"worker-1-{place:05d}.jsonl"

@@ -1,10 +1,10 @@
-"""Statistics of 50 million events: within 4 GB of memory, and no worse than linear from 5 million.
+"""Statistics of 50 million events: within 4 GB, and at most ten times as long as 5 million take.
 
     python benchmarks/spark_long.py [--check] [> docs/benchmarks/spark-long.txt]
 
-Each run is a process of its own (``spark_stats.py --once``), which makes its events first; they are
-kept in a temporary folder until the end. BENCH_LONG_EVENTS sets another number; the smaller run has
-a tenth of it.
+Each run is a separate process (``spark_stats.py --once``), which first makes its events in a
+temporary folder. BENCH_LONG_EVENTS sets another number of events; the smaller run has a tenth of
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEMORY = 4 << 30
 
 
 def once(number: int, folder: str) -> dict[str, Any]:
-    """One run over so many events: seconds, bytes on disk, rows of figures, the most memory."""
+    """One run over `number` events: its seconds, bytes on disk, rows of figures, peak memory."""
     done = subprocess.run(
         [sys.executable, str(HERE / "spark_stats.py"), "--once", str(number)],
         env={**os.environ, "BENCH_EVENTS_DIR": folder},
@@ -34,16 +34,16 @@ def once(number: int, folder: str) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(
-        f"  {number:>12,} events  {told['disk_bytes'] / 1e6:>7,.0f} MB of Parquet  "
-        f"{told['seconds']:>7,.1f} s  {told['memory_bytes'] / 2**30:>5.2f} GiB at most"
+        f"  {number:>12,} events  {measured['disk_bytes'] / 1e6:>7,.0f} MB of Parquet  "
+        f"{measured['seconds']:>7,.1f} s  {measured['memory_bytes'] / 2**30:>5.2f} GiB at most"
     )
-    return told
+    return measured
 
 
 def main() -> None:
-    """Measure, print, check."""
+    """Measure both runs, print the figures, and check them."""
     print("benchmark: statistics of many events, Spark on two cores, one run each")
     print(machine(("pyspark", "pyarrow")))
     print("command: python benchmarks/spark_long.py\n")
@@ -51,7 +51,7 @@ def main() -> None:
         few = once(MANY // TIMES, folder)
         many = once(MANY, folder)
     if many["rows"] != few["rows"]:
-        raise SystemExit(f"the figures differ in number: {few['rows']} and {many['rows']} rows")
+        raise SystemExit(f"the runs differ in their rows: {few['rows']} and {many['rows']}")
     growth = many["seconds"] / few["seconds"]
     memory = many["memory_bytes"] / 2**30
     conclude(

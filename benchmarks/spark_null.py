@@ -1,5 +1,6 @@
-"""A broker that accepts everything and keeps nothing, and an app on it: what a submission costs
-without its broker. For benchmarks only: it lives here, and no URL leads to it.
+"""A broker that accepts all messages and keeps none, to measure a submission without its broker.
+
+It is for benchmarks only, so no URL selects it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aztask.message.envelope import Envelope
 
 
 class NullBroker:
-    """Counts what it is sent."""
+    """A broker that only counts the messages it gets."""
 
     capabilities = Capabilities(name="null", remote=False)
 
@@ -24,10 +25,10 @@ class NullBroker:
         self.sent += len(envelopes)
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """There is nothing to create."""
+        """Do nothing: there is nothing to create."""
 
     def delete(self, queue: str) -> None:
-        """There is nothing to delete."""
+        """Do nothing: there is nothing to delete."""
 
     def queues(self) -> list[str]:
         return []
@@ -48,7 +49,7 @@ class NullBroker:
         return 0
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 app = App("bench", broker=NullBroker())
@@ -56,4 +57,4 @@ app = App("bench", broker=NullBroker())
 
 @app.task
 def resize(path: str, width: int, height: int) -> None:
-    """What a row becomes."""
+    """The task that each row becomes."""

@@ -1,12 +1,12 @@
-"""Statistics of synthetic events beside plain Spark SQL and DuckDB on the same Parquet files.
+"""Compares aztask's statistics with plain Spark SQL and DuckDB on the same Parquet files.
 
     python benchmarks/spark_stats.py [--check]       interleaved, BENCH_EVENTS (5,000,000) events
     python benchmarks/spark_stats.py --once N        one run over N events: JSON with seconds, and
-                                                     the most memory that JVM and Python took
+                                                     the peak memory of JVM and Python
 
-The plain query computes the same percentiles of the same levels, and nothing else. Ours also looks
-for duplicates and counts every kind of event and oddity. BENCH_EVENTS_DIR keeps the
-events from one run to the next.
+The plain query computes only the same percentiles of the same levels. Ours also checks for
+duplicates and counts every kind of event and problem. BENCH_EVENTS_DIR keeps the events for the
+next run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 EVENTS = int(os.environ.get("BENCH_EVENTS", "5000000"))
 MEMORY = "2200m"
 MOST = 3.0
-"""Times what the plain query takes."""
+"""Our time must stay below the plain query's times this factor."""
 
 
 def _in(kinds: tuple[str, ...]) -> str:
@@ -55,7 +55,7 @@ LEVELS = "GROUP BY GROUPING SETS ((task), (queue), (queue, hour), ())"
 
 
 def events_in(folder: Path, number: int) -> Path:
-    """The events, made if they are not there."""
+    """The folder with the events, which are made if they are missing."""
     directory = Path(os.environ.get("BENCH_EVENTS_DIR", folder)) / f"events-{number}"
     if not directory.exists():
         began = time.perf_counter()
@@ -65,7 +65,7 @@ def events_in(folder: Path, number: int) -> Path:
 
 
 def by_aztask(spark: SparkSession, directory: Path) -> int:
-    """Every figure of every level, as ``aztask spark stats`` takes them."""
+    """Compute every figure of every level, as ``aztask spark stats`` does."""
     events = read_events(spark, directory)
     counts = events.counts
     figures = statistics(events.events)
@@ -78,20 +78,20 @@ def by_aztask(spark: SparkSession, directory: Path) -> int:
 
 
 def by_plain_spark(spark: SparkSession, directory: Path) -> int:
-    """The percentiles alone."""
+    """Compute only the percentiles, in Spark SQL."""
     spark.read.parquet(f"{directory}/date=*/hour=*").createOrReplaceTempView("events")
-    wanted = ", ".join(
+    percentiles = ", ".join(
         f"percentile_approx({name}, array({', '.join(map(str, shares.values()))}), {ACCURACY})"
         for name, shares in SPREADS.items()
     )
     return len(
-        spark.sql(f"SELECT task, queue, hour, {wanted} FROM ({MEASURES}) {LEVELS}").collect()
+        spark.sql(f"SELECT task, queue, hour, {percentiles} FROM ({MEASURES}) {LEVELS}").collect()
     )
 
 
 def by_duckdb(directory: Path) -> int:
-    """The same in DuckDB, with its own sketch."""
-    wanted = ", ".join(
+    """Compute only the percentiles, in DuckDB with its own sketch."""
+    percentiles = ", ".join(
         f"approx_quantile({name}, [{', '.join(map(str, shares.values()))}])"
         for name, shares in SPREADS.items()
     )
@@ -103,12 +103,12 @@ def by_duckdb(directory: Path) -> int:
 
     with duckdb.connect() as connection:
         connection.execute("SET threads TO 2")
-        query = f"SELECT task, queue, the_hour, {wanted} FROM ({measures}) {levels}"
+        query = f"SELECT task, queue, the_hour, {percentiles} FROM ({measures}) {levels}"
         return len(connection.execute(query).fetchall())
 
 
 def stats(spark: SparkSession) -> list[Check]:
-    """The part of ``benchmarks/spark.py``."""
+    """The part ``stats`` of ``benchmarks/spark.py``."""
     with tempfile.TemporaryDirectory(prefix="aztask-bench-") as folder:
         directory = events_in(Path(folder), EVENTS)
         ways: dict[str, Callable[[], int]] = {
@@ -132,7 +132,7 @@ def stats(spark: SparkSession) -> list[Check]:
 
 
 class Memory:
-    """The most memory that this process and its children held at once, in bytes."""
+    """Measures the peak memory of this process and its children together, in bytes."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -151,7 +151,7 @@ class Memory:
 
 
 def _held_below(root: int) -> int:
-    """Proportional set size (pages that processes share count once) of a process tree."""
+    """Proportional set size of a process tree; shared pages count once."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -185,7 +185,7 @@ def session() -> SparkSession:
 
 
 def once(number: int) -> None:
-    """One run, told as JSON."""
+    """Run once over `number` events, and print the result as JSON."""
     with tempfile.TemporaryDirectory(prefix="aztask-bench-") as folder:
         directory = events_in(Path(folder), number)
         size = sum(path.stat().st_size for path in directory.rglob("*.parquet"))

@@ -1,10 +1,10 @@
-"""The most that Azurite takes: sends that were composed before, and nobody who computes meanwhile.
+"""The highest rate that Azurite accepts: requests composed before, and no other work beside them.
 
 Usage: python benchmarks/storage_ceiling.py
 
-What `.map` reaches is to be read beside it: on two cores the sender and Azurite share one machine.
-As a command it compares an Azurite that keeps its data in files, which lie in the machine's folder
-for temporary files, with one that keeps it in memory, in turns, once their code is compiled.
+Compare the rate of `.map` with it: on two cores, the sender and Azurite share one machine. As a
+command it compares two Azurites in turns, after their code is compiled: one with its data in
+temporary files, one with its data in memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from aztask.brokers.storagequeue.messages import MessagePipeline, RequestSpec  #
 CONNECTIONS = 8
 WARMINGS = 8
 ROUNDS = 15
-TEXT = "x" * 620  # as long as the message of a no-op
+TEXT = "x" * 620  # as long as a no-op's message
 
 
 def ceiling(bench: Bench, count: int) -> float:
-    """Sends a second of `count`, over eight connections: more make no difference."""
+    """Sends per second, of `count` over eight connections; more connections are not faster."""
     url = bench.service.get_queue_client("default").url
     pipeline = MessagePipeline(bench.service, LeanTransport())
     asked = RequestSpec("POST", f"{url}/messages?messagettl=-1", TEXT)
@@ -57,7 +57,7 @@ def ceiling(bench: Bench, count: int) -> float:
 
 
 def answered(open_ones: list[socket.socket], requests: Iterator[bytes], left: int) -> None:
-    """Send each when the one before it on its connection is answered, until all are."""
+    """Send each request after the answer to the one before it on its connection."""
     waiting = select.epoll()
     by_number = {connection.fileno(): connection for connection in open_ones}
     for number, connection in by_number.items():
@@ -74,7 +74,7 @@ def answered(open_ones: list[socket.socket], requests: Iterator[bytes], left: in
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both Azurites and print their rates."""
     print(machine(("azure-storage-queue", "azure-core")))
     found: dict[str, list[float]] = {"files": [], "memory": []}
     with tempfile.TemporaryDirectory(prefix="aztask-bench-") as name, ExitStack() as stack:

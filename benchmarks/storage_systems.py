@@ -1,4 +1,4 @@
-"""The systems that `storagequeue.py` compares: how each is sent to, and its worker started."""
+"""The systems that `storagequeue.py` compares: how to send to each, and start its worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VENV = Path(os.environ.get("BENCH_PEERS", HERE.parent / ".tox" / "bench-peers"))
 
 
 def peers_python() -> str:
-    """The Python of the peers' own environment, which is made when it is missing."""
+    """The Python of the peers' own environment, which is created if it is missing."""
     python = VENV / "bin" / "python"
     if not python.exists():
         venv.create(VENV, with_pip=True)
@@ -36,7 +36,7 @@ def peers_python() -> str:
 
 @dataclass(frozen=True)
 class System:
-    """One task queue. module: of `peers/`; queue: as the service knows it."""
+    """One task queue system. module: in `peers/`. queue: its name on the service."""
 
     name: str
     module: str
@@ -47,7 +47,7 @@ class System:
 
 
 def systems() -> list[System]:
-    """aztask first."""
+    """All compared systems, aztask first."""
     peers = peers_python()
     ours = ("-m", "aztask", "worker", "-A", "aztask_app", "-Q", "default", "-c", "8")
     return [
@@ -89,7 +89,7 @@ def systems() -> list[System]:
 
 
 class Bench:
-    """One storage account: an endpoint, and a folder for marks and logs."""
+    """One storage account: its endpoint, and a folder for marks and logs."""
 
     def __init__(
         self, folder: Path, endpoint: str, connection: str, account: str, key: str
@@ -110,7 +110,7 @@ class Bench:
         }
 
     def fresh(self, *names: str) -> None:
-        """These queues, empty."""
+        """Create the queues, or empty them, and remove all marks."""
         for name in names:
             client = self.service.get_queue_client(name)
             with suppress(ResourceExistsError):
@@ -119,14 +119,14 @@ class Bench:
         self.marks.unlink(missing_ok=True)
 
     def depth(self, queue: str) -> int:
-        """How many messages there are."""
+        """The approximate number of messages in a queue."""
         properties = self.service.get_queue_client(queue).get_queue_properties()
         return int(properties.approximate_message_count or 0)
 
     def call(self, system: System, expression: str, warm: str = "m.send(3)") -> float:
-        """Run `expression` of the system's module in its Python; the seconds it took there.
+        """Run `expression` with the system's module in its Python; returns its seconds there.
 
-        `warm` is run before, so that connections are open.
+        warm: runs before it, so that connections are open.
         """
         code = (
             f"import time, {system.module} as m; {warm}; b = time.perf_counter(); "
@@ -144,7 +144,7 @@ class Bench:
 
     @contextmanager
     def worker(self, system: System, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A running worker, ended at the end."""
+        """Yield a running worker, and stop it at the end."""
         process = self.start(system, *more)
         try:
             yield process
@@ -156,7 +156,7 @@ class Bench:
                 kill_group(process)
 
     def start(self, system: System, *more: str) -> subprocess.Popen[bytes]:
-        """Start a worker in a process group of its own."""
+        """Start a worker in its own process group."""
         return subprocess.Popen(
             [system.python, *system.arguments, *more],
             env=self.environment,
@@ -168,7 +168,7 @@ class Bench:
         )
 
     def times(self, prefix: str = "") -> dict[str, float]:
-        """{key: when it was first marked}."""
+        """{key: the time of its first mark}, for keys that begin with `prefix`."""
         found: dict[str, float] = {}
         if self.marks.exists():
             for line in self.marks.read_text().splitlines():
@@ -178,7 +178,7 @@ class Bench:
         return found
 
     def wait_mark(self, key: str, seconds: float = 30.0) -> float:
-        """When `key` was marked."""
+        """Wait for the mark `key`; returns its time."""
         give_up_at = time.monotonic() + seconds
         while time.monotonic() < give_up_at:
             if (at := self.times(key).get(key)) is not None:
@@ -188,6 +188,6 @@ class Bench:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the worker and all that it started."""
+    """Kill the worker and all processes that it started, with SIGKILL."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

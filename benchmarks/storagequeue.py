@@ -2,22 +2,24 @@
 
 Usage: python benchmarks/storagequeue.py [--check] [--no-peers] [> docs/benchmarks/storagequeue.txt]
 
-Every figure is the median of rounds, each of which measures every system once, one after another on
-one Azurite. A worker, and the loop of the bare SDK, is timed once it is warm: its first 100 tasks
-are not counted, the 300 after them are. A worker's rate is that between two looks at the queue's
-depth, the first when it is warm and the last at which there was still work for all of its threads:
-waiting for the queue to be empty would add the time between two looks to a run of a third of a
-second. What a worker has received by the first look it has ahead: ours up to two receives, 64
-messages.
+Every figure is the median of several rounds. Each round measures every system once, one after
+another, on one Azurite.
 
-Azurite keeps its data in memory (`--inMemoryPersistence`): on files it takes little more than half
-as many sends (`storage_ceiling.py`), and hides what is compared. In memory it tidies up after a
-minute and answers nobody meanwhile, so each round has a new one, warmed up first, and a round that
-takes longer is measured again. Latency, requests and kills are measured on one with files. The
-queue is never deeper than 500 (where workers are killed: 900), since Azurite's own cost grows with
-the depth. Results and events are off.
-"Composed sends" are the most that Azurite takes: the requests of `.map`, made before and sent by a
-loop that does nothing else.
+* A worker, or the bare SDK's loop, is timed when it is warm: the first 100 tasks are not counted,
+  the 300 after them are.
+* A worker's rate is measured between two samples of the queue's depth: the first when it is warm,
+  the last while all of its threads still have work. Waiting for an empty queue would add the time
+  between two samples to a run of a third of a second. Messages that a worker has received before
+  the first sample are an advantage: for ours up to two receives, 64 messages.
+* Azurite keeps its data in memory (`--inMemoryPersistence`). With files it accepts little more
+  than half as many sends (`storage_ceiling.py`), which would hide the differences. In memory it
+  cleans up after a minute and answers no request during that time. So each round starts a new
+  Azurite and warms it up, and a round that takes longer is repeated. Latency, requests and kills
+  are measured with files.
+* The queue is never deeper than 500 (900 where workers are killed), because Azurite's own cost
+  grows with the depth. Results and events are off.
+* "Composed sends" are the highest rate that Azurite accepts: the requests of `.map`, composed
+  before and sent by a loop that does nothing else.
 """
 
 from __future__ import annotations
@@ -60,16 +62,16 @@ SENDS = 400
 LATENCIES = 25
 SLOTS = 8
 CONNECTIONS = 27
-"""As many as our worker was seen to have: 24 for batches, two that receive, one more."""
+"""As many as our worker has: 24 for batches, two that receive, one more."""
 
 WARMINGS = 8
-"""Of 400 sends and their receipt: Azurite's code is compiled by then."""
+"""Rounds of 400 sends and receives, after which Azurite's code is compiled."""
 
 
 def bare_consume(bench: Bench) -> float:
-    """A loop of the SDK with as many connections as our worker: receive 32, delete each.
+    """Messages/s of an SDK loop with as many connections as our worker: receive 32, delete each.
 
-    Messages a second of the last TASKS of them, but for those that end it with fewer connections.
+    Counts the last TASKS messages, without the very last ones, when fewer connections have work.
     """
     client = bench.service.get_queue_client("default")
     found: list[object] = []
@@ -97,7 +99,7 @@ def bare_consume(bench: Bench) -> float:
 
 
 def bare_send(bench: Bench) -> float:
-    """Single sends of the SDK, one after the other."""
+    """Messages/s of single sends with the SDK, one after the other."""
     client = bench.service.get_queue_client("default")
     client.send_message("x" * 400)
     began = time.perf_counter()
@@ -108,7 +110,7 @@ def bare_send(bench: Bench) -> float:
 
 @dataclass(frozen=True)
 class Look:
-    """A queue's depth at a time, and the CPU seconds that its worker and Azurite had used."""
+    """A sample: a queue's depth, and the CPU seconds of its worker and of Azurite so far."""
 
     at: float
     left: int
@@ -117,7 +119,7 @@ class Look:
 
 
 def consume(bench: Bench, system: System, server_pid: int) -> dict[str, float]:
-    """A worker's rate, and what it and Azurite use of the processor meanwhile."""
+    """A worker's rate, and the CPU time of worker and Azurite at that rate."""
     fill(bench, system)
     with bench.worker(system) as process:
         first, last = looks(bench, system, process.pid, server_pid)
@@ -130,7 +132,7 @@ def consume(bench: Bench, system: System, server_pid: int) -> dict[str, float]:
 
 
 def looks(bench: Bench, system: System, worker: int, server: int) -> tuple[Look, Look]:
-    """The first look at a warm worker, and the last at which it had work for all its threads."""
+    """The first sample of a warm worker, and the last while all its threads had work."""
     give_up_at = time.monotonic() + 120
     found: list[Look] = []
     while (now := look(bench, system, worker, server)).left >= SLOTS:
@@ -143,7 +145,7 @@ def looks(bench: Bench, system: System, worker: int, server: int) -> tuple[Look,
 
 
 def look(bench: Bench, system: System, worker: int, server: int) -> Look:
-    """The depth was what it is in the middle of the request for it."""
+    """Take a sample. The depth is that of the middle of the request for it."""
     began = time.perf_counter()
     left = bench.depth(system.queue)
     at = (began + time.perf_counter()) / 2
@@ -151,26 +153,26 @@ def look(bench: Bench, system: System, worker: int, server: int) -> Look:
 
 
 def cpu_of(worker: int) -> float:
-    """CPU seconds that a worker and its children have used."""
+    """CPU seconds of a worker and its children so far."""
     return sum(map(processor_seconds, family(worker)))
 
 
 def fill(bench: Bench, system: System) -> None:
-    """An empty queue, and then the no-ops that warm a worker and those that are timed."""
+    """Fill an empty queue with the no-ops that warm a worker and those that are timed."""
     bench.fresh(system.queue)
-    count = WARM + TASKS - 3  # a call sends three before its own
+    count = WARM + TASKS - 3  # `call` sends three messages first, to warm up
     bench.call(
         system, f"m.noop.map([()] * {count})" if system.name == "aztask" else f"m.send({count})"
     )
 
 
 def pause(left: int) -> None:
-    """Wait before the next look at the depth: each look costs Azurite what a task costs it."""
+    """Wait before the next sample, because each costs Azurite as much as a task."""
     time.sleep(min(max(left / 4000, 0.01), 0.05))
 
 
 def latencies(bench: Bench, system: System) -> list[float]:
-    """From the send to the start, within a second of the last message; the worker is idle."""
+    """Seconds from send to start on an idle worker, within a second of the last message."""
     bench.fresh(system.queue)
     code = (
         f"import time, sys, {system.module} as m\n"
@@ -195,7 +197,7 @@ def latencies(bench: Bench, system: System) -> list[float]:
 
 
 def requests(bench: Bench, proxy: Proxy, system: System) -> float:
-    """Queue requests for each of 300 no-ops: sending, receiving and deleting."""
+    """Requests to the queue per no-op, of 300: sending, receiving and deleting."""
     bench.fresh(system.queue)
     proxy.counts.clear()
     bench.call(system, "m.send(300)")
@@ -213,7 +215,7 @@ def requests(bench: Bench, proxy: Proxy, system: System) -> float:
 
 
 def lost(bench: Bench, system: System) -> int:
-    """Tasks that never ended, after so many kills of the worker, and a last one that is let be."""
+    """Tasks that never ended, after several kills of the worker and a last, unkilled one."""
     bench.fresh(system.queue)
     count = 40 * KILLS
     bench.call(system, f"m.marks('k', {min(count, 900)}, 0.15)")
@@ -235,7 +237,7 @@ def lost(bench: Bench, system: System) -> int:
 
 @dataclass(frozen=True)
 class Site:
-    """An Azurite, seen directly and through a proxy."""
+    """An Azurite, reachable directly and through a proxy."""
 
     server: azurite.Azurite
     bench: Bench
@@ -245,7 +247,7 @@ class Site:
 
 @contextmanager
 def site(*, in_memory: bool) -> Iterator[Site]:
-    """An Azurite of its own, stopped at the end."""
+    """Run a new Azurite, and stop it at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="aztask-bench-") as name,
         azurite.running(Path(name), movable=False, in_memory=in_memory) as server,
@@ -261,7 +263,7 @@ def site(*, in_memory: bool) -> Iterator[Site]:
 
 
 def main() -> None:
-    """Measure, print, check."""
+    """Measure all rounds, print the figures, and check them."""
     print("benchmark: Storage queues on one Azurite 3.35.0, queue depth 500 and less")
     print(machine(("azure-storage-queue", "azure-core", "kombu", "msgpack")))
     print("command: python benchmarks/storagequeue.py; results and events off")
@@ -287,12 +289,12 @@ def main() -> None:
 
 
 def quiet_round(all_systems: list[System]) -> dict[str, float]:
-    """The rates of a round during which Azurite did not tidy up."""
+    """The rates of one round in which Azurite did not clean up."""
     for _ in range(3):
         with site(in_memory=True) as place:
             began = time.monotonic()
 
-            def tidied(began: float = began) -> bool:
+            def cleaned_up(began: float = began) -> bool:
                 return time.monotonic() - began > azurite.QUIET_SECONDS - 1
 
             try:
@@ -300,17 +302,17 @@ def quiet_round(all_systems: list[System]) -> dict[str, float]:
                     ceiling(place.bench, SENDS)
                     bare_consume(place.bench)
                 figures = one_round(place, all_systems)
-            except Exception:  # nobody is answered while Azurite tidies up
-                if not tidied():
+            except Exception:  # Azurite answers no request while it cleans up
+                if not cleaned_up():
                     raise
             else:
-                if not tidied():
+                if not cleaned_up():
                     return figures
     raise TimeoutError(f"a round takes longer than {azurite.QUIET_SECONDS:g} s on this machine")
 
 
 def one_round(place: Site, all_systems: list[System]) -> dict[str, float]:
-    """Everything that is a rate, once."""
+    """Measure every rate once."""
     bench, far, server_pid = place.bench, place.far, place.server.pid
     ours = all_systems[0]
     figures: dict[str, float] = {}
@@ -321,7 +323,7 @@ def one_round(place: Site, all_systems: list[System]) -> dict[str, float]:
             figures[f"{system.name}: {name}"] = value
         bench.fresh(system.queue)
         figures[f"{system.name}: single sends/s"] = SENDS / bench.call(system, f"m.send({SENDS})")
-        bench.fresh(system.queue)  # what lies in one queue slows Azurite for all
+        bench.fresh(system.queue)  # messages in one queue slow Azurite down for all
     bench.fresh("default")
     figures["bare SDK: single sends/s"] = bare_send(bench)
     bench.fresh("default")
@@ -340,14 +342,14 @@ def one_round(place: Site, all_systems: list[System]) -> dict[str, float]:
 
 
 def consume_far(bench: Bench, far: Bench, system: System, server_pid: int) -> float:
-    """The worker's rate through the proxy; the depth is looked at past it."""
+    """The worker's rate through the proxy; the depth is read directly."""
     with far.worker(system) as process:
         first, last = looks(bench, system, process.pid, server_pid)
     return (first.left - last.left) / (last.at - first.at)
 
 
 def judge(middle: dict[str, float], peers: list[System]) -> None:
-    """The table of checks."""
+    """Print the table of checks of the medians."""
     rate = middle["aztask: tasks/s"]
     bare = middle["bare SDK: receive 32 and delete, messages/s"]
     checks = [

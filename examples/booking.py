@@ -1,12 +1,12 @@
 """Book each order once, whatever happens to the workers.
 
-A task may run twice: a worker can die after its work and before that was recorded. So the work has
-to be such that the second run changes nothing:
+A task may run twice: a worker can die after the work but before the outcome is recorded. So a
+second run must change nothing:
 
-* the task's id is the order's number, so sending an order again adds no second task;
-* the booking is keyed by the task's id, in the database itself;
-* the lease is checked right before the commit: who lost it leaves the commit to whoever has it now;
-* a long task says how far it came (`context.checkpoint`), and the next run goes on from there.
+* the order's number is the task's id, so sending an order again adds no second task;
+* the task's id is the booking's primary key, in the database itself;
+* the lease is checked right before the commit, so a run that lost its lease books nothing;
+* a long task saves its progress (`context.checkpoint`), and the next run continues from there.
 
 Run it::
 
@@ -27,7 +27,7 @@ app = App("booking", broker="local://", results="local://")
 
 
 def connect() -> sqlite3.Connection:
-    """The shop's own database; nothing of aztask is in it."""
+    """Open the shop's own database, which aztask does not use."""
     connection = sqlite3.connect(DATABASE, timeout=30.0)
     connection.execute(
         "CREATE TABLE IF NOT EXISTS booking (task_id TEXT PRIMARY KEY, articles INTEGER NOT NULL)"
@@ -38,7 +38,7 @@ def connect() -> sqlite3.Connection:
 @app.task_with_context
 def book(context: Context, articles: list[str]) -> int:
     """Pick the articles one by one, then book the order."""
-    picked: int = context.saved or 0  # what an earlier run had picked already
+    picked: int = context.saved or 0  # picked by an earlier run
     while picked < len(articles):
         picked += 1
         context.checkpoint(picked)
@@ -52,14 +52,14 @@ def book(context: Context, articles: list[str]) -> int:
 
 
 def send(orders: int) -> None:
-    """Send so many orders; sending them again changes nothing."""
+    """Send this many orders; sending them again changes nothing."""
     for number in range(orders):
         articles = [f"article {n}" for n in range(number % 4)]
         book.with_options(task_id=f"order-{number}").delay(articles)
 
 
 def show() -> None:
-    """Print the bookings."""
+    """Print all bookings, sorted by order."""
     with closing(connect()) as connection:
         for task_id, articles in connection.execute("SELECT * FROM booking ORDER BY task_id"):
             print(f"{task_id}: {articles} articles")

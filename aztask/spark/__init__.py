@@ -1,10 +1,9 @@
-"""The data pipeline on Spark: submit DataFrames as tasks, learn from events, triage dead letters.
+"""The data pipeline on Spark: submit DataFrames as tasks, analyse events, triage dead letters.
 
 Rules
-1. Nothing outside this package imports it, but ``aztask spark ...`` when such a command runs.
-2. Executors import it too: a module here does no work when it is imported.
-3. Names are imported when they are first used; without pyspark that is one line that says what to
-   install, not a traceback.
+1. Only ``aztask spark ...`` imports it from outside, when such a command runs.
+2. Executors import it too, so no module here does any work on import.
+3. Names are imported on first use. Without pyspark, one line says what to install.
 """
 
 from importlib import import_module

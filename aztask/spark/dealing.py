@@ -1,7 +1,7 @@
-"""Work dealt out to Spark's tasks, a part for each.
+"""Distributes parts of a piece of work over Spark tasks, one part for each task.
 
-A data source in Python would do the same for a read, but Spark starts three more Python processes
-for one before it reads [measured: 5 s of the 20 s that statistics of a small log took].
+A Python data source could do the same for a read, but Spark starts three more Python processes for
+it before it reads [measured: 5 s of the 20 s that statistics of a small log took].
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def deal(
     work: Callable[[Any], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:
-    """The rows that `work` makes of each part, in a task of its own; none where there is no part.
+    """The rows that `work` makes of each part, in one Spark task per part.
 
-    parts, work: pickled, and without secrets. Every task is handed all the parts, packed, and
-    unpacks its own: they may list thousands of files.
+    parts, work: pickled, so they hold no secrets. Every task gets all parts, compressed because
+    they may list thousands of files, and unpacks its own. Without parts the result is empty.
     """
     tasks = spark.range(0, len(parts), 1, max(1, len(parts)))
     packed = tuple(zlib.compress(pickle.dumps(part)) for part in parts)
-    return tasks.mapInArrow(_NumberPartition(packed, work), schema)
+    return tasks.mapInArrow(_WorkOnParts(packed, work), schema)
 
 
 @dataclass(frozen=True)
-class _NumberPartition:
-    """What a task does: the parts of the numbers that it is given."""
+class _WorkOnParts:
+    """The function of each task: it works on the parts whose numbers it receives."""
 
     packed: tuple[bytes, ...]
     work: Callable[[Any], Iterator[pa.RecordBatch]]

@@ -1,7 +1,7 @@
-"""From what Spark raises to an error of ours: the cause that an executor met, on one line.
+"""Turns errors of Spark into errors of aztask: the cause on the executor, on one line.
 
-Spark hands over a remote traceback as text. The last line of ours in it names the class and says
-what to do; what else went wrong is said in Spark's own words, cut to one line.
+Spark passes a remote traceback on as text. If an aztask error is in it, the last one is raised
+again under its class; any other error is reported in Spark's own words, cut to one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aztask.support.display import one_line
 from aztask.support.masking import mask
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What a job raises: an error that pyspark knows, or the bridge's own for all others."""
+"""What a job raises: PySpark's own errors, and the Java bridge's for all others."""
 
 _OURS: Final = re.compile(r"^(?:[\w.]+: )*aztask\.errors\.(\w+): (.+)$", re.MULTILINE)
 _MISSING: Final = re.compile(r"(?:No module named|there is no module) '(\w+)")
@@ -35,7 +35,7 @@ AGAIN: Final = (
 
 
 def as_ours(error: BaseException) -> AztaskError:
-    """The error to raise instead of `error`, which a Spark job raised."""
+    """The error of ours that replaces `error`, which a Spark job raised."""
     text = str(error)
     ours = ours_in(text)
     if ours is None and any(each in text for each in _DIED):
@@ -52,7 +52,7 @@ def as_ours(error: BaseException) -> AztaskError:
 
 
 def what_is_missing(text: str) -> str | None:
-    """What to do about a module that executors cannot import; None if a text names no such."""
+    """Advice about the module that executors cannot import; None if `text` names none."""
     found = _MISSING.findall(text)
     if not found:
         return None
@@ -63,7 +63,7 @@ def what_is_missing(text: str) -> str | None:
 
 
 def ours_in(text: str) -> AztaskError | None:
-    """The error of ours that a remote traceback ends in, None where there is none."""
+    """The last error of ours in a remote traceback; None if there is none."""
     found = _OURS.findall(text)
     if not found:
         return None
@@ -74,7 +74,7 @@ def ours_in(text: str) -> AztaskError | None:
 
 
 def ended_well(query: StreamingQuery, seconds: int) -> bool:
-    """Wait for the end of a streaming query; whether it has ended. Raises what it failed with."""
+    """Wait so many seconds for a streaming query to end. True if it has; raises its failure."""
     try:
         return bool(query.awaitTermination(seconds))
     except SPARK_ERRORS as error:

@@ -1,23 +1,27 @@
-"""What the pipeline needs on this machine, looked for before anything of it is used.
+"""Checks that the libraries and the Java that the pipeline needs are on this machine.
 
-This module imports none of it, so that what is missing can be said in one line.
+This module imports none of them, so that one line can say what is missing.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from aztask.errors import ConfigurationError
 
-LIBRARIES = ("pyspark", "pyarrow", "pandas")
+LIBRARIES: Final = ("pyspark", "pyarrow", "pandas")
+REPORT_LIBRARIES: Final = ("jinja2",)
+"""What only the HTML report needs: a hosted Spark without it runs everything else."""
 
 
-def check_installed() -> None:
-    """Raise ConfigurationError where a library is missing."""
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
+def check_installed(libraries: Sequence[str] = LIBRARIES) -> None:
+    """Raise ConfigurationError, with the command that installs them, if libraries are missing."""
+    missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
@@ -26,7 +30,7 @@ def check_installed() -> None:
 
 
 def check_java() -> None:
-    """Raise ConfigurationError where no Java would be found to run Spark's own part."""
+    """Raise ConfigurationError if Spark would find no Java to run on."""
     home = os.environ.get("JAVA_HOME")
     if home and not (Path(home) / "bin" / "java").is_file():
         raise ConfigurationError(

@@ -1,10 +1,10 @@
 """Zips of Python code for Spark's ``--py-files``: aztask, what it needs, and your modules.
 
 Rules
-1. Spark puts ``.zip``, ``.egg`` and ``.jar`` files on the path of its Python workers. A wheel is
-   copied to them, but never imported [measured with Spark 4.3], so it is repacked here.
-2. Python imports nothing compiled from a zip. A distribution with compiled parts is packed only if
-   it runs without them (`OPTIONAL_PARTS`); any other is left to the machines of the cluster.
+1. Spark puts ``.zip``, ``.egg`` and ``.jar`` files on the path of its Python workers. It copies
+   wheels to them too, but never imports from those [measured with Spark 4.3], so they are repacked.
+2. Python cannot import compiled modules from a zip. A distribution with compiled parts is packed
+   only if it runs without them (`OPTIONAL_PARTS`); any other must be installed on the cluster.
 3. The same input makes the same bytes.
 """
 
@@ -29,26 +29,26 @@ from aztask.version import __version__
 
 OWN: Final = "aztask"
 INSTALLED: Final = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
-"""Distributions that are on the machines of a cluster: Spark's own, and what Arrow data needs."""
+"""Distributions that a cluster already has: Spark's own, and what Arrow data needs."""
 OPTIONAL_PARTS: Final = frozenset(
-    {"charset-normalizer", "frozenlist", "msgpack", "multidict", "propcache", "yarl"}
+    {"charset-normalizer", "frozenlist", "markupsafe", "msgpack", "multidict", "propcache", "yarl"}
 )
-"""Distributions whose compiled parts only make them faster."""
+"""Distributions that also run without their compiled parts, only slower."""
 COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")
 _USELESS: Final = (*COMPILED, ".pyc", ".pyi")
 _TEST_EXTRA: Final = re.compile(r"""extra\s*==\s*["']test["']""")
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 Files: TypeAlias = dict[str, Path | bytes]
-"""What a zip holds: a path or the bytes, by the name in the zip."""
+"""The content of a zip: name in the zip to the file's path or its bytes."""
 
 
 @dataclass(frozen=True)
 class PackedArchive:
     """A zip that was written.
 
-    path, bytes: where it is, and its size. parts: what is in it, with versions. to_install: what
-    aztask needs besides, and what must be installed on the machines.
+    path, bytes: its place and its size. parts: its content, with versions. to_install: what aztask
+    needs besides, to be installed on the machines of the cluster.
     """
 
     path: str
@@ -60,9 +60,9 @@ class PackedArchive:
 def pack(target: str | os.PathLike[str], sources: Sequence[str] = ()) -> PackedArchive:
     """Write a zip of aztask, its needs, and `sources`, for ``--py-files`` and ``addPyFile``.
 
-    target: the zip, which is replaced at once. sources: each a module that can be imported from
-    here, a ``.py`` file, a package's folder, or a wheel. What they need in turn is not packed.
-    Raises ConfigurationError.
+    target: the zip, which is replaced atomically. sources: modules that can be imported from here,
+    ``.py`` files, folders of packages, or wheels. Their own dependencies are not packed. Raises
+    ConfigurationError.
     """
     path = Path(target)
     if path.suffix != ".zip":
@@ -74,21 +74,21 @@ def pack(target: str | os.PathLike[str], sources: Sequence[str] = ()) -> PackedA
     for source in sources:
         files |= _source(source)
         parts.append(source)
-    own, names, to_install = _needs()
+    own, names, to_install = _dependencies()
     files = {**own, **files}
     write_zip(path, files)
     return PackedArchive(str(path), path.stat().st_size, (*parts, *names), to_install)
 
 
 def write_zip(target: Path, files: Files) -> None:
-    """Write the zip whole, or not at all. Raises ConfigurationError."""
+    """Write the zip completely or not at all. Raises ConfigurationError."""
     folders = {f"{folder}/" for name in files for folder in PurePosixPath(name).parents}
     try:
         handle, scratch = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(handle, "wb") as stream, ZipFile(stream, "w") as archive:
-                # Entries for the folders: without them Python 3.12 and older find no namespace
-                # packages in a zip, and the SDKs are all in one, azure.
+                # Without entries for folders, Python 3.12 and older find no namespace packages in
+                # a zip, and the SDKs are all in one: azure.
                 for name in sorted(folders - {"./"}):
                     archive.writestr(_entry(name, 0o40755), b"")
                 for name in sorted(files):
@@ -114,7 +114,7 @@ def _entry(name: str, mode: int) -> ZipInfo:
 
 
 def wheel_files(path: Path) -> Files:
-    """What a wheel installs. Raises ConfigurationError where that cannot be imported from a zip."""
+    """The files that a wheel installs. Raises ConfigurationError if a zip cannot hold them."""
     files: Files = {}
     try:
         with ZipFile(path) as wheel:
@@ -128,7 +128,7 @@ def wheel_files(path: Path) -> Files:
 
 
 def _installed_name(name: str) -> str | None:
-    """Where a wheel's file goes below site-packages; None: elsewhere (PEP 427, .data)."""
+    """The path of a wheel's file in site-packages; None if it goes elsewhere (PEP 427, .data)."""
     parts = name.split("/")
     if not parts[0].endswith(".data"):
         return name
@@ -136,7 +136,7 @@ def _installed_name(name: str) -> str | None:
 
 
 def _source(source: str) -> Files:
-    """The files of one thing to pack."""
+    """The files of one source; see `pack`."""
     path = Path(source)
     if source.endswith(".whl"):
         return wheel_files(path)
@@ -169,12 +169,12 @@ def _module_files(name: str) -> Files:
     if spec.submodule_search_locations is None and spec.origin is not None:
         files = {Path(spec.origin).name: Path(spec.origin)}
     if not any(Path(str(path)).is_file() for path in files.values()):
-        raise ConfigurationError(f"module {printable(top)} is not made of files: pack its wheel")
+        raise ConfigurationError(f"module {printable(top)} has no files here: pack its wheel")
     return _without_compiled(files, name)
 
 
 def _folder_files(folder: Path) -> Files:
-    """The files of a package, named from its own folder on."""
+    """The files of a package; their names begin with its own folder."""
     return {
         f"{folder.name}/{path.relative_to(folder).as_posix()}": path
         for path in sorted(folder.rglob("*"))
@@ -183,18 +183,18 @@ def _folder_files(folder: Path) -> Files:
 
 
 def _without_compiled(files: Files, source: str) -> Files:
-    """The files, if there is nothing compiled among them. Raises ConfigurationError."""
+    """The files. Raises ConfigurationError if one of them is compiled."""
     compiled = sorted(name for name in files if name.endswith(COMPILED))
     if compiled:
         raise ConfigurationError(
             f"{printable(source)} holds {printable(compiled[0])}, which is compiled, and Python "
-            "imports nothing compiled from a zip: install it on the machines of the cluster"
+            "cannot import that from a zip: install it on the machines of the cluster"
         )
     return files
 
 
-def _needs() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
-    """aztask and its needs as they are installed here: files, names, and what is not packed."""
+def _dependencies() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
+    """aztask and its dependencies as installed here: (files, names, what must be installed)."""
     files = _folder_files(Path(aztask.__file__).parent)
     try:
         waiting = list(_requirements(distribution(OWN), extras=True))
@@ -202,7 +202,7 @@ def _needs() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
         waiting = []
     if not files or not waiting:
         raise ConfigurationError(
-            "aztask is not installed here, so its files and needs are unknown: install it with pip"
+            "aztask is not installed here, so its dependencies are unknown: install it with pip"
         )
     names, to_install = [f"{OWN} {__version__}"], []
     seen = {OWN, *INSTALLED}
@@ -214,7 +214,7 @@ def _needs() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
         try:
             found = distribution(name)
         except PackageNotFoundError:
-            continue  # of an extra, or for another system
+            continue  # of an extra that is not installed, or for another system
         its = _distribution_files(found)
         shown = f"{name} {found.version}"
         if its is None:
@@ -227,7 +227,7 @@ def _needs() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
 
 
 def _requirements(found: Distribution, *, extras: bool) -> Iterator[str]:
-    """The names of what a distribution needs. extras: also of its extras, but that for tests."""
+    """The names of a distribution's requirements. extras: its extras' too, except ``test``."""
     for text in found.requires or ():
         optional = "extra" in text.partition(";")[2]
         if not optional or (extras and not _TEST_EXTRA.search(text)):
@@ -237,23 +237,23 @@ def _requirements(found: Distribution, *, extras: bool) -> Iterator[str]:
 
 
 def _distribution_files(found: Distribution) -> Files | None:
-    """What of a distribution goes into a zip; None where it must be installed."""
+    """The files of a distribution for a zip; None if it must be installed instead."""
     name = re.sub(r"[-_.]+", "-", found.name).lower()
     listed = [PurePosixPath(path) for path in found.files or ()]
     inside = [path for path in listed if ".." not in path.parts and "__pycache__" not in path.parts]
     if not any(path.suffix == ".py" for path in inside):
-        return None  # installed in some way that does not list its modules
+        return None  # its installer did not list its modules
     if name not in OPTIONAL_PARTS and any(path.suffix in COMPILED for path in inside):
         return None
     return {
         str(path): Path(str(found.locate_file(str(path))))
         for path in inside
-        if path.suffix not in _USELESS and _is_wanted(path)
+        if path.suffix not in _USELESS and _is_packed(path)
     }
 
 
-def _is_wanted(path: PurePosixPath) -> bool:
-    """Of the ``.dist-info`` only what tells the version and the licence."""
+def _is_packed(path: PurePosixPath) -> bool:
+    """Whether to pack a file: of ``.dist-info`` only the version and the licence."""
     return ".dist-info" not in path.parts[0] or (
         path.name == "METADATA" or "licen" in str(path).lower()
     )

@@ -1,6 +1,6 @@
-"""Code for the executors of a session that runs: ``addPyFile``, also for wheels.
+"""Sends code to the executors of a running session: ``addPyFile``, for wheels too.
 
-Spark copies a wheel to its executors and then does not import from it; see `aztask.spark.packing`.
+Spark copies wheels to its executors but never imports from them; see `aztask.spark.packing`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ REPACKED: Final = "aztask-repacked"
 
 
 def add_py_files(spark: SparkSession, paths: Iterable[str]) -> None:
-    """``addPyFile`` for each path; a wheel goes as the zip that Python workers can import from.
+    """Call ``addPyFile`` for each path; a wheel is repacked as a zip, which workers can import.
 
-    The zip is made in a folder that Spark removes at the session's end. Raises ConfigurationError.
+    Spark removes that zip at the session's end. Raises ConfigurationError.
     """
     for path in paths:
         spark.sparkContext.addPyFile(_importable(path))
 
 
 def _importable(path: str) -> str:
-    """The file to give to ``addPyFile``."""
+    """The file to give to ``addPyFile``, made here if `path` is a wheel."""
     shown = printable(path)
     if "://" in path:
         if path.endswith(WHEEL):
-            raise ConfigurationError(f"{shown} is a wheel elsewhere: copy it to this machine first")
+            raise ConfigurationError(f"{shown} is a wheel on another machine: copy it here first")
         return path
     if not Path(path).is_file():
         raise ConfigurationError(f"{shown} is not a file; give a .py file, a zip or a wheel")

@@ -1,9 +1,9 @@
-"""What Spark says of a query or a job, as aztask's errors: one line, not a plan and two stacks.
+"""Turns Spark's errors about queries into aztask's: one line, not a plan and two stacks.
 
 Rules
-1. An error of ours that was raised in an executor or a planner is raised again under its own class.
-2. A mistake in a query (an unknown column, a wrong expression, a path that exists) is a
-   ConfigurationError; whatever else breaks a job is an AztaskError.
+1. An aztask error that was raised in an executor or a planner is raised again under its own class.
+2. A mistake in a query (an unknown column, a wrong expression, a path that exists) becomes a
+   ConfigurationError, any other failure of a job an AztaskError.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _CONDITION: Final = re.compile(r"\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: .*)?")
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
-    """Errors of Spark in the block become those of this module's rules."""
-    # It writes every refused query to stderr, as JSON with the whole stack in it.
+def translated_errors() -> Iterator[None]:
+    """Replace Spark's errors in the block by aztask's, see the module's rules."""
+    # Spark logs every refused query to stderr, as JSON with the whole stack in it.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise plainly(error) from error
+        raise translated(error) from error
 
 
-def plainly(error: BaseException) -> AztaskError:
-    """What to raise instead of `error`."""
+def translated(error: BaseException) -> AztaskError:
+    """The aztask error to raise instead of `error`."""
     ours = ours_in(str(error))
     if missing := what_is_missing(str(ours or error)):
         return AztaskError(missing)

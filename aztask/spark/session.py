@@ -1,12 +1,12 @@
-"""The Spark session: the one that runs, or a new one.
+"""The Spark session: the active one, or a new one.
 
 Rules
-1. A platform's session (a notebook's, spark-submit's) is used as it is, and never stopped by us.
-2. A session of our own runs where ``master`` says, else where spark-submit or Spark's settings say,
-   else on this machine, and then its Python workers run this very interpreter, not the first
-   ``python3`` of the PATH, which may lack aztask. Where PySpark's own Spark runs them, they also
-   import what the driver imports (see `workers`).
-3. What spark-submit was given is stronger than our own defaults, and weaker than `conf`.
+1. A session that already runs (a notebook's, a platform's) is used unchanged and never stopped.
+2. A new session runs where ``master`` says, else where spark-submit or Spark's settings say, else
+   on this machine.
+3. On this machine its Python workers run the driver's interpreter, not the first ``python3`` on the
+   PATH, which may lack aztask. With PySpark's own Spark they also share imports (see `workers`).
+4. `conf` overrides the settings of spark-submit, and those override our defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULTS = {
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
 DAEMON_MODULE = "spark.python.daemon.module"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""The environment variable by which spark-submit tells Python where its Java machine is."""
+"""The environment variable in which spark-submit gives Python the port of its JVM."""
 WORKERS = "aztask.spark.workers"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -49,9 +49,10 @@ def get_session(
 ) -> SparkSession:
     """The active session, or a new one.
 
-    master, conf: as of spark-submit; they count for a new session only, and conf is stronger than
-    our own defaults (time zone UTC, Arrow on). ui: whether its web page is served. log_level: of
-    the JVM. Raises ConfigurationError where Java is missing or Spark does not start.
+    name: the application's, on Spark's own pages. master, conf: as for spark-submit; an active
+    session ignores them. conf overrides our defaults (time zone UTC, Arrow on). ui: whether to
+    serve Spark's web page. log_level: the JVM's. Raises ConfigurationError if Java is missing or
+    Spark does not start.
     """
     active = active_session()
     if active is not None:
@@ -78,20 +79,20 @@ def get_session(
     except PySparkException as error:
         raise ConfigurationError(
             f"Spark did not start with master {where or LOCAL}: {first_line(error)} (it needs Java "
-            "17 or newer; what Java itself said is above)"
+            "17 or newer; see Java's own messages above)"
         ) from error
     session.sparkContext.setLogLevel(log_level)
     bridge = logging.getLogger("py4j")
     if bridge.level == logging.NOTSET:
-        bridge.setLevel(logging.WARNING)  # it tells of every connection and every call
+        bridge.setLevel(logging.WARNING)  # it logs every connection and every call
     return session
 
 
 def surroundings(settings: Mapping[str, str], master: str | None) -> SparkConf:
-    """What spark-submit and Spark's settings say, with `settings` on top.
+    """The configuration of spark-submit and of Spark's files, overridden by `settings`.
 
-    Only Java knows: a SparkConf is empty until its machine runs, even under spark-submit. So this
-    starts the machine, or finds the one that spark-submit started.
+    Only the JVM knows it: a SparkConf is empty until a JVM runs, even under spark-submit. So this
+    starts the JVM, or connects to the one that spark-submit started.
     """
     start = SparkConf(loadDefaults=False)
     for key, value in settings.items():
@@ -105,9 +106,9 @@ def surroundings(settings: Mapping[str, str], master: str | None) -> SparkConf:
 
 
 def own_workers(known: SparkConf) -> dict[str, str]:
-    """The settings by which Python workers on this machine run what the driver runs.
+    """The settings that make Python workers on this machine run what the driver runs.
 
-    known: what the surroundings set. Nothing where they choose workers, or another Spark.
+    known: the configuration so far. Empty if that chooses a daemon or another Spark itself.
     """
     python = os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
     chosen = "SPARK_HOME" in os.environ or known.contains(DAEMON_MODULE)
@@ -115,10 +116,10 @@ def own_workers(known: SparkConf) -> dict[str, str]:
 
 
 def active_session() -> SparkSession | None:
-    """The session that runs already, if one does."""
+    """The session that already runs; None if there is none."""
     return SparkSession.getActiveSession()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: Spark's errors go on with a plan and a stack."""
+    """The first line of an error's text; a query plan and a stack follow it in Spark's errors."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

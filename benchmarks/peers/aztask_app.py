@@ -12,23 +12,23 @@ app = App("bench", broker=os.environ["BENCH_CONNECTION"])
 
 @app.task
 def noop() -> None:
-    """Nothing at all."""
+    """Do nothing, to measure only the overhead."""
 
 
 @app.task
 def mark(key: str, seconds: float = 0.0) -> None:
-    """Leave a mark."""
+    """Leave a mark in the file of marks."""
     leave(key, seconds)
 
 
 def send(count: int) -> None:
-    """That many no-ops, one by one."""
+    """Send so many no-ops, one by one."""
     for _ in range(count):
         noop.delay()
 
 
 def marks(prefix: str, count: int, seconds: float) -> None:
-    """That many marks."""
+    """Send so many tasks that leave a mark."""
     mark.map([(f"{prefix}{number}", seconds) for number in range(count)])
 
 

@@ -1,7 +1,7 @@
 """The no-op on Celery with Kombu's Service Bus transport, patched only to reach the emulator.
 
-Kombu 5.6 cannot say UseDevelopmentEmulator=true, nor speak plain HTTP to an administration port:
-both clients are made from the emulator's own connection strings instead. Nothing else is changed.
+Kombu 5.6 can neither set UseDevelopmentEmulator=true nor use plain HTTP for an administration
+port. So both clients are made from the emulator's own connection strings. Nothing else is changed.
 """
 
 import os
@@ -42,10 +42,10 @@ app.conf.update(
 
 @app.task(name="noop")
 def noop() -> None:
-    """Nothing at all."""
+    """Do nothing, to measure only the overhead."""
 
 
 def send(count: int) -> None:
-    """That many no-ops, one by one."""
+    """Send so many no-ops, one by one."""
     for _ in range(count):
         noop.delay()

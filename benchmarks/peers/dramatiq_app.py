@@ -10,22 +10,22 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(queue_name="dramatiq-bench")
 def noop() -> None:
-    """Nothing at all."""
+    """Do nothing, to measure only the overhead."""
 
 
 @dramatiq.actor(queue_name="dramatiq-bench")
 def mark(key: str, seconds: float = 0.0) -> None:
-    """Leave a mark."""
+    """Leave a mark in the file of marks."""
     leave(key, seconds)
 
 
 def send(count: int) -> None:
-    """That many no-ops, one by one."""
+    """Send so many no-ops, one by one."""
     for _ in range(count):
         noop.send()
 
 
 def marks(prefix: str, count: int, seconds: float) -> None:
-    """That many marks."""
+    """Send so many tasks that leave a mark."""
     for number in range(count):
         mark.send(f"{prefix}{number}", seconds)

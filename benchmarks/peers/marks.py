@@ -1,4 +1,4 @@
-"""What every system's `mark` task does: leave a line that survives the process."""
+"""The work of every system's `mark` task: write a line that survives the process."""
 
 import os
 import time

@@ -1,7 +1,7 @@
 """Two queues whose leases follow how long their messages are held.
 
-Run it as its README says. Both queues begin with leases of five minutes: too long for the stamps,
-which would wait that long after a crash, and right for nobody.
+Run it as its README says. Both queues start with leases of five minutes. That is too long: after a
+crash, a stamp would wait for five minutes before another worker gets it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ app = App(
     "printing",
     broker="local://",
     results="local://",
-    lease_advice="auto",  # beside the queues; a blob container where workers are on many machines
+    lease_advice="auto",  # beside the queues; a blob container serves several machines
     lease=300.0,
 )
 app.queue("stamps", adaptive=(2, 600))  # between two seconds and ten minutes
-app.queue("posters", adaptive=False)  # counted and advised, and left alone
+app.queue("posters", adaptive=False)  # measured, with advice, but not changed
 
 
 @app.task(queue="stamps")
 def stamp(number: int) -> int:
-    """A short job."""
+    """Print a stamp, which takes 10 ms."""
     time.sleep(0.01)
     return number
 
 
 @app.task(queue="posters")
 def poster(number: int) -> int:
-    """A longer one."""
+    """Print a poster, which takes 50 ms."""
     time.sleep(0.05)
     return number
 

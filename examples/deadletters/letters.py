@@ -1,7 +1,7 @@
-"""A task that some messages break: what ends among the dead letters, and how it comes back.
+"""A task that fails for some messages, which become dead letters and are replayed later.
 
-`deliver` fails for addresses that are not in the book. It is tried three times, then its message is
-a dead letter. Once the book is right, the dead letters are replayed.
+`deliver` fails if a name is not in the address book. It is tried three times; then its message is
+dead-lettered. After the book is corrected, you can replay the dead letters.
 """
 
 import json
@@ -21,10 +21,10 @@ app = App(
 
 @app.task
 def deliver(name: str, text: str) -> str:
-    """Deliver a letter; LookupError while nobody of that name is in the book."""
+    """Deliver a letter. Raises LookupError if the name is not in the book."""
     if not text:
-        raise Reject("empty", "a letter without a text is never delivered")  # not tried again
+        raise Reject("empty", "a letter without a text is never delivered")  # not retried
     book = json.loads(BOOK.read_text()) if BOOK.exists() else {}
     if name not in book:
-        raise LookupError(f"nobody called {name} is in {BOOK}")
+        raise LookupError(f"{name} is not in {BOOK}")
     return f"{text} -> {book[name]}"

@@ -1,4 +1,4 @@
-"""The smallest app: two tasks on a queue that is a file."""
+"""A minimal app: two tasks, with a queue in a local file."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ app = App("shop", broker="local://", results="local://")
 
 @app.task
 def count_words(path: str) -> int:
-    """How many words a file holds."""
+    """Count the words in a file."""
     return len(Path(path).read_text().split())
 
 
 @app.task
 def total(counts: list[int]) -> int:
-    """The sum of some counts."""
+    """Add up the counts of several files."""
     return sum(counts)

@@ -1,5 +1,7 @@
-"""Runs that take longer than their lease, with renewals switched off: each is stopped and comes
-again, three times, until its message is a dead letter. The events tell how long a lease it needs.
+"""Runs that take longer than their lease, with renewals switched off.
+
+Each run is stopped when its lease expires. After three deliveries the message is dead-lettered. The
+events show how long a lease the task needs.
 """
 
 import time

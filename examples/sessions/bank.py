@@ -1,10 +1,10 @@
-"""Accounts: bookings of one account run in order, those of many accounts side by side.
+"""Accounts: bookings of one account run in order, those of different accounts in parallel.
 
-Every account is a session. Its balance is the session's state, which whoever runs the next booking
-finds. Run with a command::
+Every account is a session. Its balance is the session's state, which the worker of the next booking
+reads. Run with a command::
 
-    python bank.py send    # five bookings for each of three accounts, mixed
-    python bank.py show    # the balances as they came
+    python bank.py send    # five bookings for each of three accounts, interleaved
+    python bank.py show    # the balance after each booking
 """
 
 import sys
@@ -24,16 +24,16 @@ def book(context: Context, amount: int) -> int:
     session = context.session
     assert session is not None  # the queue has sessions, so every message is in one
     if amount == 3 and context.resubmit_count == 0:
-        raise ConnectionError("the ledger is away")
+        raise ConnectionError("the ledger is unreachable")
     balance, done = session.state or (0, "")
-    if done != context.task_id:  # a booking that ran and was not settled is not booked twice
+    if done != context.task_id:  # a booking that ran but was not settled is not booked twice
         balance += amount
         session.state = (balance, context.task_id)
     return int(balance)
 
 
 def send() -> None:
-    """In the order of the bookings, across the accounts."""
+    """Send the first booking of each account, then the second of each, and so on."""
     for amount in AMOUNTS:
         for account in ACCOUNTS:
             name = f"{account}-{amount}"
@@ -41,7 +41,7 @@ def send() -> None:
 
 
 def show() -> None:
-    """What each booking left in the account."""
+    """Print the balance of each account after each booking."""
     for account in ACCOUNTS:
         balances = [app.result(f"{account}-{amount}").get(timeout=10) for amount in AMOUNTS]
         print(f"{account}: {', '.join(map(str, balances))}")

@@ -1,4 +1,4 @@
-"""Tasks of different lengths, some of which fail: something for the statistics to show."""
+"""Tasks of different lengths, some of which fail, so that the statistics have something to show."""
 
 import random
 import time

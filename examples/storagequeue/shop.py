@@ -18,16 +18,16 @@ app.queue("slow", lease=120.0)  # a longer lease for longer tasks: fewer renewal
 
 @app.task(retry=RetryPolicy(max_retries=3, delay=2.0, retry_on=(OSError,)))
 def resize(path: str, width: int) -> str:
-    """A short task. A retry waits in the queue, in no worker's memory."""
+    """A short task. Its retries wait in the queue, not in a worker's memory."""
     return f"{path} at {width}"
 
 
 @app.task_with_context(queue="slow")
 def report(context: Context, days: int) -> int:
-    """A long task in steps: its progress lies in the message, and a redelivery goes on there."""
+    """A long task in steps. Its progress is in the message, so a redelivery continues there."""
     done = context.saved or 0
     while done < days:
-        context.lease.ensure()  # no side effect once somebody else may have the message
+        context.lease.ensure()  # stop if another worker may have the message now
         time.sleep(0.1)
         done += 1
         context.checkpoint(done)

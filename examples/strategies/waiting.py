@@ -1,4 +1,4 @@
-"""Five tasks that fail twice, and the five ways in which they wait for the next try.
+"""Five tasks that fail twice, each with another strategy of waiting for its retry.
 
 Run as its README says; ``python waiting.py`` prints when each try began.
 """
@@ -20,7 +20,7 @@ app = App(
 
 
 def call(context: Context, name: str) -> str:
-    """The service answers at the third try."""
+    """Call the service, which answers at the third try."""
     with TRIES.open("a") as tries:
         tries.write(f"{name} {time.time()}\n")
     if context.resubmit_count < 2:
@@ -34,7 +34,7 @@ for strategy in ("resubmit", "abandon", "lease-timeout", "hold", "defer"):
 
 
 def main() -> None:
-    """Print the seconds from each task's first try to its others."""
+    """Print the seconds from each task's first try to its retries."""
     began = defaultdict(list)
     for line in TRIES.read_text().splitlines():
         name, at = line.split()

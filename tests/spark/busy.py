@@ -1,4 +1,4 @@
-"""A front before Azurite that is busy now and then, as the service is when it throttles."""
+"""A proxy before Azurite that is sometimes busy, as the service is when it throttles."""
 
 import http.client
 import threading
@@ -9,7 +9,7 @@ HOPS = ("connection", "transfer-encoding", "content-length", "keep-alive")
 
 
 class Front:
-    """Answers every `nth` request with 503 and Retry-After, and passes the others on."""
+    """Answers every `nth` request with 503 and Retry-After, and forwards the others."""
 
     def __init__(self, port, behind, nth):
         self.refused = 0

@@ -1,4 +1,4 @@
-"""An app on a service that does not answer: nothing listens there but in tests that say so."""
+"""An app on a service that does not answer, unless a test starts one at its address."""
 
 import os
 

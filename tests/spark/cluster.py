@@ -22,10 +22,10 @@ import pyspark
 
 SPARK = Path(pyspark.__file__).parent
 ON_THE_MACHINES = ("pyarrow", "numpy", "cryptography")
-"""What the page says is to be installed there, and what comes with it: see `bare_python`."""
+"""The libraries that the page asks to install, besides their dependencies (`bare_python`)."""
 WITH_THEM = ("cffi", "pycparser")
 START_SECONDS = 120.0
-# As tox sets it for sessions that are short: half the processor time of a start.
+# As in tox.ini for short sessions: halves the CPU time of a start.
 QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions "
     "-XX:-BytecodeVerificationRemote -XX:MetaspaceSize=256m "
@@ -50,7 +50,7 @@ class Cluster:
     folder: Path
 
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a command of a page; HOST:7077 in it is this cluster's master."""
+        """Run a page's command; HOST:7077 in it is replaced by this cluster's master."""
         return subprocess.run(
             ["bash", "-c", command.replace("HOST:7077", self.host)],
             cwd=folder,
@@ -62,12 +62,12 @@ class Cluster:
         )
 
     def executors(self) -> int:
-        """On how many workers an executor has run."""
+        """The number of workers on which an executor has run."""
         return len({path.parents[2] for path in self.folder.glob("worker-*/app-*/*/stderr")})
 
 
 def bare_python(folder: Path) -> Path:
-    """The programs' folder of a Python with the libraries of `ON_THE_MACHINES` and no others."""
+    """Make a Python with only the libraries of `ON_THE_MACHINES`; returns its ``bin`` folder."""
     venv.create(folder, with_pip=False, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     for name in (*ON_THE_MACHINES, *WITH_THEM):
@@ -80,7 +80,7 @@ def bare_python(folder: Path) -> Path:
 
 @contextmanager
 def standalone(folder: Path, *, workers: int = 2, **environment: str) -> Iterator[Cluster]:
-    """A master and its workers of one core each. environment: further variables, of all parts."""
+    """Run a master and workers of one core each. environment: further variables for all."""
     conf = folder / "conf"
     conf.mkdir(parents=True)
     lines = [f"{name} {value}\n" for name, value in SETTINGS.items()]
@@ -115,7 +115,7 @@ def standalone(folder: Path, *, workers: int = 2, **environment: str) -> Iterato
 
 @contextmanager
 def _daemon(log: Path, environment: dict[str, str], name: str, *arguments: str) -> Iterator[None]:
-    """A master or a worker, until the end of the block; a worker ends its executors."""
+    """Run a master or a worker until the end of the block; a worker ends its executors."""
     command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
     command += ["--host", "127.0.0.1", "--webui-port", "0"]
     with log.open("wb") as stream:
@@ -132,7 +132,7 @@ def _daemon(log: Path, environment: dict[str, str], name: str, *arguments: str) 
 
 
 def _waited(log: Path, pattern: str, count: int) -> list[str]:
-    """What the pattern finds in a log, once it is there so often."""
+    """Wait until a log has this many matches of the pattern, and return them."""
     give_up_at = time.monotonic() + START_SECONDS
     while len(found := re.findall(pattern, log.read_text(errors="replace"))) < count:
         assert time.monotonic() < give_up_at, log.read_text(errors="replace")[-3000:]

@@ -1,4 +1,8 @@
-"""One Spark session for all tests of the pipeline."""
+"""One Spark session for all tests of the pipeline.
+
+A test file has the name of its module in `aztask.spark`, with its package where two modules share a
+name (`test_event_lines.py`: events/lines.py). Files named after a promise test several modules.
+"""
 
 import os
 import sys
@@ -15,16 +19,17 @@ from xdist.scheduler import LoadScopeScheduling
 import aztask.spark
 
 HERE = Path(__file__).parent
-# A session takes long to start. One process needs none: it runs what starts sessions of its own,
-# and what knows nothing of Spark.
+# A session takes long to start. One process needs none: it runs the files that start sessions of
+# their own, and those without Spark.
 OWN = (
     *("test_recording.py", "test_cluster.py", "test_example.py", "test_compaction.py"),
     *("test_datasource.py", "test_event_lines.py", "test_packing.py", "test_sent_events.py"),
-    *("test_ids.py", "test_matching.py", "test_needs.py", "test_pace.py"),
+    *("test_charts.py", "test_failures.py", "test_ids.py", "test_matching.py", "test_needs.py"),
+    *("test_pace.py", "test_queries.py"),
     *("test_recommendation.py", "test_report.py", "test_report_page.py", "test_submission.py"),
     *("test_values.py", "test_workers.py"),
 )
-# What waits much, while all processes have work; then what takes long.
+# Files that mostly wait run while all processes have work; then those that take long.
 WAITING = (
     *("test_submit_services.py", "test_deadletters.py", "test_recommending.py"),
     *("test_real_run.py", "test_credentials.py", "test_submit_kill.py"),
@@ -33,7 +38,7 @@ ORDER = (*OWN, *WAITING, "test_submit.py", "test_event_frames.py", "test_event_s
 
 
 class Scheduler(LoadScopeScheduling):
-    """A file is run by one process, and those of OWN by one that runs nothing else."""
+    """Each file runs in one process; the files of OWN share one that runs nothing else."""
 
     def _split_scope(self, nodeid):
         path = nodeid.split("::", 1)[0]
@@ -51,7 +56,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """No process is to be alone with a long file at the end, or all of them to wait."""
+    """Sort the files so that no process is left alone with a long file at the end."""
     last = len(ORDER)
     items.sort(key=lambda item: ORDER.index(name) if (name := item.path.name) in ORDER else last)
 
@@ -64,15 +69,16 @@ def java():
 
 @pytest.fixture(scope="session")
 def shop_folder(tmp_path_factory):
-    """Where `spark_shop` has its queues, results and ledger: told before Spark starts, for its
-    Python workers inherit the environment of that moment.
+    """The folder with the queues, results and ledger of `spark_shop`.
+
+    The environment is set before Spark starts, because Python workers inherit it at that moment.
     """
     folder = tmp_path_factory.mktemp("shop")
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join([str(HERE), *(str(Path(each).resolve()) for each in known if each)])
     names = ("AZURITE", "BLOB", "BUSY", "BUS")
     ports = {name: free_port() for name in names}
-    told = {
+    variables = {
         "PYTHONPATH": path,
         "SPARK_SHOP_FOLDER": str(folder),
         "SPARK_SHOP_BROKER": f"local://{folder}/queues.db",
@@ -85,8 +91,8 @@ def shop_folder(tmp_path_factory):
         "SPARK_SHOP_BUS_PORT": str(ports["BUS"]),
         "SPARK_SHOP_BUS": bus_at(ports["BUS"]),
     }
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     yield folder
     for name, value in before.items():
         if value is None:
@@ -97,7 +103,7 @@ def shop_folder(tmp_path_factory):
 
 @contextmanager
 def errors_to(path):
-    """What the processes say that start meanwhile, goes to the file."""
+    """Redirect the stderr of processes that start in the block to a file."""
     kept = os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -110,17 +116,17 @@ def errors_to(path):
 
 @pytest.fixture(scope="session")
 def spark_log(shop_folder):
-    """What Spark and its Python workers say. At the end no key may be in it."""
+    """The log of Spark and its Python workers. At the end no key may be in it."""
     path = shop_folder / "spark.log"
     yield path
-    told = path.read_text(errors="replace")
-    assert KEY not in told
-    assert BUS_KEY not in told
+    logged = path.read_text(errors="replace")
+    assert KEY not in logged
+    assert BUS_KEY not in logged
 
 
 @pytest.fixture(scope="session")
 def spark(shop_folder, spark_log):
-    """A local session with two cores."""
+    """A local Spark session with two cores."""
     with errors_to(spark_log):
         session = aztask.spark.get_session(
             name="aztask-tests",
@@ -134,7 +140,7 @@ def spark(shop_folder, spark_log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """A failure shows the last of what Spark said."""
+    """A failure shows the end of Spark's log."""
     report = yield
     log = item.funcargs.get("spark_log") if hasattr(item, "funcargs") else None
     if report.failed and log is not None and log.exists():
@@ -144,8 +150,9 @@ def pytest_runtest_makereport(item):
 
 @pytest.fixture(scope="session")
 def real_run(tmp_path_factory):
-    """(the directory of a real run's events, how many tasks there were). It needs no Spark, so the
-    process that has none makes it, if there are several: it is the first to ask.
+    """(the directory of a real run's events, the number of its tasks).
+
+    The first process that asks makes it: with several, that is the one without a Spark session.
     """
     base = tmp_path_factory.getbasetemp()
     return made_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "real-run")
@@ -153,7 +160,7 @@ def real_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shop(shop_folder):
-    """The module `spark_shop` in this process."""
+    """The module `spark_shop`, imported in this process."""
     sys.path.insert(0, str(HERE))
     import spark_shop  # noqa: PLC0415  # it reads the environment that `shop_folder` makes
 
@@ -164,7 +171,7 @@ def shop(shop_folder):
 
 @pytest.fixture(scope="session")
 def azurite(shop_folder):
-    """Azurite, where the executors' environment variable SPARK_SHOP_AZURITE says."""
+    """Azurite at the address in the executors' environment variable SPARK_SHOP_AZURITE."""
     port = int(os.environ["SPARK_SHOP_AZURITE_PORT"])
     with running(shop_folder / "azurite", port=port) as server:
         yield server
@@ -172,7 +179,7 @@ def azurite(shop_folder):
 
 @pytest.fixture(scope="session")
 def blobs(spark, shop_folder):
-    """Azurite's blobs: the variable with its connection string, which executors have too."""
+    """The variable with the connection string of Azurite's blobs, which executors have too."""
     port = int(os.environ["SPARK_SHOP_BLOB_PORT"])
     with running(shop_folder / "azurite-blob", port=port, service="blob"):
         yield "SPARK_SHOP_BLOB"

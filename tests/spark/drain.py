@@ -1,4 +1,4 @@
-"""Real workers that empty a queue of `spark_shop`, and what they left in its ledger."""
+"""Real workers that empty a queue of `spark_shop`, and the ledger that its tasks write."""
 
 import os
 import subprocess
@@ -24,6 +24,6 @@ def drained(queue, *arguments, **environment):
 
 
 def executions(folder: Path, prefix: str) -> Counter[str]:
-    """{what a task noted: how often}, of notes that begin so."""
+    """{a task's line: how often it is in the ledger}, of lines that begin with `prefix`."""
     lines = (folder / "ledger").read_text().splitlines()
     return Counter(line for line in lines if line.startswith(prefix))

@@ -12,7 +12,7 @@ from aztask.spark.events.statistics import ACCURACY, OUTCOMES, RAN, SPREADS
 
 
 class Group:
-    """One row's worth of events."""
+    """The events of one row of figures."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
@@ -39,7 +39,7 @@ class Group:
             self.renewals.append(event.renewals)
 
     def exact(self) -> dict[str, Any]:
-        """Every figure but the percentiles."""
+        """All figures of the row except the percentiles."""
         kinds = self.kinds
         runs = sum(kinds[kind] for kind in RAN)
         ended = sum(kinds[k] for k in ("succeeded", "dead_lettered", "cancelled", "expired"))
@@ -91,7 +91,7 @@ def groups(events: Iterable[Event]) -> dict[str, dict[tuple[Any, ...], Group]]:
 
 
 def compare(row: dict[str, Any], group: Group) -> int:
-    """Assert every figure of a row; how many there were."""
+    """Assert every figure of a row; returns their number."""
     compared = 0
     for name, expected in group.exact().items():
         found = row[name]
@@ -113,7 +113,7 @@ def compare(row: dict[str, Any], group: Group) -> int:
 def check_percentile(found: float | None, values: list[float], part: float, what: str) -> None:
     """A percentile is a value that occurred; its rank is off by count / ACCURACY, and rounding."""
     if not values:
-        assert found is None, f"{what} is {found}, and there is nothing to measure"
+        assert found is None, f"{what} is {found}, but nothing was measured"
         return
     slack = len(values) / ACCURACY + 1
     low = max(0, math.floor(part * len(values) - slack))

@@ -1,4 +1,4 @@
-"""Event logs for the tests: many workers' files with everything in them."""
+"""Event logs for the tests: files of many workers, with all kinds of events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def line(event: Event) -> bytes:
 
 
 def write_log(directory: Path, events: list[Event], files: int = 6) -> list[Path]:
-    """The events as closed files of their hours; each hour has `files` of them."""
+    """Write the events as closed files of their hours, `files` of them for each hour."""
     parts: dict[Path, list[Event]] = {}
     for number, event in enumerate(events):
         hour = int(event.ts // 3600)
@@ -61,7 +61,7 @@ def write_log(directory: Path, events: list[Event], files: int = 6) -> list[Path
 
 
 def make_hostile(directory: Path) -> dict[str, int]:
-    """Put into a log what may stand there after years; what of it must be counted as what."""
+    """Add damaged lines and files to a log; returns the expected counts of each problem."""
     files = sorted(directory.glob("date=*/hour=*/*.jsonl"))
     folder = files[0].parent
     good = files[0].read_bytes()

@@ -1,4 +1,4 @@
-"""Dead letters, for the tests that look at them."""
+"""Dead letters for the tests that read them."""
 
 from aztask.settlement import DeadLetter
 
@@ -6,7 +6,7 @@ TASK = "post.deliver"
 
 
 def bury(app, queue, letters):
-    """A dead letter of each (task id, argument, reason, description); (delivery, why) of each."""
+    """(delivery, settlement) for a dead letter of each (task id, argument, reason, description)."""
     broker, buried = app.broker, []
     for start in range(0, len(letters), 100):
         batch = letters[start : start + 100]
@@ -25,7 +25,7 @@ def bury(app, queue, letters):
 
 
 def errors(count):
-    """Letters of two groups, and one that stands alone."""
+    """Letters of two groups, and a single one."""
     for number in range(count):
         text = (
             f"ConnectionError: no answer from 10.0.0.{number % 250}:5432 after {number} s"

@@ -1,4 +1,4 @@
-"""The services of these tests, as connection strings."""
+"""Connection strings of the services in these tests."""
 
 from azurite import ACCOUNT, KEY
 
@@ -6,7 +6,7 @@ BUS_KEY = "c3BhcmstdGVzdC1rZXktMDEyMzQ1Njc4OQ=="
 
 
 def queues_at(port):
-    """Azurite's queues, or what stands in front of them."""
+    """The connection string of Azurite's queues, or of a proxy before them."""
     return (
         f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
         f"QueueEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
@@ -14,7 +14,7 @@ def queues_at(port):
 
 
 def blobs_at(port):
-    """Azurite's blobs."""
+    """The connection string of Azurite's blobs."""
     return (
         f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
         f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
@@ -22,7 +22,7 @@ def blobs_at(port):
 
 
 def bus_at(port):
-    """The emulator of Service Bus."""
+    """The connection string of the Service Bus emulator."""
     return (
         f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=RootManageSharedAccessKey;"
         f"SharedAccessKey={BUS_KEY};UseDevelopmentEmulator=true"

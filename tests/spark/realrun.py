@@ -14,18 +14,20 @@ from aztask.events.sink import recover
 INTEGRATION = Path(__file__).parents[1] / "integration"
 QUICK = int(os.environ.get("AZTASK_REAL_RUN_TASKS", "20000"))
 LEASE = 2.0
-SECONDS = 200.0  # that a run may take where another process of the tests makes it
+SECONDS = 200.0  # to wait for a run that another process of the tests makes
 
 
 def made_once(folder):
-    """(the directory of the events, how many tasks): made by whichever process asks first."""
+    """(the directory of the events, the number of tasks); the first process that asks makes it."""
     done = folder / "done"
     try:
         folder.mkdir()
     except FileExistsError:
         give_up_at = time.monotonic() + SECONDS
         while not done.exists():
-            assert time.monotonic() < give_up_at, "another process of the tests made no run"
+            assert time.monotonic() < give_up_at, (
+                "another process of the tests did not make the run"
+            )
             time.sleep(0.1)
     else:
         events, number = made(folder)
@@ -37,7 +39,7 @@ def made_once(folder):
 
 
 def made(folder):
-    """The run itself."""
+    """Send the tasks, run, kill and freeze workers, and wait until all tasks have ended."""
     sys.path.insert(0, str(INTEGRATION))
     harness = import_module("harness")
     sys.path.remove(str(INTEGRATION))
@@ -57,7 +59,7 @@ def made(folder):
         second.freeze()
         third = site.worker(*arguments)
         harness.wait_until(lambda: left() < 0.4 * number, 60, "more is done")
-        time.sleep(LEASE + 0.5)  # what the frozen worker held is lost by now
+        time.sleep(LEASE + 0.5)  # the frozen worker has lost its leases by now
         second.signal(signal.SIGCONT)
         harness.wait_until(lambda: left() == 0, 90, "everything is done")
         assert third.stop() == 0
@@ -67,7 +69,7 @@ def made(folder):
 
 
 def sender(site):
-    """The tasks of `ledger_app`, to be sent from here, with events."""
+    """Import the tasks of `ledger_app`, to send them from here, with events."""
     app = App("ledger", broker=site.broker, results=site.results, events=str(site.events))
 
     def named(name):
@@ -82,7 +84,7 @@ def sender(site):
 
 
 def send_all(app, tasks):
-    """A little of everything among many that do nothing; how many in all."""
+    """Send a few tasks of each kind and many no-ops; returns their number."""
     calls = {
         "too_long": [(f"l{n}",) for n in range(2)],
         "ending": [(f"e{n}", "segfault") for n in range(2)],

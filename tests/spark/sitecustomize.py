@@ -1,5 +1,7 @@
-"""Python loads this where a test's session starts workers: also those that plan a data source, for
-which Spark has no setting, import PySpark from compiled files instead of compiling its archive.
+"""Makes all Python workers of the tests' sessions import PySpark from compiled files.
+
+Python loads this module at its start. It is also for workers that plan a data source: they would
+compile PySpark's archive, and Spark has no setting for them.
 """
 
 from aztask.spark.workers import leave_archives

@@ -1,4 +1,4 @@
-"""The app of the tests, which executors and workers import: see `conftest.shop`."""
+"""The app of the tests, which executors and workers import; see `conftest.shop`."""
 
 import os
 import time
@@ -14,7 +14,7 @@ app = App("shop", broker=os.environ["SPARK_SHOP_BROKER"], results=f"local://{FOL
 
 
 def note(text: str) -> None:
-    """One line of the ledger, which survives the process."""
+    """Append a line to the ledger, which survives the process."""
     fd = os.open(FOLDER / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(fd, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""``aztask spark submit`` and ``stream``: in this process, on the session that runs already."""
+"""``aztask spark submit`` and ``stream`` in this process, on the session that already runs."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_parquet_and_a_rate(run, spark, shop, tmp_path):
         (("--input", "a.json", "--key", "pth"), 4, "Did you mean 'path'"),
         (("--input", "a.json", "--task", "shop.resise"), 5, "Did you mean 'shop.resize'"),
         (("--input", "a.json", "--columns", "path="), 2, "is not like path,width=column"),
-        (("--input", "a.json", "--writers", "2"), 2, "--writers goes with --rate"),
+        (("--input", "a.json", "--writers", "2"), 2, "--writers needs --rate"),
         (("--input", "a.json", "--format", "xml"), 2, "xml"),
         (("--input", "a.json", "-A", "nosuch"), 2, "there is no module 'nosuch'"),
         (("--input", "a.json", "--conf", "x=1"), 2, "is not like spark.key=value"),

@@ -1,4 +1,4 @@
-"""What docs/how-to/spark/run-on-a-cluster.md shows, on a cluster whose executors lack aztask."""
+"""The commands of docs/how-to/spark/run-on-a-cluster.md, with executors that lack aztask."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Compaction is atomic and can be done again: killed at each step."""
+"""Compaction is atomic and repeatable: it is killed at each step."""
 
 import os
 import random

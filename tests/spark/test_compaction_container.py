@@ -1,4 +1,4 @@
-"""A container of Azure's is read and compacted as a directory is."""
+"""A blob container is read and compacted like a directory."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Secrets: neither in a plan nor in an option nor in a log."""
+"""Secrets appear neither in a plan nor in an option nor in a log."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""What the data source refuses where Spark calls it, without a Spark: `test_submit` has one."""
+"""The errors of the data source, called as Spark calls it; `test_submit` uses a real Spark."""
 
 import pytest
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType

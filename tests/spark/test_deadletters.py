@@ -28,7 +28,7 @@ from aztask.spark.deadletters.letters import (
     selections,
     size,
 )
-from aztask.spark.queries import told_plainly
+from aztask.spark.queries import translated_errors
 
 MODULE = """
 import os
@@ -186,20 +186,32 @@ def test_no_dead_letters_are_no_rows(spark, tmp_path):
 
 class TestRefusals:
     def test_a_missing_queue(self, spark, dead_shop):
-        with pytest.raises(QueueNotFound, match="queue 'nosuch' does not exist"), told_plainly():
+        with (
+            pytest.raises(QueueNotFound, match="queue 'nosuch' does not exist"),
+            translated_errors(),
+        ):
             dead_letters(spark, dead_shop[1], ["nosuch"]).count()
 
     def test_a_wrong_column(self, spark, dead_shop):
-        with pytest.raises(ConfigurationError, match="Spark refuses the query"), told_plainly():
+        with (
+            pytest.raises(ConfigurationError, match="Spark refuses the query"),
+            translated_errors(),
+        ):
             dead_letters(spark, dead_shop[1]).where("nosuch = 1")
 
     @pytest.mark.parametrize("slices", [0, 1001, "x"])
     def test_impossible_slices(self, spark, dead_shop, slices):
-        with pytest.raises(ConfigurationError, match="slices takes a whole number"), told_plainly():
+        with (
+            pytest.raises(ConfigurationError, match="slices takes a whole number"),
+            translated_errors(),
+        ):
             dead_letters(spark, dead_shop[1], slices=slices).count()
 
     def test_a_variable_that_is_not_set(self, spark):
-        with pytest.raises(ConfigurationError, match="AZTASK_NOSUCH is not set"), told_plainly():
+        with (
+            pytest.raises(ConfigurationError, match="AZTASK_NOSUCH is not set"),
+            translated_errors(),
+        ):
             dead_letters(spark, Target(broker_env="AZTASK_NOSUCH")).count()
 
     @pytest.mark.parametrize(
@@ -229,7 +241,7 @@ def test_a_storage_queue_that_hides_some_needs_the_index(spark, azurite, tmp_pat
     app = App("shop", broker=azurite.connection_string, results=results)
     plain = Target(broker_env="SPARK_SHOP_AZURITE")
     assert dead_letters(spark, plain, ["few"]).count() == 5
-    with pytest.raises(CapabilityError, match="has about 40 dead letters"), told_plainly():
+    with pytest.raises(CapabilityError, match="has about 40 dead letters"), translated_errors():
         dead_letters(spark, plain, ["many"]).count()
     index_for(app.broker, app.results).note(  # as workers do
         [
@@ -313,6 +325,6 @@ def test_the_commands(spark, dead_shop, tmp_path, monkeypatch, capsys):
     assert len(table) == 6
     assert table[0].split()[:2] == ["ID", "QUEUE"]
     assert main.run(["spark", "dlq", "replay", "--yes"]) == 2
-    assert "say which: --where, --signature or --all" in capsys.readouterr().err
+    assert "select with --where, --signature or --all" in capsys.readouterr().err
     assert main.run(["spark", "dlq", "list", "--where", "nosuch = 1"]) == 4
     assert "Spark refuses the query" in capsys.readouterr().err

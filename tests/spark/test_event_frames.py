@@ -1,4 +1,4 @@
-"""Events as DataFrames: each once, nothing left out in silence, from files as they come."""
+"""Events as DataFrames: each event once, and every problem counted."""
 
 import json
 import random
@@ -204,7 +204,7 @@ def test_a_damaged_parquet_file_is_told_and_its_sources_are_read(spark, log, cap
 @pytest.mark.parametrize("few", [100_000, 3])
 def test_duplicates_by_id_alone(spark, monkeypatch, few):
     """A few repeated ids are looked at alone; many take the plain way."""
-    monkeypatch.setattr("aztask.spark.events.frame.FEW", few)
+    monkeypatch.setattr("aztask.spark.events.frame.MAX_BROADCAST_IDS", few)
     rows = spark.range(0, 10, 1, 2).unionByName(spark.range(0, 5, 1, 2))
     frame = rows.selectExpr("concat('e-', id) AS id", "id AS ts")
     once, dropped = without_duplicates(frame)

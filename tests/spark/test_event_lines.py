@@ -1,4 +1,4 @@
-"""Lines become rows as `aztask.events.sink` reads them, whatever they hold, in bounded memory."""
+"""Lines become rows as `aztask.events.sink` reads them, for any content, in bounded memory."""
 
 import io
 import json

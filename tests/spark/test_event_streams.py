@@ -1,4 +1,4 @@
-"""A stream of events: files as they appear, each once, over restarts."""
+"""A stream of events reads each file once as it appears, over restarts."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""The examples on Spark: the commands of their READMEs do what they say."""
+"""The examples on Spark: the commands of their READMEs do what the text says."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Ids: the same key gets the same one, everywhere and always."""
+"""The same key always gets the same task id."""
 
 import uuid
 from datetime import date

@@ -1,4 +1,4 @@
-"""A table and a task: what fits, and what is said of what does not. Without a JVM."""
+"""Tables that fit a task, and the errors for those that do not. Without a JVM."""
 
 import pytest
 from pyspark.sql import types as spark
@@ -65,7 +65,7 @@ def test_the_context_is_no_argument(app):
 
 def test_an_unknown_task_needs_its_columns_named(app):
     away = Submission(task="far.away", key="id", submission_id="one", broker="local:///tmp/x.db")
-    with pytest.raises(ConfigurationError, match=r"nothing is known here of the task 'far\.away'"):
+    with pytest.raises(ConfigurationError, match=r"signature of task 'far\.away' is unknown"):
         matched(away, FILES, App("aztask-spark"))
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_task_needs_its_columns_named(app):
         (FILES, {"task": "shop.odd"}, "no argument 'path'"),
         (schema(id=spark.DoubleType(), path=TEXT, width=NUMBER), {}, "key column 'id' is of type"),
         (schema(id=spark.TimestampType(), path=TEXT, width=NUMBER), {}, "cast it to a string"),
-        (schema(id=NUMBER, path=TEXT, width=spark.VariantType()), {}, "variant cannot travel"),
+        (schema(id=NUMBER, path=TEXT, width=spark.VariantType()), {}, "variant cannot be sent"),
         (
             schema(id=NUMBER, path=TEXT, width=spark.YearMonthIntervalType()),
             {},
@@ -99,7 +99,7 @@ def test_an_unknown_task_needs_its_columns_named(app):
         (
             schema(id=NUMBER, path=TEXT, width=spark.ArrayType(spark.CalendarIntervalType())),
             {},
-            "interval cannot travel",
+            "interval cannot be sent",
         ),
         (schema(self=NUMBER, path=TEXT, id=NUMBER), {"task": "shop.anything"}, "called self"),
     ],
@@ -147,5 +147,5 @@ def test_what_json_would_change_is_refused_where_json_is_written():
     )
     for kind in (TEXT, spark.BinaryType(), spark.MapType(TEXT, TEXT)):
         assert matched(made, schema(id=NUMBER, value=kind), app).queue == "default"
-    with pytest.raises(ConfigurationError, match=r"map<int,string> would come back as something"):
+    with pytest.raises(ConfigurationError, match=r"map<int,string> would be changed by"):
         matched(made, schema(id=NUMBER, value=spark.MapType(NUMBER, TEXT)), app)

@@ -1,4 +1,4 @@
-"""What is imported when, and what is said where Spark cannot be had."""
+"""Imports are late, and one line says what is missing."""
 
 import importlib.util
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import aztask.spark
+from aztask.cli import main
 from aztask.errors import ConfigurationError
 from aztask.spark import needs
 
@@ -29,6 +30,20 @@ def test_without_pyspark_one_line_says_what_to_install(monkeypatch):
         _ = aztask.spark.get_session
 
 
+def test_without_jinja2_one_line_says_what_to_install_before_spark_starts(
+    monkeypatch, tmp_path, capsys
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == "jinja2" else find(name))
+    needs.check_installed()  # everything else runs without it
+    page = tmp_path / "page.html"
+    assert main.run(["spark", "stats", str(tmp_path), "--html", str(page)]) == 4
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "aztask: error: jinja2 is not installed: pip install 'aztask[spark]'\n"
+    assert not page.exists()
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'sumbit'"):
         _ = aztask.spark.sumbit
@@ -43,7 +58,7 @@ def imported(code, *names):
 
 def test_spark_is_not_imported_with_the_package():
     package = "import aztask.app, aztask.spark, aztask.cli.spark"
-    assert imported(package, "pyspark", "pyarrow", "pandas") == []
+    assert imported(package, "pyspark", "pyarrow", "pandas", "jinja2") == []
 
 
 def test_python_workers_that_plan_import_little():

@@ -1,8 +1,8 @@
-"""Pacing and patience, on a clock of the test's own."""
+"""Rate, pauses and patience, on a fake clock."""
 
 import pytest
 
-from aztask.spark.submission.pace import FIRST_PAUSE, LONGEST_PAUSE, Backoff, Pace
+from aztask.spark.submission.pace import FIRST_PAUSE, MAX_PAUSE, Backoff, Pace
 
 
 class Time:
@@ -71,7 +71,7 @@ def test_pauses_double_up_to_a_limit(time):
         pauses.append(time.now - before)
     assert pauses[0] == pytest.approx(FIRST_PAUSE)
     assert pauses[1] == pytest.approx(2 * FIRST_PAUSE)
-    assert pauses[-1] == pytest.approx(LONGEST_PAUSE)
+    assert pauses[-1] == pytest.approx(MAX_PAUSE)
     made.succeeded()
     before = time.now
     assert made.wait(None)
@@ -89,7 +89,7 @@ def test_patience_ends_after_its_time_without_success(time, chance):
     made = patience(time, 20.0, chance)
     while made.wait(None):
         assert time.now <= 120.0
-    assert time.now > 120.0 - 1.5 * LONGEST_PAUSE
+    assert time.now > 120.0 - 1.5 * MAX_PAUSE
 
 
 def test_what_is_asked_for_beyond_patience_is_not_waited_for(time):

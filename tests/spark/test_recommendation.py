@@ -1,4 +1,4 @@
-"""Decisions on what was seen of a queue: no Spark in here."""
+"""Recommendations that follow from a queue's deliveries. Without Spark."""
 
 import pytest
 
@@ -133,12 +133,12 @@ class TestSplit:
     def test_not_within_an_order_of_magnitude(self):
         classes, reason = split_of(queue(60.0, a=task(2.0), b=task(15.0)), BOUNDS)
         assert classes == ()
-        assert "differ by a factor of" in reason
+        assert "differ only by a factor of" in reason
 
     def test_not_where_all_are_quick(self):
         classes, reason = split_of(queue(60.0, a=task(0.01), b=task(0.5)), BOUNDS)
         assert classes == ()
-        assert "nothing waits for them" in reason
+        assert "too short to delay others" in reason
 
     def test_not_on_a_few_runs(self):
         classes, reason = split_of(queue(60.0, a=task(0.01), b=task(50.0, 19)), BOUNDS)

@@ -1,4 +1,4 @@
-"""From a log to published leases: the job over the events, the document, the command, a worker."""
+"""From a log to published leases: the job, the document, the command, and a worker."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from aztask.lease.bounds import Bounds
 from aztask.spark.events.frame import read_events
 from aztask.spark.events.statistics import OUTCOMES, RAN
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence, observe
-from aztask.spark.recommendation.recommend import TRIES, publish_seen
+from aztask.spark.recommendation.recommend import TRIES, publish_evidence
 
 BOUNDS = Bounds(30.0, 600.0)
 
@@ -81,11 +81,11 @@ def seen_of(lease, lost=0, seconds=10.0):
 class TestPublish:
     def test_what_changes_is_written_and_what_stays_is_not(self, tmp_path):
         store = LeaseFile(tmp_path / "leases.json")
-        first = publish_seen(seen_of(40.0, lost=10), store, bounds=BOUNDS, at=5.0)
+        first = publish_evidence(seen_of(40.0, lost=10), store, bounds=BOUNDS, at=5.0)
         assert (first.queues, first.revision) == (("q",), 1)
         advice = store.load().document.entry("q").advice
         assert (advice.lease_seconds, advice.source, advice.at) == (80.0, "pipeline", 5.0)
-        again = publish_seen(seen_of(40.0, lost=10), store, bounds=BOUNDS, at=6.0)
+        again = publish_evidence(seen_of(40.0, lost=10), store, bounds=BOUNDS, at=6.0)
         assert (again.queues, again.revision) == ((), 1)
 
     def test_a_writer_that_comes_between_is_read_and_kept(self, tmp_path):
@@ -100,7 +100,7 @@ class TestPublish:
                     assert other.publish(now.document.with_entry("other", counted), now)
                 return super().publish(document, based_on)
 
-        done = publish_seen(seen_of(40.0, lost=10), Overtaken(path), bounds=BOUNDS, at=5.0)
+        done = publish_evidence(seen_of(40.0, lost=10), Overtaken(path), bounds=BOUNDS, at=5.0)
         assert done.revision == 2
         document = LeaseFile(path).load().document
         assert document.entry("other").observed.held == {5: 7.0}
@@ -109,7 +109,7 @@ class TestPublish:
     def test_a_stale_writer_is_refused(self, tmp_path):
         store = LeaseFile(tmp_path / "leases.json")
         stale = store.load()
-        first = publish_seen(seen_of(40.0, lost=10), store, bounds=BOUNDS, at=5.0)
+        first = publish_evidence(seen_of(40.0, lost=10), store, bounds=BOUNDS, at=5.0)
         assert not publish_advice(store, {"q": first.recommendations[0].advice}, stale)
         assert store.load().document.revision == 1
 
@@ -125,7 +125,7 @@ class TestPublish:
 
         store = Busy(tmp_path / "leases.json")
         with pytest.raises(AztaskError, match="nothing was published: 8 times"):
-            publish_seen(seen_of(40.0, lost=10), store, bounds=BOUNDS)
+            publish_evidence(seen_of(40.0, lost=10), store, bounds=BOUNDS)
         assert store.tries == TRIES
         assert store.load().document.queues == {}
 
@@ -225,4 +225,4 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     assert main.run(["spark", "recommend"]) == 4
     assert "there is no event log" in capsys.readouterr().err
     assert main.run(["spark", "recommend", "--events", str(tmp_path), "--publish"]) == 4
-    assert "--publish needs to know where" in capsys.readouterr().err
+    assert "--publish needs a place" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A real run records what the other tests of it read."""
+"""The real run is recorded that the other tests read."""
 
 from realrun import QUICK
 

@@ -1,9 +1,8 @@
-"""The report adds up, or raises; and what Spark raises becomes an error of ours."""
+"""The report of a submission adds up, or raises."""
 
 import pytest
 
-from aztask.errors import BrokerUnavailable, QueueNotFound, SubmitFailed
-from aztask.spark.failures import as_ours
+from aztask.errors import SubmitFailed
 from aztask.spark.submission.report import SubmitReport
 from aztask.spark.submission.send import PartitionReport
 
@@ -35,44 +34,3 @@ def test_what_does_not_add_up_raises(parts, rows, words):
     with pytest.raises(SubmitFailed, match=words) as caught:
         made.check()
     assert caught.value.report is made
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
-        (
-            "Traceback\naztask.errors.QueueNotFound: there is no queue 'x'\n",
-            QueueNotFound,
-            "no que",
-        ),
-        (
-            "x.Y: aztask.errors.BrokerUnavailable: not there; AccountKey=c2VjcmV0c2VjcmV0\nat",
-            BrokerUnavailable,
-            r"AccountKey=\*\*\*\*",
-        ),
-        (
-            "Job aborted: Python worker exited unexpectedly (crashed).",
-            SubmitFailed,
-            "worker .* died",
-        ),
-        ("ModuleNotFoundError: No module named 'shop'", SubmitFailed, "--py-files"),
-        (
-            "x\nTypeError: no such thing\n at y",
-            SubmitFailed,
-            "^TypeError: no such thing; some rows",
-        ),
-        (
-            "An error occurred while calling o1.\n: a.B: Job aborted\n\tat x\nCaused by: c.D$E: "
-            "The header is\n wrong.\nFile: x\n\tat y\n\t... 20 more\n",
-            SubmitFailed,
-            r"^The header is wrong\. File: x; some rows",
-        ),
-        ("something else\nat z", SubmitFailed, "^something else; some rows"),
-    ],
-)
-def test_an_error_of_spark_is_told_in_one_line(text, kind, words):
-    made = as_ours(RuntimeError(text))
-    assert type(made) is kind
-    assert len(str(made).splitlines()) == 1
-    with pytest.raises(kind, match=words):
-        raise made

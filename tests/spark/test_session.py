@@ -1,4 +1,4 @@
-"""The session, and what its Python workers are."""
+"""The Spark session and its Python workers."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Streams of tasks: a query that is restarted, really, and sends a batch again."""
+"""Streams of tasks: a query is really restarted, and sends a batch again."""
 
 import json
 import time
@@ -24,7 +24,7 @@ def put(folder, name, prefix, first, count):
 
 
 def rows(spark, folder):
-    return read_stream(spark, str(folder), schema=SCHEMA, kind="json", most_files=1)
+    return read_stream(spark, str(folder), schema=SCHEMA, kind="json", max_files=1)
 
 
 def finished(query):
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_said_before_it_starts(spark, shop, tmp_path):
     about = {"checkpoint": str(tmp_path / "checkpoint"), "key": "path"}
     with pytest.raises(ConfigurationError, match="needs 'width'"):
         stream(table.drop("width"), shop.resize, **about)
-    with pytest.raises(ConfigurationError, match="is no stream"):
+    with pytest.raises(ConfigurationError, match="is not a stream"):
         stream(spark.range(1), shop.resize, **about)
     with pytest.raises((ConfigurationError, SubmitFailed), match="Did you mean 'queue'"):
         stream(table, shop.resize, queu="x", **about)

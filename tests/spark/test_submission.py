@@ -1,4 +1,4 @@
-"""What a submission may be, as options and as values."""
+"""The options and values of a submission."""
 
 import pickle
 
@@ -62,10 +62,10 @@ def test_columns_as_values():
         ({"columns": '{"a"'}, "not JSON"),
         ({"unique": "row"}, "stream or batch"),
         ({"task": ""}, "task takes a text"),
-        ({"broker": "local:///tmp/x.db"}, "in one way"),
+        ({"broker": "local:///tmp/x.db"}, "in exactly one way"),
         ({"app": "", "broker": "redis://x"}, "no broker of the kind 'redis'"),
         ({"app": "", "broker_env": "a b"}, "name of an environment variable"),
-        ({"app": ""}, "say where the queues are"),
+        ({"app": ""}, "name the broker"),
     ],
 )
 def test_what_is_wrong_is_said(changes, words):

@@ -103,7 +103,7 @@ def test_other_names_and_options(shop, files, queue):
 def test_a_name_alone_needs_the_columns(shop_folder, shop, files, queue):
     broker = f"local://{shop_folder}/queues.db"
     about = {"key": "path", "submission_id": "one", "queue": queue, "broker": broker}
-    with pytest.raises(ConfigurationError, match="say which columns"):
+    with pytest.raises(ConfigurationError, match="name the columns"):
         submit(files, "far.away", **about)
     assert submit(files, "far.away", columns=["path"], **about).sent == 1000
     found, _ = messages(shop, queue)
@@ -195,7 +195,7 @@ def test_more_partitions_than_share_the_rate_are_refused(shop, files, queue):
 
 
 def test_reading_is_refused(spark, shop):
-    with pytest.raises(PySparkException, match="writes only"):
+    with pytest.raises(PySparkException, match="only writes"):
         spark.read.format("aztask").load()
 
 
@@ -227,7 +227,7 @@ def test_a_task_of_no_module_goes_with_an_address(shop_folder, shop, files, queu
     broker = f"local://{shop_folder}/queues.db"
     assert submit(files, _task_of_this_module(), broker=broker, **about).sent == 1000
     for options in ({"signing_keys": ["0123456789abcdef" * 2]}, {"serializer": "json"}):
-        with pytest.raises(ConfigurationError, match="executors know from the app alone"):
+        with pytest.raises(ConfigurationError, match="executors get only by importing it"):
             submit(files, _task_of_this_module(**options), broker=broker, **about)
 
 

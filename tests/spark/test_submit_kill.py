@@ -1,4 +1,4 @@
-"""A Python worker of Spark is killed half-way, the job is run again: each key is executed once."""
+"""A Python worker is killed half-way and the job repeated: each key runs once."""
 
 import os
 import signal

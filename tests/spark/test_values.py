@@ -1,4 +1,4 @@
-"""What an Arrow column is as Python values, and that they survive a message."""
+"""Arrow columns as Python values, which survive a message."""
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""The daemon that forks Python workers: what it imports, and what it forks."""
+"""The daemon that forks Python workers: its imports and its forks."""
 
 import os
 import re

@@ -1,9 +1,10 @@
-"""``aztask spark``: the data pipeline. Rules
+"""``aztask spark``: the data pipeline on the command line.
 
-1. One file here for each command, with its line in `COMMANDS`; a test holds the lines equal to
-   what the commands say themselves.
-2. A command's module imports click and light things only, so that help needs no Spark: what it
-   takes from `aztask.spark` is imported in its function, after `session.open_session`.
+Rules
+1. Each command has one file here and its line in `COMMANDS`; a test keeps these lines equal to the
+   commands' own help.
+2. A command's module imports click and light modules only, so help needs no Spark. Its function
+   imports what it uses of `aztask.spark`, after `session.open_session`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from aztask.cli.options import app_option
 
 COMMANDS: dict[str, str] = {
     "submit": "Send one task for each row of files.",
-    "stream": "Send one task for each row of files, as the files come into a folder.",
+    "stream": "Send one task for each row of files, as the files arrive in a folder.",
     "pack": "Pack aztask, its needs and your modules into a zip for --py-files.",
     "compact": "Compact the events of closed hours into Parquet files.",
     "stats": "Show how tasks waited, ran and ended, from their events.",
-    "recommend": "Recommend leases, prefetch and a split of queues from the event log.",
-    "dlq": "Look at dead letters by the million, and replay a selection.",
+    "recommend": "Recommend leases, prefetch and splits of queues, from the event log.",
+    "dlq": "List and group dead letters by the million, and replay a selection.",
 }
 
 

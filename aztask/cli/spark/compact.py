@@ -1,4 +1,4 @@
-"""``aztask spark compact``: lines of closed hours become Parquet."""
+"""``aztask spark compact``: JSON lines of closed hours become Parquet files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from aztask.cli.spark.session import SessionOptions, open_session
     "--closed-for",
     type=Duration(),
     default="1h",
-    help="Compact an hour when it is over for so long: files of workers that died come late.",
+    help="Wait so long after an hour's end: files of dead workers arrive late.",
 )
-@click.option("--keep", is_flag=True, help="Keep the lines; whoever reads passes over them.")
+@click.option("--keep", is_flag=True, help="Keep the compacted lines too; readers skip them.")
 @json_option
 def command(
     path: str,
     account_variable: str | None,
     closed_for: float,
     keep: bool,
-    wish: SessionOptions,
+    spark_options: SessionOptions,
     as_json: bool,
 ) -> None:
     """Compact the events of closed hours into Parquet files.
 
-    PATH is a directory or blob://ACCOUNT/CONTAINER. A file appears whole or not at all, and the
-    lines that it holds are removed after that; running it again, also after a crash, is harmless.
+    PATH is a directory or blob://ACCOUNT/CONTAINER. A compacted file appears completely or not at
+    all, and its lines are removed only after that. You can run it again at any time, also after a
+    crash.
     """
-    with open_session(wish, "aztask compact") as spark:
+    with open_session(spark_options, "aztask compact") as spark:
         from aztask.spark import compact, place_of
-        from aztask.spark.queries import told_plainly
+        from aztask.spark.queries import translated_errors
 
         shown: list[Progress] = []
 
@@ -48,7 +49,7 @@ def command(
                 shown.append(Progress(total, "files"))
             shown[0].show(done, last=done == total)
 
-        with told_plainly():
+        with translated_errors():
             place = place_of(path, account_variable)
             report = compact(spark, place, closed_seconds=closed_for, keep=keep, progress=progress)
     if as_json:
@@ -56,9 +57,9 @@ def command(
         return
     click.echo(
         f"{plural(report.hours, 'hour')}: {plural(report.source_files, 'file')} of lines "
-        f"({report.bytes_before / 1e6:,.1f} MB) are {report.compacted_files:,} compacted "
+        f"({report.bytes_before / 1e6:,.1f} MB) became {report.compacted_files:,} compacted "
         f"({report.bytes_after / 1e6:,.1f} MB), {plural(report.events, 'event')}, "
-        f"{plural(report.duplicates, 'duplicate')}, {plural(report.odd, 'odd line')}; "
+        f"{plural(report.duplicates, 'duplicate')}, {plural(report.odd, 'damaged line')}; "
         f"{plural(report.removed, 'file')} removed"
         + (f"; {plural(report.unreadable, 'unreadable file')} left" if report.unreadable else "")
     )

@@ -1,4 +1,4 @@
-"""``aztask spark dlq``: dead letters by the million."""
+"""``aztask spark dlq``: listing, grouping and replaying dead letters by the million."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "de
 @click.group("dlq", cls=Group)
 @app_option
 def command() -> None:
-    """Look at dead letters by the million, and replay a selection.
+    """List and group dead letters by the million, and replay a selection.
 
-    Looking takes nothing. Without -Q, the dead letters of all queues are meant; with --snapshot,
-    those that were written down with list --to.
+    Listing removes nothing. Without -Q, all queues are read. With --snapshot, a snapshot is read
+    that list --to has written.
     """
 
 
 def letters_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Which dead letters, gathered into one `LetterOptions`."""
+    """The options that select dead letters; the command gets them as ``selection``."""
 
     @click.option(
         "-Q",
@@ -44,11 +44,9 @@ def letters_options(function: Callable[..., None]) -> Callable[..., None]:
         multiple=True,
         help="Only these queues, a,b or several times. [default: all]",
     )
-    @click.option("--where", help="Only those for which this Spark SQL expression is true.")
-    @click.option("--signature", help="Only those of this error signature, as groups shows it.")
-    @click.option(
-        "--snapshot", metavar="PATH", help="Look into a snapshot instead of into the queues."
-    )
+    @click.option("--where", help="Only those that match this Spark SQL expression.")
+    @click.option("--signature", help="Only those with this error signature, as groups shows it.")
+    @click.option("--snapshot", metavar="PATH", help="Read this snapshot instead of the queues.")
     @session_options
     @wraps(function)
     def gathered(
@@ -57,17 +55,17 @@ def letters_options(function: Callable[..., None]) -> Callable[..., None]:
         where: str | None,
         signature: str | None,
         snapshot: str | None,
-        wish: SessionOptions,
+        spark_options: SessionOptions,
         **rest: Any,
     ) -> None:
-        wanted = LetterOptions(all_names(queues), where, signature, snapshot, wish)
-        function(*args, wanted=wanted, **rest)
+        selection = LetterOptions(all_names(queues), where, signature, snapshot, spark_options)
+        function(*args, selection=selection, **rest)
 
     return gathered
 
 
 class LetterOptions:
-    """What the options of `letters_options` said."""
+    """The values of the options of `letters_options`."""
 
     def __init__(
         self,
@@ -75,26 +73,26 @@ class LetterOptions:
         where: str | None,
         signature: str | None,
         snapshot: str | None,
-        wish: SessionOptions,
+        spark_options: SessionOptions,
     ) -> None:
         self._queues = queues
         self.narrowed = where is not None or signature is not None
         self._where = where
         self._signature = signature
         self._snapshot = snapshot
-        self._wish = wish
+        self._spark_options = spark_options
 
     @contextmanager
     def letters(self) -> Iterator[Any]:
-        """The DataFrame, in a session; Spark's errors in the block are told in one line."""
+        """Open a session and yield the DataFrame; Spark's errors in the block become one line."""
         from aztask.spark.deadletters.letters import dead_letters
-        from aztask.spark.queries import told_plainly
+        from aztask.spark.queries import translated_errors
         from aztask.spark.submission.target import Target
 
         if self._snapshot is None:
             with open_app():
-                pass  # a missing app or queue file is said before Spark starts
-        with open_session(self._wish, "aztask dlq") as spark, told_plainly():
+                pass  # reports a missing app or queue file before Spark starts
+        with open_session(self._spark_options, "aztask dlq") as spark, translated_errors():
             if self._snapshot is None:
                 target = Target.of_environment(app_spec())
                 found = dead_letters(spark, target, self._queues)
@@ -112,15 +110,19 @@ class LetterOptions:
 @command.command("list")
 @app_option
 @letters_options
-@click.option("--limit", type=click.IntRange(1), default=100, help="How many at most.")
-@click.option("--sample", type=click.IntRange(1), help="So many of every group, drawn by chance.")
-@click.option("--to", metavar="PATH", help="Write all of them to Parquet files there: a snapshot.")
+@click.option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
+@click.option(
+    "--sample", type=click.IntRange(1), help="Show so many of every group, chosen by a hash."
+)
+@click.option(
+    "--to", metavar="PATH", help="Write all of them to Parquet files there, as a snapshot."
+)
 @json_option
 def list_(
-    wanted: LetterOptions, limit: int, sample: int | None, to: str | None, as_json: bool
+    selection: LetterOptions, limit: int, sample: int | None, to: str | None, as_json: bool
 ) -> None:
-    """List dead letters, or write them down."""
-    with wanted.letters() as letters:
+    """List dead letters, or write them to a snapshot."""
+    with selection.letters() as letters:
         from aztask.spark import deadletters
 
         found = letters if sample is None else deadletters.sample(letters, sample)
@@ -143,9 +145,9 @@ def list_(
 @app_option
 @letters_options
 @json_option
-def groups(wanted: LetterOptions, as_json: bool) -> None:
+def groups(selection: LetterOptions, as_json: bool) -> None:
     """Count dead letters by task, reason and error signature, the largest groups first."""
-    with wanted.letters() as letters:
+    with selection.letters() as letters:
         from aztask.spark import deadletters
 
         rows = deadletters.groups(letters).collect()
@@ -163,26 +165,26 @@ def groups(wanted: LetterOptions, as_json: bool) -> None:
 @command.command("replay")
 @app_option
 @letters_options
-@click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--rate", type=Rate(), help="At most so many a second.")
+@click.option("--all", "everything", is_flag=True, help="Replay all of them.")
+@click.option("--rate", type=Rate(), help="Replay at most so many per second.")
 @dry_run_option
 @yes_option
 def replay(
-    wanted: LetterOptions, everything: bool, rate: float | None, dry_run: bool, yes: bool
+    selection: LetterOptions, everything: bool, rate: float | None, dry_run: bool, yes: bool
 ) -> None:
     """Send dead letters again, with all their retries.
 
-    They are removed from the dead letters once they are sent. Broken off and run again, each is
-    replayed once.
+    Each is removed from the dead letters after it was sent. You can interrupt the command and run
+    it again: each dead letter is replayed once.
     """
-    if everything == wanted.narrowed:
+    if everything == selection.narrowed:
         raise click.UsageError(
-            "--all goes without --where and --signature"
+            "--all excludes --where and --signature"
             if everything
-            else "say which: --where, --signature or --all",
+            else "select with --where, --signature or --all",
             click.get_current_context(),
         )
-    with wanted.letters() as letters:
+    with selection.letters() as letters:
         from aztask.spark.deadletters.letters import selections, size
 
         selected = selections(letters)

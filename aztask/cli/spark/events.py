@@ -1,4 +1,4 @@
-"""Where the commands on events find them: an argument, or the settings of the workers."""
+"""The place of the events: an argument of the commands, or the settings of the workers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def events_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--account-variable",
         metavar="NAME",
-        help="PATH is a container, and this environment variable, which executors need too, holds "
-        "its account's connection string.",
+        help="Read PATH as a container's name; this environment variable, here and on executors, "
+        "holds the account's connection string.",
     )
     @session_options
     @wraps(function)
@@ -39,7 +39,7 @@ def events_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _from_settings(account_variable: str | None) -> tuple[str, str | None]:
-    """The container that workers upload to, else the directory that they write to."""
+    """The container to which workers upload, otherwise the directory to which they write."""
     options = environment_options()
     container = options.get("events_container")
     if container is not None:
@@ -48,6 +48,6 @@ def _from_settings(account_variable: str | None) -> tuple[str, str | None]:
     if "events" in options:
         return options["events"], None
     raise ConfigurationError(
-        "no events are named; give a PATH (a directory or blob://ACCOUNT/CONTAINER), or set "
+        "there is no PATH to events; give one (a directory or blob://ACCOUNT/CONTAINER), or set "
         "AZTASK_EVENTS or AZTASK_EVENTS_CONTAINER"
     )

@@ -1,4 +1,4 @@
-"""``aztask spark pack``: what executors lack, as one zip."""
+"""``aztask spark pack``: one zip of all Python code that executors lack."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from aztask.cli.target import app_spec
 def command(sources: tuple[str, ...], output: str, as_json: bool) -> None:
     """Pack aztask, its needs and your modules into a zip for --py-files.
 
-    The app of -A is packed with the module or package that it is in, and each further argument is a
-    module, a .py file, a package's folder or a wheel. Neither Spark nor Java is needed. What has
-    compiled parts does not work from a zip: it is listed, to be installed on the cluster.
+    The app of -A is packed with its module or package. Each further argument is a module, a .py
+    file, a package's folder or a wheel. Neither Spark nor Java is needed. Packages with compiled
+    parts do not work from a zip: they are listed, so that you can install them on the cluster.
     """
     from aztask.spark.packing import pack
 

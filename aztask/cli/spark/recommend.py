@@ -1,4 +1,4 @@
-"""``aztask spark recommend``: leases, prefetch and queues, from what happened."""
+"""``aztask spark recommend``: leases, prefetch and splits of queues, from the event log."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from aztask.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
 
 @click.command("recommend")
 @app_option
-@click.option("--events", metavar="PLACE", help="The event log. [default: as the app says]")
+@click.option("--events", metavar="PLACE", help="The event log. [default: the app's]")
 @click.option(
     "--account-variable",
     metavar="NAME",
-    help="The environment variable with the connection string, where PLACE is a container's name.",
+    help="The environment variable with the connection string, if PLACE is a container's name.",
 )
 @click.option(
     "-Q",
@@ -56,45 +56,45 @@ from aztask.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
     "--min-samples",
     type=click.IntRange(1),
     default=MIN_SAMPLES,
-    help="Deliveries of a queue from which its lease may be changed.",
+    help="Change a lease only if the queue has at least so many deliveries.",
 )
-@click.option("--publish", is_flag=True, help="Write the leases where workers and senders look.")
+@click.option(
+    "--publish", is_flag=True, help="Publish the leases, for workers and senders with lease_advice."
+)
 @session_options
 @json_option
 def command(
     events: str | None,
     account_variable: str | None,
     queues: Sequence[tuple[str, ...]],
-    least: float,
-    most: float | None,
-    min_samples: int,
     publish: bool,
-    wish: SessionOptions,
+    spark_options: SessionOptions,
     as_json: bool,
+    **limits: Any,
 ) -> None:
-    """Recommend leases, prefetch and a split of queues from the event log.
+    """Recommend leases, prefetch and splits of queues, from the event log.
 
-    What is published already counts: a lease is changed only where it is far off. Workers and
-    senders with lease_advice follow what --publish writes.
+    A published lease is changed only if it is far off. Workers and senders with lease_advice follow
+    the leases that --publish writes.
     """
     app = find_app()
     try:
         place = events or _events_of(app)
-        bounds = _bounds(app, least, most, min_samples)
+        bounds = _bounds(app, **limits)
         store = app.leases.store if app.leases.enabled else None
         if publish and store is None:
             raise ConfigurationError(
-                "--publish needs to know where: set lease_advice of the app, or "
+                "--publish needs a place: set lease_advice of the app, or "
                 "AZTASK_LEASE_ADVICE, to auto, a file's path or blob://ACCOUNT/CONTAINER"
             )
-        found, told = _work(
-            place, account_variable, all_names(queues), bounds, store, publish, wish
+        found, published = _work(
+            place, account_variable, all_names(queues), bounds, store, publish, spark_options
         )
     finally:
         app.close()
     _show(found, as_json=as_json)
-    if told:
-        click.echo(told, err=True)
+    if published:
+        click.echo(published, err=True)
 
 
 def _work(
@@ -104,22 +104,22 @@ def _work(
     bounds: Bounds,
     store: LeaseStore | None,
     publish: bool,
-    wish: SessionOptions,
+    spark_options: SessionOptions,
 ) -> tuple[Sequence[Any], str]:
-    """(the recommendations, what was published)."""
+    """(the recommendations, a line about what was published)."""
     from aztask.spark.events.frame import read_events
-    from aztask.spark.queries import told_plainly
+    from aztask.spark.queries import translated_errors
     from aztask.spark.recommendation.evidence import observe
-    from aztask.spark.recommendation.recommend import decided, publish_seen
+    from aztask.spark.recommendation.recommend import decide_queues, publish_evidence
 
-    with open_session(wish, "aztask recommend") as spark, told_plainly():
-        seen = observe(read_events(spark, place, account_variable=account_variable).events)
+    with open_session(spark_options, "aztask recommend") as spark, translated_errors():
+        evidence = observe(read_events(spark, place, account_variable=account_variable).events)
     if not publish or store is None:
         document = store.load().document if store is not None else LeaseDocument()
-        return decided(seen, document, bounds, queues=queues), ""
-    done = publish_seen(seen, store, bounds=bounds, queues=queues)
+        return decide_queues(evidence, document, bounds, queues=queues), ""
+    done = publish_evidence(evidence, store, bounds=bounds, queues=queues)
     if not done.queues:
-        return done.recommendations, f"nothing to publish: revision {done.revision} stands"
+        return done.recommendations, f"nothing to publish: revision {done.revision} stays in force"
     names = visible(", ".join(done.queues))
     return done.recommendations, f"published revision {done.revision}: {names}"
 
@@ -128,8 +128,8 @@ def _events_of(app: App) -> str:
     place = app.settings.events or read_environment("AZTASK_EVENTS")
     if place is None:
         raise ConfigurationError(
-            "there is no event log: say where it is with --events or AZTASK_EVENTS, or name an "
-            "app that writes one with -A"
+            "there is no event log: name it with --events or AZTASK_EVENTS, or name an app that "
+            "writes one with -A"
         )
     return str(place)
 

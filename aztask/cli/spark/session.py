@@ -1,6 +1,4 @@
-"""``--master``, ``--conf`` and ``--py-files``, which all commands of the pipeline share, and the
-session they ask for.
-"""
+"""The options ``--master``, ``--conf`` and ``--py-files`` of all commands, and their session."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ import click
 from aztask.support.masking import printable
 
 LOG_LEVEL = "OFF"
-"""Of the JVM: what goes wrong is told once, by us, and not with a page of its own stack."""
+"""The JVM's: aztask reports each error once, in one line; the JVM would add a page of stack."""
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What --master, --conf and --py-files said."""
+    """The values of --master, --conf and --py-files."""
 
     master: str | None = None
     conf: dict[str, str] = field(default_factory=dict)
@@ -28,14 +26,14 @@ class SessionOptions:
 
 
 class Setting(click.ParamType[tuple[str, str]]):
-    """``spark.key=value``."""
+    """An option's text of the form ``spark.key=value``."""
 
     name = "setting"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
-        """The key and the value."""
+        """Split the text into key and value."""
         if isinstance(value, tuple):
             return value
         key, equals, setting = value.partition("=")
@@ -45,47 +43,49 @@ class Setting(click.ParamType[tuple[str, str]]):
 
 
 def session_options(function: Callable[..., None]) -> Callable[..., None]:
-    """``--master``, ``--conf`` and ``--py-files``; the command gets them as ``wish``."""
+    """``--master``, ``--conf`` and ``--py-files``; the command gets them as ``spark_options``."""
 
     @click.option(
-        "--master", help="Where Spark runs. [default: what Spark's settings say, or here]"
+        "--master", help="Run Spark there. [default: Spark's own settings, else this machine]"
     )
     @click.option(
         "--conf",
         type=Setting(),
         multiple=True,
-        help="A setting of Spark, spark.key=value; may be given several times.",
+        help="Set a Spark property, spark.key=value; may be given several times.",
     )
     @click.option(
         "--py-files",
         multiple=True,
-        help="A .py file, zip or wheel for the executors; may be given several times. See pack.",
+        help="Give executors a .py file, zip or wheel; may be given several times. See pack.",
     )
     @wraps(function)
     def gathered(
         *args: Any, master: str | None, conf: Any, py_files: tuple[str, ...], **rest: Any
     ) -> None:
-        function(*args, wish=SessionOptions(master, dict(conf), py_files), **rest)
+        function(*args, spark_options=SessionOptions(master, dict(conf), py_files), **rest)
 
     return gathered
 
 
 @contextmanager
-def open_session(wish: SessionOptions, name: str) -> Iterator[Any]:
-    """The SparkSession of one command, stopped at the end unless it ran before.
+def open_session(spark_options: SessionOptions, name: str) -> Iterator[Any]:
+    """Open the SparkSession of a command; stop it at the end, unless it was active before.
 
-    name: as Spark's own pages show the job. Raises ConfigurationError where pyspark or Java is
-    missing, or a file of --py-files is no code.
+    name: the job's name on Spark's own pages. Raises ConfigurationError if pyspark or Java is
+    missing, or a file of --py-files is not code.
     """
     from aztask import spark
 
-    ran_before = spark.active_session() is not None
-    session = spark.get_session(name=name, master=wish.master, conf=wish.conf, log_level=LOG_LEVEL)
+    was_active = spark.active_session() is not None
+    session = spark.get_session(
+        name=name, master=spark_options.master, conf=spark_options.conf, log_level=LOG_LEVEL
+    )
     from aztask.spark.pyfiles import add_py_files
 
     try:
-        add_py_files(session, wish.py_files)
+        add_py_files(session, spark_options.py_files)
         yield session
     finally:
-        if not ran_before:
+        if not was_active:
             session.stop()

@@ -1,4 +1,4 @@
-"""``aztask spark stats``: what events tell, as tables, as JSON, or as a page with charts."""
+"""``aztask spark stats``: statistics of events as tables, as JSON, or as a page with charts."""
 
 from __future__ import annotations
 
@@ -37,32 +37,38 @@ COLUMNS = {
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Also write a page with charts to this file; it needs nothing else.",
+    help="Also write a page with charts to this file. The page loads nothing else.",
 )
 @json_option
 def command(
     path: str,
     account_variable: str | None,
     html: Path | None,
-    wish: SessionOptions,
+    spark_options: SessionOptions,
     as_json: bool,
 ) -> None:
     """Show how tasks waited, ran and ended, from their events.
 
-    PATH is a directory or blob://ACCOUNT/CONTAINER. Waits, runs and margins (what was left of the
-    lease at settlement) are in seconds. Counts are exact, percentiles are off by 1 rank in 10,000.
+    PATH is a directory or blob://ACCOUNT/CONTAINER. Waits, runs and margins (the lease left at
+    settlement) are in seconds. Counts are exact; percentiles are off by at most 1 rank in 10,000.
     """
-    with open_session(wish, "aztask stats") as spark:
+    from aztask.spark.needs import REPORT_LIBRARIES, check_installed
+
+    if html is not None:
+        # Checked now, before Spark works for minutes on figures that could not be written.
+        check_installed(REPORT_LIBRARIES)
+    with open_session(spark_options, "aztask stats") as spark:
         from aztask.spark import read_events
-        from aztask.spark.queries import told_plainly
-        from aztask.spark.report.page import render
+        from aztask.spark.queries import translated_errors
         from aztask.spark.report.summary import summarize
 
-        with told_plainly():
+        with translated_errors():
             events = read_events(spark, path, account_variable=account_variable)
             summary = summarize(events, progress=lambda text: click.echo(text, err=True))
             events.close()
     if html is not None:
+        from aztask.spark.report.page import render
+
         _write(html, render(summary))
         click.echo(f"wrote {visible(str(html))}", err=True)
     if as_json:
@@ -100,7 +106,7 @@ def _cells(key: str, row: dict[str, Any]) -> Sequence[object]:
 
 
 def _rounded(value: float | None) -> object:
-    """Three digits that mean something: 0.0123 s is no "0.01"."""
+    """Three significant digits: 0.0123 s is not shown as 0.01."""
     if value is None or isinstance(value, int):
         return value
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""``aztask spark stream``: the rows of files as tasks, as the files come in."""
+"""``aztask spark stream``: the rows of files as tasks, as the files arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aztask.cli.output import plural, print_json
 from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.spark.submitoptions import submit_options
 
-LOOK_SECONDS = 1
+POLL_SECONDS = 1
 
 
 @click.command("stream")
@@ -20,16 +20,18 @@ LOOK_SECONDS = 1
 @submit_options
 @click.option("--submission-id", default="", help="A name for the ids. [default: the query's id]")
 @click.option("--schema", required=True, help="The columns, as in SQL: path STRING, width INT.")
-@click.option("--checkpoint", required=True, help="The folder where Spark notes what was done.")
+@click.option("--checkpoint", required=True, help="The folder where Spark records its progress.")
 @click.option(
     "--unique",
     type=click.Choice(("stream", "batch")),
     default="stream",
-    help="Whether a key never comes again, or may come once in each batch.",
+    help="Take a key as unique in the whole stream, or in each batch only.",
 )
-@click.option("--available-now", is_flag=True, help="End when what is there now was sent.")
+@click.option("--available-now", is_flag=True, help="Send the rows that exist now, then end.")
 @click.option("--trigger", type=Duration(), help="Time between two batches.")
-@click.option("--max-files", type=click.IntRange(1), help="Files in one batch at most.")
+@click.option(
+    "--max-files", type=click.IntRange(1), help="Read at most so many files in one batch."
+)
 @session_options
 @json_option
 def command(
@@ -39,33 +41,33 @@ def command(
     schema: str,
     max_files: int | None,
     options: dict[str, Any],
-    wish: SessionOptions,
+    spark_options: SessionOptions,
     as_json: bool,
     **about: Any,
 ) -> None:
-    """Send one task for each row of files, as the files come into a folder.
+    """Send one task for each row of files, as the files arrive in a folder.
 
-    Started again with the same --checkpoint, it goes on where it was. A batch that is sent again
-    gets the same task ids. It runs until Ctrl-C, unless --available-now is given.
+    With the same --checkpoint it continues where it stopped. If a batch is sent again, it gets the
+    same task ids. The command runs until Ctrl-C, unless --available-now is given.
     """
-    with open_session(wish, f"aztask stream {task}") as session:
+    with open_session(spark_options, f"aztask stream {task}") as session:
         from aztask.spark import stream
         from aztask.spark.failures import ended_well
         from aztask.spark.submission.tables import read_stream
 
-        rows = read_stream(session, path, schema=schema, kind=kind, most_files=max_files)
+        rows = read_stream(session, path, schema=schema, kind=kind, max_files=max_files)
         query = stream(rows, task, **about, **options)
         try:
             shown = -1
-            while not ended_well(query, LOOK_SECONDS):
-                shown = _tell(query, shown, as_json)
-            _tell(query, shown, as_json)
+            while not ended_well(query, POLL_SECONDS):
+                shown = _print_batches(query, shown, as_json)
+            _print_batches(query, shown, as_json)
         finally:
             query.stop()
 
 
-def _tell(query: Any, shown: int, as_json: bool) -> int:
-    """Print the batches that are new since `shown`; the newest one's number."""
+def _print_batches(query: Any, shown: int, as_json: bool) -> int:
+    """Print the batches after number `shown`; returns the newest one's number."""
     for progress in query.recentProgress:
         about = json.loads(progress.json)
         batch, rows = int(about["batchId"]), int(about["numInputRows"])

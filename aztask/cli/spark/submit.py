@@ -1,28 +1,33 @@
-"""``aztask spark submit``: the rows of files as tasks."""
+"""``aztask spark submit``: one task for each row of files."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import print_fields, print_json
+from aztask.cli.progress import Progress
 from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.spark.submitoptions import submit_options
-from aztask.cli.spark.watch import watched
 from aztask.errors import SubmitFailed
+
+POLL_SECONDS = 0.3
 
 
 @click.command("submit")
 @app_option
 @submit_options
-@click.option("--submission-id", required=True, help="A name that a rerun gives again.")
+@click.option("--submission-id", required=True, help="A name; use the same one in a rerun.")
 @click.option("--schema", help="The columns, as in SQL: path STRING, width INT.")
 @click.option(
     "--check-keys/--no-check-keys",
     default=True,
-    help="Look for nulls and duplicates among the keys first.",
+    help="Check the keys for nulls and duplicates first.",
 )
 @click.option("--dry-run", is_flag=True, help="Do everything but the sending.")
 @session_options
@@ -32,36 +37,25 @@ def command(
     kind: str | None,
     schema: str | None,
     task: str,
-    key: str,
-    submission_id: str,
-    check_keys: bool,
-    dry_run: bool,
     options: dict[str, Any],
-    wish: SessionOptions,
+    spark_options: SessionOptions,
     as_json: bool,
+    **about: Any,
 ) -> None:
     """Send one task for each row of files.
 
-    Task ids come from --submission-id and the --key column: submitted again under the same name,
-    each row is still run once, by workers that keep results. Without -A, AZTASK_BROKER says where
-    the queues are, here and on the executors, and --columns is needed.
+    Task ids come from --submission-id and the --key column. If you submit again under the same
+    name, workers with a result store still run each row once. Without -A, AZTASK_BROKER names the
+    broker, here and on the executors, and --columns is required.
     """
-    with open_session(wish, f"aztask submit {task}") as session:
+    with open_session(spark_options, f"aztask submit {task}") as session:
         from aztask.spark import submit
         from aztask.spark.submission.tables import read_table
 
         table = read_table(session, path, kind=kind, schema=schema)
         try:
             with watched(session):
-                report = submit(
-                    table,
-                    task,
-                    key=key,
-                    submission_id=submission_id,
-                    check_keys=check_keys,
-                    dry_run=dry_run,
-                    **options,
-                )
+                report = submit(table, task, **about, **options)
         except SubmitFailed as error:
             if error.report is not None:
                 _print(error.report, as_json)
@@ -86,3 +80,31 @@ def _print(report: Any, as_json: bool) -> None:
             ("seconds", report.seconds),
         ]
     )
+
+
+@contextmanager
+def watched(session: Any) -> Iterator[None]:
+    """Show the finished partitions of the newest stage while the block runs Spark jobs."""
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(session.sparkContext, ended), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _watch(context: Any, ended: threading.Event) -> None:
+    tracker = context.statusTracker()
+    shown: tuple[int, Progress] | None = None
+    while not ended.wait(POLL_SECONDS):
+        stage = max(tracker.getActiveStageIds(), default=None)
+        about = None if stage is None else tracker.getStageInfo(stage)
+        if stage is None or about is None:
+            continue
+        if shown is None or shown[0] != stage:
+            shown = (stage, Progress(about.numTasks, "partitions"))
+        shown[1].show(about.numCompletedTasks, f", step {stage + 1}")
+    if shown is not None:
+        shown[1].clear()

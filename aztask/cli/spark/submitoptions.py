@@ -18,14 +18,14 @@ FORMATS = ("parquet", "csv", "json")
 
 
 class Columns(click.ParamType[dict[str, str]]):
-    """``path,width=w``: arguments, and the columns that they come from where the names differ."""
+    """``path,width=w``: arguments, each with its column if the names differ."""
 
     name = "columns"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, str]:
-        """{argument: column}."""
+        """The option's text as {argument: column}."""
         if isinstance(value, dict):
             return value
         columns = {}
@@ -43,36 +43,36 @@ _SHARED = (
         "--format",
         "kind",
         type=click.Choice(FORMATS),
-        help="What the files are. [default: as their names say, else parquet]",
+        help="The files' format. [default: by their suffix, else parquet]",
     ),
     click.option("--task", required=True, help="The task's name."),
-    click.option("--key", required=True, help="The column that is unique: task ids come from it."),
+    click.option("--key", required=True, help="A column of unique values; makes the task ids."),
     click.option(
         "--columns",
         type=Columns(),
         help="The arguments: path,width=column. [default: every column, if the app is known]",
     ),
-    click.option("-q", "--queue", help="Where to send them. [default: the task's queue]"),
-    click.option("--rate", type=Rate(), help="Messages a second at most, in all."),
+    click.option("-q", "--queue", help="Send them to this queue. [default: the task's]"),
+    click.option("--rate", type=Rate(), help="Send at most so many messages per second, in total."),
     click.option(
         "--writers",
         type=click.IntRange(1),
-        help="With --rate: how many partitions share it. [default: the number of cores]",
+        help="With --rate: let so many partitions share it. [default: the number of cores]",
     ),
-    click.option("--delay", type=Duration(), help="Time until they may start."),
+    click.option("--delay", type=Duration(), help="Wait so long before the tasks may start."),
     click.option(
         "--expires",
         type=Duration(least=0.001),
-        help="Time after which they are not started any more.",
+        help="Do not start tasks after this time.",
     ),
     click.option(
-        "--patience", type=Duration(), help="Time without success until it fails. [default: 5m]"
+        "--patience", type=Duration(), help="Fail after so long without success. [default: 5m]"
     ),
 )
 
 
 def submit_options(function: Callable[..., None]) -> Callable[..., None]:
-    """All of them; those that say how to send are gathered into ``options``."""
+    """Add the shared options; those about sending reach the command as ``options``."""
 
     @wraps(function)
     def gathered(
@@ -87,7 +87,7 @@ def submit_options(function: Callable[..., None]) -> Callable[..., None]:
         **rest: Any,
     ) -> None:
         if writers is not None and rate is None:
-            raise click.UsageError("--writers goes with --rate", click.get_current_context())
+            raise click.UsageError("--writers needs --rate", click.get_current_context())
         given = {
             "columns": columns,
             "queue": queue,
@@ -106,8 +106,9 @@ def submit_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _place() -> dict[str, str]:
-    """Where the queues are: the app, which is imported now to find mistakes at once, or the
-    variable that says it, which executors read for themselves.
+    """The broker: the app of -A, or the environment variable that each executor reads.
+
+    The app is imported now, so that a mistake shows at once.
     """
     spec = app_spec()
     if spec is not None:
@@ -115,7 +116,7 @@ def _place() -> dict[str, str]:
         return {"app": spec}
     if not os.environ.get(BROKER_VARIABLE):
         raise click.UsageError(
-            f"name the app with -A module:app, or say in {BROKER_VARIABLE} where the queues are",
+            f"name the app with -A module:app, or the broker in {BROKER_VARIABLE}",
             click.get_current_context(),
         )
     return {"broker_env": BROKER_VARIABLE}

@@ -1,13 +1,13 @@
 """Dead letters as a DataFrame, and the replay of those that a query selects.
 
 Rules
-1. Looking never takes: a read is a paged peek, so it can be repeated, by another action or by a
-   task that Spark runs again, and gives the same rows again as long as nobody acts on them.
-2. A read covers the positions that were there when it was planned; what dies later is not in it.
-3. Nothing grows with the number of dead letters but what Spark spills to disk: a partition holds a
-   page at a time, and a replay keeps the positions, at eight bytes each.
-4. A service that does not show all of its dead letters is refused, not read in part, unless a
-   result store has the index of the others.
+1. Reading removes nothing: it is a paged peek. Another action, or a task that Spark retries, reads
+   the same rows again, unless a replay or a purge ran in between.
+2. A read covers the positions that existed when it was planned. Later dead letters are not in it.
+3. Memory does not grow with the number of dead letters: a partition holds one page at a time. Only
+   a replay keeps all positions, at eight bytes each.
+4. A service that shows only some of its dead letters is refused, not read in part, unless a result
+   store has the index of the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from aztask.spark.submission.target import Target
 
 PAGE: Final = 250
 DEFAULT_SLICES: Final = 8
-"""Ranges of positions that a queue is read in, side by side."""
+"""Ranges of positions of one queue that are read in parallel."""
 GROUP_BY: Final = ("queue", "task", "reason", "signature")
 
 SCHEMA: Final = pa.schema(
@@ -61,8 +61,7 @@ SCHEMA: Final = pa.schema(
 )
 """One row for each dead letter. id: the task id, else the message id, else ``@POSITION``.
 signature: see `aztask.deadletters.signature`. args, kwargs: as their sender printed them,
-shortened.
-problem: why it cannot be read, "" where it can."""
+shortened. problem: why the message cannot be decoded, "" if it can."""
 
 
 def dead_letters(
@@ -74,9 +73,10 @@ def dead_letters(
 ) -> DataFrame:
     """The dead letters of these queues, or of all, with the columns of `SCHEMA`.
 
-    slices: 1 to 1000, ranges of positions in which each queue is read side by side. They are found
-    here, and read by each action; write the result to Parquet to keep a snapshot. Raises
-    ConfigurationError, QueueNotFound, BrokerUnavailable, and CapabilityError (see `plan`).
+    slices: ranges of positions in which each queue is read in parallel, 1 to 1000. This call plans
+    them, and each action on the DataFrame reads them again; write the result to Parquet to keep a
+    snapshot. Raises ConfigurationError, QueueNotFound, BrokerUnavailable, and CapabilityError (see
+    `plan`).
     """
     if isinstance(slices, bool) or not isinstance(slices, int) or not 1 <= slices <= 1000:
         raise ConfigurationError(f"slices takes a whole number from 1 to 1000, not {slices!r}")
@@ -104,16 +104,17 @@ def groups(letters: DataFrame) -> DataFrame:
 
 
 def sample(letters: DataFrame, each: int) -> DataFrame:
-    """Up to `each` of every group, drawn by a hash of their positions: always the same ones."""
+    """Up to `each` of every group, chosen by a hash of the positions: always the same ones."""
     order = Window.partitionBy(*GROUP_BY).orderBy(F.xxhash64("queue", "position"), "position")
     ranked = letters.withColumn("_rank", F.row_number().over(order))
     return ranked.where(F.col("_rank") <= each).drop("_rank")
 
 
 def selections(letters: DataFrame) -> dict[str, Selection]:
-    """Just these, by queue: what a replay takes, however the DataFrame changes meanwhile.
+    """The dead letters of the DataFrame by queue, as `replay` takes them.
 
-    By position, at eight bytes each; by message id where the service has no numbers.
+    The selection is fixed here: later changes of the queue do not change it. It holds positions, at
+    eight bytes each, or message ids where the service has no numbered positions.
     """
     numbers: dict[str, array[int]] = {}
     names: dict[str, set[str]] = {}
@@ -131,7 +132,7 @@ def selections(letters: DataFrame) -> dict[str, Selection]:
 
 
 def size(selection: Selection) -> int:
-    """How many dead letters a selection of `selections` is."""
+    """The number of dead letters in a selection made by `selections`."""
     return len(selection.ids if selection.positions is None else selection.positions)
 
 
@@ -142,12 +143,12 @@ def replay(
     rate: float | None = None,
     progress: Callable[[Report], None] = lambda report: None,
 ) -> dict[str, Report]:
-    """Send what is selected again as new generations, queue by queue, and complete it.
+    """Send the selected messages again as new generations, queue by queue, and complete them.
 
-    rate: at most so many a second. It runs on the driver: a broker, not a cluster, is what limits
-    it, and only there is a rate one rate. Crash window: see
-    `aztask.deadletters.view.DeadLetters.replay`; after a crash select and replay again, and each
-    message is replayed once.
+    rate: messages per second at most; None: as fast as the broker takes them. It runs on the
+    driver: the broker is the bottleneck, not the cluster, and one process can keep one rate. Crash
+    window: see `aztask.deadletters.view.DeadLetters.replay`. After a crash, select and replay
+    again: each message is replayed once.
     """
     return {
         queue: DeadLetters(app, queue).replay(selection, rate=rate, progress=progress)
@@ -157,7 +158,7 @@ def replay(
 
 @dataclass(frozen=True)
 class Slice:
-    """Dead letters of one queue at positions above `after`, up to `last`; None: without end."""
+    """Dead letters of one queue at positions above `after`, up to `last`. None: no limit."""
 
     queue: str
     after: int | None = None
@@ -165,7 +166,7 @@ class Slice:
 
 
 def _read(target: Target, part: Slice) -> Iterator[pa.RecordBatch]:
-    """What an executor does with a slice: it reads a page at a time."""
+    """Read a slice on an executor, one page at a time."""
     with target.open() as app:
         paged = app.broker.capabilities.paged_peek
         for page in pages(DeadLetters(app, part.queue), part, paged=paged):
@@ -173,9 +174,9 @@ def _read(target: Target, part: Slice) -> Iterator[pa.RecordBatch]:
 
 
 def plan(app: App, queue: str, slices: int) -> list[Slice]:
-    """The slices of one queue; none where it has no dead letters.
+    """The slices of one queue; none if it has no dead letters.
 
-    Raises CapabilityError where the service does not show them all and no result store has the
+    Raises CapabilityError if the service does not show all of them and no result store has the
     index of the others.
     """
     capabilities = app.broker.capabilities
@@ -188,8 +189,8 @@ def plan(app: App, queue: str, slices: int) -> list[Slice]:
         if dead > len(page) and index_for(app.broker, app.results) is None:
             raise CapabilityError(
                 f"queue {queue!r} has about {dead:,} dead letters, and {capabilities.name} shows "
-                f"{len(page)} of them; name a result store too, where workers keep an index of "
-                "them, or use: aztask dlq replay, which takes them one after the other"
+                f"{len(page)} of them; name the result store too, where workers keep an index of "
+                "them, or use aztask dlq replay, which takes them one by one"
             )
         return [Slice(queue)]
     first = page[0].position
@@ -202,7 +203,7 @@ def plan(app: App, queue: str, slices: int) -> list[Slice]:
 
 
 def last_position(letters: DeadLetters, first: int) -> int:
-    """The highest position, where `first` is the lowest, found by about 2 log2(span) looks."""
+    """The highest position, found with about 2 log2(span) peeks from `first`, the lowest."""
     low, step, high = first, 1, None
     while high is None:
         found = letters.list(limit=1, after=low + step)
@@ -221,7 +222,7 @@ def last_position(letters: DeadLetters, first: int) -> int:
 
 
 def pages(letters: DeadLetters, part: Slice, *, paged: bool) -> Iterator[Sequence[DeadLetterView]]:
-    """The dead letters of a slice, a page at a time. paged: whether there is more than one."""
+    """The dead letters of a slice, page by page. paged: whether the broker can page."""
     if not paged:
         found = letters.find(Selection(everything=True))
         while some := tuple(islice(found, PAGE)):
@@ -262,5 +263,5 @@ def row_of(letter: DeadLetterView) -> dict[str, Any]:
 
 
 def _text(text: str | None) -> str | None:
-    """`text` with lone surrogates as escapes, which Arrow's UTF-8 does not have."""
+    """`text` with lone surrogates escaped, because Arrow stores UTF-8 only."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()

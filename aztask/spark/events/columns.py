@@ -1,8 +1,8 @@
-"""The columns of events: for Spark, for Arrow, and what makes a row of them.
+"""The columns of event rows, for Spark and for Arrow.
 
 Rules
-1. A row is an event, or tells of something odd in a file; ``odd`` is null for events and names the
-   oddity otherwise. So one file can hold both, and one filter parts them.
+1. A row is either an event or a problem found in a file. ``odd`` is null for events and names the
+   problem otherwise, so one file can hold both, and one filter separates them.
 2. Times are seconds since 1970 (UTC) and durations are seconds, as in the lines.
 """
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 from aztask.support.masking import mask
 
 TEXTS: Final = ("id", "event", "task_id", "task", "queue", "worker")
-"""Texts that every event has."""
+"""Text columns that every event has."""
 COUNTS: Final = ("delivery_count", "resubmit_count")
-"""Whole numbers that are 0 where they are left out."""
+"""Whole numbers; 0 if a line has none."""
 NUMBERS: Final = (
     "duration_seconds",
     "wait_seconds",
@@ -26,7 +26,7 @@ NUMBERS: Final = (
     "margin_seconds",
     "held_seconds",
 )
-"""Numbers that may be left out."""
+"""Optional numbers; null if a line has none."""
 
 ODD_COLUMNS: Final = ("odd", "odd_text", "odd_file", "odd_line")
 
@@ -51,7 +51,7 @@ EVENT_COLUMNS: Final = tuple(name for name in ARROW.names if name not in ODD_COL
 
 _SQL_TYPES: Final = {pa.string(): "STRING", pa.float64(): "DOUBLE", pa.int64(): "BIGINT"}
 DDL: Final = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in ARROW)
-"""The same for Spark."""
+"""The columns of `ARROW` as Spark writes a schema."""
 
 NOT_AN_EVENT: Final = "not an event"
 EMPTY: Final = "empty line"
@@ -60,38 +60,38 @@ TOO_LONG: Final = "line too long"
 NULS: Final = "NUL bytes"
 CLOCK_BACK: Final = "clock went back"
 CORRUPT: Final = (NOT_AN_EVENT, EMPTY, TORN, TOO_LONG, NULS)
-"""Lines that are no events, or hold bytes that are none. `CLOCK_BACK` tells of sound lines."""
+"""Problems of damaged lines. `CLOCK_BACK` is not among them: its lines are valid events."""
 DAMAGED: Final = "damaged Parquet file"
 UNREADABLE: Final = "unreadable file"
-"""Of files: one row for each, after the events that could be read."""
+"""Problems of files: one row for each file, after the events that could be read."""
 EXCERPT: Final = 200
-"""Characters of an odd line, or of an error, that are kept."""
+"""Characters that are kept of a damaged line or an error text."""
 
 
 def table_of(columns: dict[str, Any], rows: int) -> pa.Table:
-    """All columns in order, null where not given."""
+    """A table of all columns in order; those not given are null."""
     return pa.table(
         [columns.get(field.name, pa.nulls(rows, field.type)) for field in ARROW], schema=ARROW
     )
 
 
 def odd_table(file: str, rows: Sequence[tuple[str, str, int | None]]) -> pa.Table:
-    """Odd rows of one file: what is wrong, a text, the line's number (None: of the whole file)."""
-    whats, texts, numbers = zip(*rows, strict=True)
+    """Problem rows of one file. rows: (problem, excerpt, line number; None: the whole file)."""
+    problems, texts, numbers = zip(*rows, strict=True)
     columns: dict[str, Any] = {
-        "odd": pa.array(whats, pa.string()),
+        "odd": pa.array(problems, pa.string()),
         "odd_text": pa.array(map(_excerpt, texts), pa.string()),
-        "odd_file": pa.array([file] * len(whats), pa.string()),
+        "odd_file": pa.array([file] * len(problems), pa.string()),
         "odd_line": pa.array(numbers, pa.int64()),
     }
-    return table_of(columns, len(whats))
+    return table_of(columns, len(problems))
 
 
 def storable(text: str) -> str:
-    """The text, with half surrogate pairs as the text of their escape: Arrow has UTF-8 only."""
+    """The text with lone surrogates escaped, because Arrow stores UTF-8 only."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _excerpt(text: str) -> str:
-    """The beginning, without secrets."""
+    """The beginning of a text, with secrets masked."""
     return mask(storable(text[: 2 * EXCERPT]).replace("\0", "\\0"))[:EXCERPT]

@@ -1,12 +1,11 @@
-"""Compacted files: what the Parquet footer says of a file's origin, and the rows inside.
+"""Reads compacted files: their origin in the Parquet footer, and the rows inside.
 
 Rules
-1. A compacted file names the files whose lines it holds. While such a file is still there, readers
-   leave it out: no line counts twice, and none is missed.
-2. A file whose footer cannot be read counts as damaged and is not read; its sources are, where they
-   are still there.
-3. A file that is damaged further in, or that holds something else than events, is read as far as it
-   goes. A row of its own then says so, and no other file suffers.
+1. A compacted file names its sources, the files whose lines it holds. Readers skip a source that
+   still exists, so no line counts twice and none is missed.
+2. A file with an unreadable footer is skipped as damaged; its sources are read if they still exist.
+3. A file that is damaged further in, or holds other rows than events, is read up to the damage. One
+   problem row reports it, and the other files are read.
 """
 
 from __future__ import annotations
@@ -36,25 +35,27 @@ REQUIRED: Final = (*TEXTS, "ts")
 """Columns that every event has."""
 
 _DAMAGE: Final = (pa.ArrowException, OSError, ValueError)
-"""What Arrow raises for a file that is damaged, or something else than Parquet."""
+"""What Arrow raises for a damaged file, or one that is not Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """sources: names of the files, relative to the place. duplicates: events that were in them
-    more than once and are here once.
+    """What a compacted file was made from.
+
+    sources: names of the files, relative to the place. duplicates: further copies of events in
+    them, which the compaction dropped.
     """
 
     sources: tuple[str, ...] = ()
     duplicates: int = 0
 
     def to_json(self) -> str:
-        """As it stands in the footer."""
+        """The text that is stored in the footer."""
         return json.dumps({"sources": self.sources, "duplicates": self.duplicates})
 
     @classmethod
     def from_metadata(cls, metadata: pq.FileMetaData) -> Origin:
-        """What a footer says; a foreign file says nothing."""
+        """The origin that a footer records; empty for a file of another program."""
         text = (metadata.metadata or {}).get(ORIGIN_KEY)
         if text is None:
             return cls()
@@ -64,7 +65,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be read: lines and compacted files, no line twice. listing: all that was found."""
+    """Which files to read, no line twice. superseded: sources to skip. listing: all files found."""
 
     lines: list[EventFile]
     compacted: list[EventFile]
@@ -74,7 +75,7 @@ class Plan:
 
 
 def plan_of(place: EventPlace) -> Plan:
-    """Look at the place and decide what to read."""
+    """List the place, read the footers, and decide which files to read."""
     listing = place.list()
     compacted: list[EventFile] = []
     sources: set[str] = set()
@@ -104,7 +105,7 @@ def _origins(
 
 
 def _origin(place: EventPlace, name: str) -> Origin | None:
-    """As `origin_of`; a file that was removed meanwhile says nothing, and reading it will fail."""
+    """As `origin_of`; empty for a file that was removed since: reading it will report that."""
     try:
         return origin_of(place, name)
     except FileNotFoundError:
@@ -112,7 +113,7 @@ def _origin(place: EventPlace, name: str) -> Origin | None:
 
 
 def origin_of(place: EventPlace, name: str) -> Origin | None:
-    """What a compacted file was made from; None: its footer cannot be read.
+    """What a compacted file was made from; None if its footer cannot be read.
 
     Raises FileNotFoundError.
     """
@@ -122,21 +123,21 @@ def origin_of(place: EventPlace, name: str) -> Origin | None:
     except FileNotFoundError:
         raise
     except (*_DAMAGE, KeyError, TypeError) as error:
-        logger.warning("%s of %s cannot be read, so it is skipped: %s", name, place, error)
+        logger.warning("skipping %s of %s, whose footer cannot be read: %s", name, place, error)
         return None
 
 
 def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
     """The rows of one compacted file; a column that it lacks is null.
 
-    Where the file is damaged, the rows before the damage, and one that names the damage. A row
-    without the columns that every event has is odd too. Raises FileNotFoundError.
+    A damaged file gives the rows before the damage and one problem row. A row without the columns
+    that every event has becomes a problem row too. Raises FileNotFoundError.
     """
     with place.local_copy(name) as path:
         try:
             with pq.ParquetFile(path) as file:
                 for batch in _batches(file):
-                    events, others = _parted(batch)
+                    events, others = _split(batch)
                     yield events
                     if others:
                         wrong = [(NOT_AN_EVENT, "a row that lacks what every event has", None)]
@@ -148,7 +149,7 @@ def read_compacted(place: EventPlace, name: str) -> Iterator[pa.RecordBatch]:
 
 
 def is_sound(place: EventPlace, name: str) -> bool:
-    """Whether a compacted file is what a compaction writes, up to its last row: it is all read."""
+    """Whether a file is as a compaction writes it. Reads all of it, up to the last row."""
     with place.local_copy(name) as path:
         try:
             with pq.ParquetFile(path) as file:
@@ -156,9 +157,9 @@ def is_sound(place: EventPlace, name: str) -> bool:
                     file.schema_arrow.field(column).type == ARROW.field(column).type
                     for column in _known(file)
                 )
-                return same and not any(_parted(batch)[1] for batch in _batches(file))
+                return same and not any(_split(batch)[1] for batch in _batches(file))
         except FileNotFoundError:
-            return True  # removed meanwhile: reading it will say so
+            return True  # removed since: reading it will report that
         except _DAMAGE:
             return False
 
@@ -168,13 +169,13 @@ def _known(file: pq.ParquetFile) -> list[str]:
 
 
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns of `ARROW`. Raises ArrowInvalid where they cannot be made."""
+    """Batches with the columns of `ARROW`. Raises ArrowInvalid if the file cannot give them."""
     known = _known(file)
     lacking = [name for name in REQUIRED if name not in known]
     if lacking:
-        raise pa.ArrowInvalid(f"there is no column {lacking[0]!r}: these are no events")
+        raise pa.ArrowInvalid(f"there is no column {lacking[0]!r}, so its rows are not events")
     for batch in file.iter_batches(ROWS, columns=known):
-        batch.validate(full=True)  # text that is no UTF-8, for one
+        batch.validate(full=True)  # finds text that is not UTF-8, for example
         columns = [
             batch.column(column.name).cast(column.type)
             if column.name in known
@@ -184,14 +185,14 @@ def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
 
-def _parted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """The rows that are events or tell of something odd, and how many are neither."""
+def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    """(the rows that are events or problems, how many are neither)."""
     lacking = [batch.column(name) for name in REQUIRED if batch.column(name).null_count]
     if not lacking:
         return batch, 0
-    sound = pc.is_valid(batch.column("odd"))
-    whole = pc.is_valid(lacking[0])
+    problems = pc.is_valid(batch.column("odd"))
+    complete = pc.is_valid(lacking[0])
     for column in lacking[1:]:
-        whole = pc.and_(whole, pc.is_valid(column))
-    kept = batch.filter(pc.or_(sound, whole))
+        complete = pc.and_(complete, pc.is_valid(column))
+    kept = batch.filter(pc.or_(problems, complete))
     return kept, batch.num_rows - kept.num_rows

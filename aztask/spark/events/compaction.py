@@ -1,17 +1,17 @@
 """Compacts the lines of closed hours into Parquet files: smaller, and much faster to read.
 
 Rules
-1. A compacted file appears whole and is never replaced. It names its sources (`Origin`), and only
-   when it is there are they removed: whenever a compaction dies, nothing is lost, nothing counts
-   twice, and the next one does what is left.
-2. Its name is made from its sources' names, so doing the same again makes the same file. Two
-   compactions at the same time may cut an hour in two ways: readers then drop the second copy of
-   an event like any duplicate.
-3. An hour is closed some time after its end: a dead worker's last file appears late. A file that
-   appears later still is compacted into a file of its own.
-4. What is odd in the lines (torn, corrupt) is kept, as odd rows.
-5. A source is removed only if the compacted file that is there names it. One that cannot be read to
-   its end is not named: it stays, and its neighbours are compacted.
+1. A compacted file appears atomically and is never replaced. It names its sources (`Origin`), which
+   are removed only after it exists. Whenever a compaction dies, nothing is lost or counted twice,
+   and the next compaction finishes the work.
+2. Its name is derived from its sources' names, so a repeated compaction makes the same file. Two
+   compactions at the same time may divide an hour differently: readers then drop the second copy
+   of each event like any duplicate.
+3. An hour is closed some time after its end, because a dead worker's last file appears late. A file
+   that appears even later is compacted into a file of its own.
+4. Damaged lines are kept, as problem rows.
+5. A source is removed only if the published compacted file names it. A source that cannot be read
+   to its end is not named: it stays, and the others are compacted.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from aztask.support.failpoint import hit
 logger = logging.getLogger(__name__)
 
 CLOSED_SECONDS: Final = 3600.0
-"""After its end an hour stays open for so long."""
+"""How long an hour stays open after its end."""
 CHUNK_BYTES: Final = 256 << 20
-"""Lines that go into one compacted file: what one executor holds the ids of."""
+"""Bytes of lines for one compacted file; one executor holds all their ids in memory."""
 GROUP_ROWS: Final = 1 << 18
 JOB_CHUNKS: Final = 64
-"""Files of one Spark job: progress is told after each."""
+"""Compacted files of one Spark job; progress is reported after each job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Files of one hour that become one."""
+    """Files of one hour that become one compacted file."""
 
     folder: str
     names: tuple[str, ...]
@@ -61,18 +61,19 @@ class Chunk:
 
     @property
     def target(self) -> str:
-        """The compacted file's name, which follows from the sources'."""
+        """The compacted file's name, derived from those of its sources."""
         digest = hashlib.blake2b("\n".join(self.names).encode(), digest_size=10).hexdigest()
         return f"{self.folder}/compacted-{digest}{PARQUET}"
 
 
 @dataclass(slots=True)
 class CompactionReport:
-    """What a compaction did: files and bytes of lines, and what became of them.
+    """What a compaction did.
 
-    duplicates: events that were there more than once; odd: lines that are no sound events, which
-    are kept apart; removed: files that the compacted ones replace; unreadable: files that could not
-    be read to their end, and stay.
+    hours: compacted. source_files, bytes_before: of lines. compacted_files, bytes_after: written.
+    events: each once. duplicates: further copies of events, dropped. odd: damaged lines, kept as
+    problem rows. removed: source files that were removed. unreadable: files that could not be read
+    to their end, and stay.
     """
 
     hours: int = 0
@@ -87,7 +88,7 @@ class CompactionReport:
     unreadable: int = 0
 
     def add(self, other: CompactionReport) -> None:
-        """Count what another part did."""
+        """Add the numbers of another report."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
@@ -102,18 +103,19 @@ def compact(
     now: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CompactionReport:
-    """Compact every hour that is over since `closed_seconds`; one Spark task for each new file.
+    """Compact every hour that ended at least `closed_seconds` ago, one Spark task per new file.
 
-    spark: None does it in this process. keep: the sources stay, and readers pass over them. now:
-    seconds since 1970, instead of the clock. progress: called with (files written, files to be
-    written) now and then. Raises ConfigurationError where the place cannot be
-    listed. Doing it again after a crash, or after success, is harmless.
+    spark: None compacts in this process. keep: keep the sources; readers skip them. chunk_bytes: of
+    lines for one new file. now: seconds since 1970; None: the clock's. progress: called with (files
+    written, files in all) after each job. Raises ConfigurationError if the place cannot be listed.
+
+    You can repeat it at any time, after a crash or a success.
     """
     moment = time.time() if now is None else now
     plan = plan_of(place)
     report = CompactionReport()
     if not keep:
-        for file in plan.superseded:  # an earlier compaction died before it removed them
+        for file in plan.superseded:  # an earlier compaction died before removing them
             place.remove(file.name)
             report.removed += 1
     closed = [file for file in plan.lines if _end_of(file.folder) + closed_seconds <= moment]
@@ -130,8 +132,8 @@ def compact(
 def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionReport:
     """Make one compacted file, then remove its sources.
 
-    If the process dies before the file is published, a hidden scratch file is left at most; after
-    it, sources that readers pass over, and that the next compaction removes.
+    If the process dies before the file is published, at most a hidden scratch file remains. If it
+    dies later, some sources remain: readers skip them, and the next compaction removes them.
     """
     report = CompactionReport(source_files=len(chunk.names), bytes_before=chunk.bytes)
     if not _is_there(place, chunk.target) and not _write(place, chunk, report):
@@ -139,7 +141,7 @@ def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionR
     origin = origin_of(place, chunk.target)
     if origin is None:
         logger.warning(
-            "%s stands in the way of its own sources; they stay. Remove it and compact again",
+            "keeping the sources of %s, which exists but is damaged: remove it and compact again",
             chunk.target,
         )
         return report
@@ -152,7 +154,7 @@ def compact_chunk(place: EventPlace, chunk: Chunk, *, keep: bool) -> CompactionR
 
 
 def _is_there(place: EventPlace, name: str) -> bool:
-    """Whether an attempt that died (a Spark task that is run again) had published the file."""
+    """Whether an earlier attempt, a Spark task that was retried, has published the file."""
     try:
         place.open(name).close()
     except FileNotFoundError:
@@ -161,7 +163,7 @@ def _is_there(place: EventPlace, name: str) -> bool:
 
 
 def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> bool:
-    """Publish the compacted file; False: none of its sources could be read."""
+    """Publish the compacted file; False if none of its sources could be read."""
     with place.scratch(chunk.target) as path:
         with pq.ParquetWriter(path, ARROW, compression="zstd") as writer:
             unreadable: set[str] = set()
@@ -183,7 +185,7 @@ def _write(place: EventPlace, chunk: Chunk, report: CompactionReport) -> bool:
 
 
 def _end_of(folder: str) -> float:
-    """When the hour of ``date=YYYY-MM-DD/hour=HH`` is over; never, if there is no such hour."""
+    """The end of the hour ``date=YYYY-MM-DD/hour=HH``; infinity if there is no such hour."""
     try:
         began = time.strptime(folder, "date=%Y-%m-%d/hour=%H")
     except ValueError:
@@ -191,13 +193,13 @@ def _end_of(folder: str) -> float:
     return calendar.timegm(began) + 3600.0
 
 
-def _chunks(files: Sequence[EventFile], most: int) -> Iterator[Chunk]:
-    """Each hour's files, in pieces of about `most` bytes."""
+def _chunks(files: Sequence[EventFile], max_bytes: int) -> Iterator[Chunk]:
+    """Each hour's files, in pieces of about `max_bytes`."""
     for folder, group in groupby(sorted(files, key=lambda file: file.name), lambda f: f.folder):
         names: list[str] = []
         size = 0
         for file in group:
-            if names and size + file.size > most:
+            if names and size + file.size > max_bytes:
                 yield Chunk(folder, tuple(names), size)
                 names, size = [], 0
             names.append(file.name)
@@ -208,16 +210,18 @@ def _chunks(files: Sequence[EventFile], most: int) -> Iterator[Chunk]:
 def _unique(
     place: EventPlace, chunk: Chunk, report: CompactionReport, unreadable: set[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the chunk's files without the second copies of events.
+    """The rows of the chunk's files without further copies of events.
 
-    unreadable: gets the names of the files that cannot be read to their end.
+    unreadable: the names of files that cannot be read to their end are added to it.
     """
     seen: set[str] = set()
     for name in chunk.names:
         try:
             with _opened(place, name) as stream:
                 for batch in read_lines(stream, name):
-                    if batch.column("odd").null_count == 0:  # odd rows are in batches of their own
+                    if (
+                        batch.column("odd").null_count == 0
+                    ):  # problem rows come in batches of their own
                         report.odd += batch.num_rows
                         yield batch
                         continue
@@ -226,23 +230,23 @@ def _unique(
                     report.events += fresh.num_rows
                     yield fresh
         except OSError as error:
-            what = error.strerror or error
-            logger.warning("%s of %s cannot be read and stays: %s", name, place, what)
+            reason = error.strerror or error
+            logger.warning("keeping %s of %s, which cannot be read: %s", name, place, reason)
             unreadable.add(name)
 
 
 def _fresh(batch: pa.RecordBatch, seen: set[str]) -> pa.RecordBatch:
-    """The rows whose ids were not seen before; now they are."""
+    """The rows whose ids are not in `seen`; adds them to it."""
     ids = batch.column("id").to_pylist()
     fresh = set(ids)
     if len(fresh) == len(ids) and fresh.isdisjoint(seen):  # the usual case
         seen |= fresh
         return batch
-    wanted = []
+    is_new = []
     for key in ids:
-        wanted.append(key not in seen)
+        is_new.append(key not in seen)
         seen.add(key)
-    return batch.filter(pa.array(wanted))
+    return batch.filter(pa.array(is_new))
 
 
 def _opened(place: EventPlace, name: str) -> BinaryIO:
@@ -251,12 +255,12 @@ def _opened(place: EventPlace, name: str) -> BinaryIO:
     except FileNotFoundError:
         raise ConfigurationError(
             f"{name} was removed from {place} while it was compacted, by another compaction or an "
-            "upload: let one of them run there, and run this one again"
+            "upload: wait until that has ended, then run this one again"
         ) from None
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The batches in tables of about `GROUP_ROWS` rows: one row group each."""
+    """The batches joined into tables of about `GROUP_ROWS` rows, one row group each."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -285,7 +289,7 @@ def _on_spark(
 
 
 def _reported(place: EventPlace, keep: bool, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    """What an executor does with its chunk."""
+    """Compact a chunk on an executor; its report as one row."""
     report = compact_chunk(place, chunk, keep=keep)
     record: dict[str, Any] = {f.name: getattr(report, f.name) for f in fields(report)}
     yield pa.RecordBatch.from_pydict({"report": [json.dumps(record)]})

@@ -1,9 +1,9 @@
 """Event files in a blob container, read with azure-storage-blob: no jars.
 
 Rules
-1. The value travels to executors and holds the *name* of the environment variable with the
-   account's connection string, never the string. Each process reads its own.
-2. A blob is published with ``If-None-Match: *``: whole at once, never over another.
+1. A `Container` travels to executors, so it holds the *name* of the environment variable with the
+   account's connection string, never the string. Each process reads its own environment.
+2. A blob is published with ``If-None-Match: *``: atomically, and never over an existing one.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from aztask.spark.events.files import Listing
 
 ACCOUNT_VARIABLE: Final = "AZTASK_EVENTS_ACCOUNT"
 PIECE: Final = 4 << 20
-"""Bytes of a blob that are fetched at once."""
+"""Bytes of a blob that one request fetches."""
 FOOTER: Final = 64 << 10
-"""The same where only a file's end is wanted."""
+"""Bytes per request where only the end of a file is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A blob container, or a folder in it, that workers upload to.
+    """A blob container, or a folder in it, to which workers upload.
 
-    text: as in ``AZTASK_EVENTS_CONTAINER``. account_variable: the environment variable, read in
-    each process, that holds the account's connection string; not used with ``blob://`` (Entra ID).
+    text: as in ``AZTASK_EVENTS_CONTAINER``. account_variable: the environment variable with the
+    account's connection string, which each process reads; unused with ``blob://`` (Entra ID).
     """
 
     text: str
@@ -63,7 +63,7 @@ class Container:
         return parse_container(self.text, account)
 
     def list(self) -> Listing:
-        """The blobs there are."""
+        """List the blobs in the container or folder."""
         listing = Listing()
         prefix = self.address().name_of("")
         with self._client() as client:
@@ -73,7 +73,7 @@ class Container:
         return listing
 
     def clock(self) -> float:
-        """The service's time, to a second."""
+        """The service's time in seconds since 1970, to a second."""
         dates: list[str] = []
         with self._client() as client:
             client.get_container_properties(
@@ -82,11 +82,11 @@ class Container:
         return parsedate_to_datetime(dates[0]).timestamp()
 
     def open(self, name: str) -> BinaryIO:
-        """The blob's bytes, fetched in pieces."""
+        """A stream of the blob's bytes, fetched in pieces of `PIECE` bytes."""
         return io.BufferedReader(self._stream(name), PIECE)
 
     def open_seekable(self, name: str) -> BinaryIO:
-        """The blob's bytes from anywhere, fetched as asked for: a footer is two small requests."""
+        """A seekable stream that fetches what is read: a footer costs two small requests."""
         return io.BufferedReader(self._stream(name), FOOTER)
 
     def _stream(self, name: str) -> _BlobStream:
@@ -100,7 +100,7 @@ class Container:
 
     @contextmanager
     def local_copy(self, name: str) -> Iterator[Path]:
-        """A temporary copy."""
+        """Yield a temporary copy of the blob on this machine."""
         with tempfile.TemporaryDirectory(prefix="aztask-events-") as folder:
             path = Path(folder, "copy")
             with self.open(name) as blob, path.open("wb") as copy:
@@ -109,12 +109,12 @@ class Container:
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
-        """A temporary file on this machine."""
+        """Yield the path of a temporary file on this machine."""
         with tempfile.TemporaryDirectory(prefix="aztask-events-") as folder:
             yield Path(folder, "part")
 
     def publish(self, path: Path, name: str) -> bool:
-        """Upload the file, with ``If-None-Match: *``."""
+        """Upload the file with ``If-None-Match: *``; False if the blob exists already."""
         with self._client() as client, path.open("rb") as stream:
             try:
                 self._blob(client, name).upload_blob(stream, overwrite=False)
@@ -123,7 +123,7 @@ class Container:
         return True
 
     def remove(self, name: str) -> None:
-        """Delete the blob."""
+        """Delete the blob; a missing one is fine."""
         with self._client() as client:
             try:
                 self._blob(client, name).delete_blob()
@@ -147,25 +147,23 @@ class _BlobStream(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """The offset of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move."""
+        """Move the offset of the next read; costs no request."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """The next bytes."""
+        """Fetch the next bytes into `buffer`; 0 at the end."""
         count = min(len(buffer), self._size - self._at)
         if count <= 0:
             return 0
@@ -175,7 +173,7 @@ class _BlobStream(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Close the connection too."""
+        """Close the stream and its connection."""
         if not self.closed:
             self._client.close()
         super().close()

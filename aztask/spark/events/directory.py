@@ -1,8 +1,8 @@
 """Event files in a directory.
 
 Rules
-1. Listing follows no links and looks two levels deep, ``date=*/hour=*/``: a loop cannot catch it.
-2. A file is published by a second name for a synced one: whole at once, never over another.
+1. Listing follows no links and goes two levels deep, ``date=*/hour=*/``, so it cannot loop.
+2. A file is synced, then hard-linked to its name: it appears atomically, and never over another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aztask.support.masking import printable
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory that every executor sees under the same path."""
+    """A directory that has the same path on every executor."""
 
     path: str
 
@@ -32,7 +32,7 @@ class Directory:
         return self.path
 
     def list(self) -> Listing:
-        """The files there are. Raises ConfigurationError where there is no such directory."""
+        """List the files, sorted by name. Raises ConfigurationError if that fails."""
         listing = Listing()
         try:
             self._list(Path(self.path), "", listing)
@@ -44,7 +44,7 @@ class Directory:
         return listing
 
     def clock(self) -> float:
-        """This machine's time. A network share's clock may differ by less than a stream waits."""
+        """This machine's time. A stream waits longer than a network share's clock may differ."""
         return time.time()
 
     def _list(self, folder: Path, prefix: str, listing: Listing) -> None:
@@ -64,21 +64,21 @@ class Directory:
                     listing.skipped["not a file"] += 1
 
     def open(self, name: str) -> BinaryIO:
-        """The file's bytes."""
+        """A stream of the file's bytes."""
         return self._path(name).open("rb")
 
     def open_seekable(self, name: str) -> BinaryIO:
-        """The same: a file can be read from anywhere."""
+        """As `open`: every file is seekable."""
         return self.open(name)
 
     @contextmanager
     def local_copy(self, name: str) -> Iterator[Path]:
-        """The file itself."""
+        """Yield the path of the file itself; nothing is copied."""
         yield self._path(name)
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
-        """A hidden name in the same folder: what a crash leaves there, nobody reads."""
+        """Yield a hidden file in the same folder. If a crash leaves it there, readers ignore it."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -89,7 +89,7 @@ class Directory:
             Path(scratch).unlink(missing_ok=True)
 
     def publish(self, path: Path, name: str) -> bool:
-        """Sync the file and link it under its name: whole at once, never over another."""
+        """Sync the file and link it to its name, atomically; False if the name is taken."""
         target = self._path(name)
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -107,7 +107,7 @@ class Directory:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove the file."""
+        """Remove the file; a missing one is fine."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -115,10 +115,10 @@ class Directory:
 
 
 def _link(path: Path, target: Path) -> bool:
-    """Give the file its second name; False: it is taken.
+    """Link the file to its name; False if the name is taken.
 
-    Where the file system has no second names (some network shares) the file is renamed, which is
-    as atomic; two at the same time then publish the same content twice, one over the other.
+    Without hard links (some network shares) the file is renamed, which is atomic too. Two processes
+    that publish at the same time then overwrite each other, with the same content.
     """
     try:
         os.link(path, target)
@@ -135,6 +135,6 @@ def _add_entry(listing: Listing, name: str, entry: os.DirEntry[str]) -> None:
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
-        return  # removed meanwhile
+        return  # removed since the folder was read
     if stat.S_ISREG(status.st_mode):
         listing.add(name, status.st_size, status.st_ctime)

@@ -1,4 +1,4 @@
-"""Event files as they are found, and what is passed over."""
+"""A listing of event files, and counts of the files that are skipped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _FOLDER: Final = re.compile(r"date=\d{4,}-\d\d-\d\d/hour=\d\d")
 
 @dataclass(frozen=True, slots=True)
 class EventFile:
-    """name: relative to the place, with slashes. appeared: when it got this name, by the place's
-    clock, in seconds since 1970: a blob's last modification, a file's change of status.
+    """One file with events.
+
+    name: relative to the place, with slashes. size: bytes. appeared: when it got this name, in
+    seconds since 1970 by the place's clock: a blob's last modification, a file's status change.
     """
 
     name: str
@@ -25,24 +27,24 @@ class EventFile:
 
     @property
     def folder(self) -> str:
-        """``date=.../hour=..``."""
+        """The folder of its hour, ``date=.../hour=..``."""
         return self.name.rpartition("/")[0]
 
     @property
     def compacted(self) -> bool:
-        """Whether it is Parquet."""
+        """Whether it is a compacted file, in Parquet format."""
         return self.name.endswith(PARQUET)
 
 
 @dataclass(slots=True)
 class Listing:
-    """files: those to read, by name. skipped: how many others there are, by reason."""
+    """files: those to read. skipped: how many others were found, by reason."""
 
     files: list[EventFile] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, size: int, appeared: float) -> None:
-        """One regular file or blob."""
+        """Add one regular file or blob, or count it as skipped."""
         folder, _, base = name.rpartition("/")
         if base.startswith((".", "_")) or "/." in f"/{folder}":
             self.skipped["hidden name"] += 1
@@ -53,7 +55,7 @@ class Listing:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether the name can be written down: Linux allows any bytes, Spark and Arrow do not."""
+    """Whether Spark and Arrow can handle the name: Linux allows any bytes in one."""
     try:
         name.encode()
     except UnicodeEncodeError:

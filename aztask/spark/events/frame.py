@@ -1,10 +1,10 @@
-"""Events as DataFrames: each event once, what is odd kept apart, everything counted.
+"""Events as DataFrames: each event once, damaged lines kept apart, everything counted.
 
 Rules
-1. No event counts twice: not one that is in two files, nor one that is in the lines and in the
-   compacted file made from them.
-2. Nothing is left out in silence: lines that are no events, files that are not read and events
-   dropped as duplicates are in `EventCounts`.
+1. No event counts twice, whether it is in two files, or in lines and in the compacted file made
+   from them.
+2. Nothing is skipped silently: damaged lines, skipped files and dropped duplicates are counted in
+   `EventCounts`.
 3. Every row has the explicit columns of `aztask.spark.events.columns`; nothing is inferred.
 """
 
@@ -29,16 +29,17 @@ from aztask.spark.events.places import EventPlace, place_of
 from aztask.spark.events.portions import read_files, unsound_files
 from aztask.spark.events.source import FORMAT, EventSource
 
-FEW: Final = 100_000
-"""Repeated ids that are told to every executor; where there are more, all rows are shuffled."""
+MAX_BROADCAST_IDS: Final = 100_000
+"""Up to so many repeated ids are broadcast to every executor; beyond it, all rows are shuffled."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventCounts:
-    """What a place holds. files: that were read, compacted_files among them. events: each once.
+    """What was found in a place.
 
-    duplicates: further copies of events, dropped now or by a compaction. odd: lines by what is
-    wrong with them ("clock went back" is about sound ones). skipped: files that were not read.
+    files: that were read, compacted_files included. events: each once. duplicates: further copies
+    of events, dropped now or by a compaction. odd: damaged lines and files, by problem ("clock went
+    back" counts valid lines). skipped: files that were not read, by reason.
     """
 
     files: int
@@ -49,14 +50,16 @@ class EventCounts:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The counts as plain data, for JSON."""
         return asdict(self)
 
 
 class Events:
-    """The events of a place. events: each one once. odd: columns odd (what is wrong), odd_text (how
-    the line begins), odd_file, odd_line. DataFrames are lazy, but their first use runs a job that
-    checks the compacted files of a directory; `counts` runs another, once.
+    """The events of a place, as DataFrames.
+
+    events: each event once. odd: problems, with the columns odd (the problem), odd_text (how the
+    line begins), odd_file and odd_line. The frames are lazy, but their first use runs a job that
+    checks the compacted files of a directory. `counts` runs another job, once.
     """
 
     def __init__(
@@ -70,32 +73,32 @@ class Events:
 
     @property
     def files(self) -> int:
-        """How many files are read."""
+        """The number of files to read."""
         return len(self._plan.lines) + len(self._plan.compacted)
 
     @property
     def bytes(self) -> int:
-        """How large they are together."""
+        """The size of these files together."""
         return sum(file.size for file in (*self._plan.lines, *self._plan.compacted))
 
     @cached_property
     def events(self) -> DataFrame:
-        """Every event once. The first use looks for duplicates: a job over the ids alone."""
+        """Every event once. The first use checks for duplicates: a job over the ids alone."""
         return self._unique[0]
 
     @property
     def odd(self) -> DataFrame:
-        """What is wrong in the files, a row for each line or file."""
+        """The problems in the files, one row for each line or file."""
         return self._rows.where(F.col("odd").isNotNull()).select(*ODD_COLUMNS)
 
     @property
     def corrupt(self) -> DataFrame:
-        """The odd rows that are about lines which are no sound events."""
+        """The problem rows without those about clocks: damaged lines and files."""
         return self.odd.where(F.col("odd") != CLOCK_BACK)
 
     @cached_property
     def counts(self) -> EventCounts:
-        """How many of what. Runs a job over two columns."""
+        """Count events, duplicates and problems. Runs a job over two columns."""
         by_oddity = {
             row["odd"]: row["count"] for row in self._rows.groupBy("odd").count().collect()
         }
@@ -111,7 +114,7 @@ class Events:
         )
 
     def close(self) -> None:
-        """Forget the lines that were kept in memory and on disk. The frames work on, slower."""
+        """Free the lines that Spark keeps in memory and on disk. The frames still work, slower."""
         if "_frames" in self.__dict__:
             self._frames[1].unpersist()
 
@@ -121,7 +124,7 @@ class Events:
 
     @cached_property
     def _frames(self) -> tuple[DataFrame, DataFrame]:
-        """Every row of the planned files, and the part of them that is kept once read."""
+        """(every row of the planned files, the part of them that Spark persists)."""
         return _rows(self._spark, self.place, self._plan, check=self._check)
 
     @cached_property
@@ -138,14 +141,16 @@ def read_events(
     check_duplicates: bool = True,
     check_files: bool = True,
 ) -> Events:
-    """The events under `path`: a directory, or ``blob://ACCOUNT/CONTAINER[/FOLDER]`` (Entra ID), or
-    ``CONTAINER`` where `account_variable` names the environment variable with the account's
-    connection string (read by the driver and by each executor; never an option of Spark's).
+    """The events under `path`. Lines and compacted hours are read together, no event twice.
 
-    Lines and compacted hours are read together, nothing twice. check_duplicates: False trusts that
-    no event is in two files, and saves a job over the ids. check_files: False trusts that the
-    compacted files of a directory are sound, and saves a job that reads them; a damaged one then
-    fails the jobs that meet it. Raises ConfigurationError.
+    path: a directory, ``blob://ACCOUNT/CONTAINER[/FOLDER]`` (Entra ID), or a container's name with
+    `account_variable`. account_variable: the environment variable with the account's connection
+    string, which the driver and each executor read; the string is never an option of Spark.
+    check_duplicates: False trusts that no event is in two files, and saves a job over the ids.
+    check_files: False trusts that the compacted files of a directory are intact, and saves a job
+    that reads them; a damaged one then fails the jobs that read it.
+
+    Raises ConfigurationError.
     """
     place = place_of(path, account_variable)
     return Events(spark, place, plan_of(place), unique=check_duplicates, check=check_files)
@@ -162,10 +167,13 @@ def stream_events(
 ) -> DataFrame:
     """A stream of the events whose files appear under `path`, with a column ``at`` (a timestamp).
 
-    ``at`` is the event's time, but never later than the batch that reads it: the watermark follows
-    ``at``, and one event from a clock that runs ahead would make all others count as late. Of an
-    event that comes twice within `watermark` the second is dropped. A stream reads lines: let
-    a compaction come well behind it (see `aztask.spark.compact`, ``closed_seconds``).
+    path, account_variable: as in `read_events`. watermark: a second copy of an event is dropped if
+    it comes within this time. max_files_per_trigger: of one batch; None: all. settle_seconds: how
+    long after it appeared a file is read (default 10).
+
+    ``at`` is the event's time, but never later than the batch that reads it. The watermark follows
+    ``at``: otherwise one event of a clock that runs ahead would make all others late. A stream
+    reads lines, so compact later than it reads (`aztask.spark.compact`, ``closed_seconds``).
     """
     place = place_of(path, account_variable)
     spark.dataSource.register(EventSource)
@@ -187,17 +195,17 @@ def stream_events(
 
 
 def without_duplicates(events: DataFrame) -> tuple[DataFrame, int]:
-    """Each id once, and how many further copies there are; which copy stays is not defined.
+    """(each event once, the number of further copies); any one of the copies is kept.
 
-    Runs a job over hashes of the ids. Where none repeats, which is the rule, the rows themselves
-    are not shuffled; where a few do, only theirs are.
+    Runs a job over hashes of the ids. Normally no id repeats, and the rows are not shuffled; if a
+    few do, only their rows are.
     """
     hashed = events.select(F.xxhash64("id").alias("mark"))
     repeated = hashed.groupBy("mark").count().where("count > 1").select("mark")
-    marks = repeated.limit(FEW + 1).collect()
+    marks = repeated.limit(MAX_BROADCAST_IDS + 1).collect()
     if not marks:
         return events, 0
-    if len(marks) > FEW:
+    if len(marks) > MAX_BROADCAST_IDS:
         once = events.dropDuplicates(["id"])
         return once, events.count() - once.count()
     table = events.sparkSession.createDataFrame(marks, "mark BIGINT")
@@ -209,17 +217,17 @@ def without_duplicates(events: DataFrame) -> tuple[DataFrame, int]:
 
 
 def _moment() -> Column:
-    """The event's time between 1970 and the beginning of the batch, in seconds since 1970."""
+    """The event's time in seconds since 1970, limited to 1970 and the beginning of the batch."""
     return F.greatest(F.lit(0.0), F.least(F.col("ts"), F.current_timestamp().cast("double")))
 
 
 def _rows(
     spark: SparkSession, place: EventPlace, plan: Plan, *, check: bool
 ) -> tuple[DataFrame, DataFrame]:
-    """Every row of the planned files, and the part of them that is kept once read.
+    """(every row of the planned files, the part of them that Spark persists).
 
-    Spark's own reader takes the Parquet files of a directory, which ends a job at the first
-    damaged one: those are looked for first. The rest is read by us.
+    Spark's own reader takes the Parquet files of a directory. It fails the whole job at the first
+    damaged one, so those are found first and read here, as lines and blobs are.
     """
     ours: list[EventFile] = list(plan.lines)
     frames: list[DataFrame] = []
@@ -231,7 +239,7 @@ def _rows(
     else:
         ours += plan.compacted
     if ours or not frames:
-        # Lines are parsed once; the columns wait in memory, and on disk where that is short.
+        # Lines are parsed once; Spark keeps the columns in memory, or on disk if that is short.
         frames.append(read_files(spark, place, ours).persist())
     rows = frames[0]
     for frame in frames[1:]:
@@ -240,7 +248,7 @@ def _rows(
 
 
 def _parquet(spark: SparkSession, place: Directory, files: Sequence[EventFile]) -> DataFrame:
-    # a plain URI would not do: Spark takes these characters for a pattern, and leaves %20 as it is
+    # Not a plain URI: Spark reads these characters as a pattern, and does not decode %20.
     paths = [
         "file://" + re.sub(r"([\[\]{}*?\\])", r"\\\1", str(Path(place.path, file.name)))
         for file in files

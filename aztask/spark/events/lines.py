@@ -1,13 +1,12 @@
-"""JSON lines to Arrow batches, in bounded memory, whatever the file holds.
+"""Reads JSON lines into Arrow batches, in bounded memory, whatever the file holds.
 
 Rules
-1. What counts as an event is what `aztask.events.event.from_line` takes. Whole blocks go through
-   Arrow's own parser where their bytes show that both would agree; any other block goes line by
-   line.
-2. What is no event becomes an odd row: what is wrong, the file, the line's number, its first bytes.
-3. At most one block and one line's limit are in memory, be a line as long as it likes.
-4. A worker's clock that was set back shows in its file, which is written in order: an odd row tells
-   of each step back of more than `CLOCK_STEP`. The events themselves stay.
+1. A line is an event if `aztask.events.event.from_line` accepts it. Arrow's own, faster parser
+   takes a whole block if the bytes show that both would agree; other blocks are read line by line.
+2. A damaged line becomes a problem row: the problem, the file, the line's number, its first bytes.
+3. At most one block and `LINE_LIMIT` are in memory, however long a line is.
+4. A worker writes its file in order, so a clock that was set back shows there: each step back of
+   more than `CLOCK_STEP` becomes a problem row. The events themselves stay.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from aztask.spark.events.columns import (
 )
 
 BLOCK: Final = 4 << 20
-"""Bytes that are read and parsed at once; more than `LINE_LIMIT`."""
+"""Bytes that are read and parsed at a time; more than `LINE_LIMIT`."""
 CLOCK_STEP: Final = 1.0
-"""Seconds by which the clock must go back to be told; threads may swap neighbouring events."""
-LONGEST_NUMBER: Final = 1e15
+"""Smaller steps back, in seconds, are not reported: threads may swap neighbouring events."""
+MAX_NUMBER: Final = 1e15
 
 _NULL: Final = re.compile(rb":\s*null")
 _LINE: Final = pa.schema(
@@ -57,14 +56,16 @@ _LINE: Final = pa.schema(
 
 @cache
 def _kinds() -> pa.Array:
-    """Made when it is needed, for Arrow imports pandas with its first array: workers of Spark that
-    only plan do without.
+    """All kinds of events as an Arrow array.
+
+    Made on first use: the first array makes Arrow import pandas, which workers that only plan a
+    read do not need.
     """
     return pa.array(sorted(EVENT_KINDS))
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[pa.RecordBatch]:
-    """The rows of one file; the odd rows of a block follow it. name: the file's, for these."""
+    """The rows of one file; a block's problem rows, which name the file, follow the block."""
     reader = _Reader(name)
     rest = b""
     skipping = False
@@ -85,7 +86,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[pa.RecordBatch]:
 
 
 class _Reader:
-    """One file's reading so far: the line's number, the last time, odd rows not yet given."""
+    """The state of reading one file: line number, last event's time, pending problem rows."""
 
     def __init__(self, name: str) -> None:
         self._number = 1
@@ -94,7 +95,7 @@ class _Reader:
         self._odd: list[tuple[str, str, int | None]] = []
 
     def block(self, block: bytes) -> Iterator[pa.RecordBatch]:
-        """The rows of some whole lines."""
+        """The rows of a block of complete lines."""
         lines = block.split(b"\n")
         del lines[-1]
         first = self._number
@@ -108,22 +109,22 @@ class _Reader:
         yield from table.to_batches()
         yield from self.odd_batches()
 
-    def odd(self, what: str, data: bytes, number: int | None = None) -> None:
-        """Note an odd line: the next one, unless `number` says which."""
+    def odd(self, problem: str, data: bytes, number: int | None = None) -> None:
+        """Record a problem with the next line, or with the line of that number."""
         text = data[: 2 * EXCERPT].decode("utf-8", "replace")
-        self._odd.append((what, text, number or self._number))
+        self._odd.append((problem, text, number or self._number))
         if number is None:
             self._number += 1
 
     def odd_batches(self) -> Iterator[pa.RecordBatch]:
-        """The odd rows noted since the last call."""
+        """The problem rows recorded since the last call."""
         if self._odd:
             table = odd_table(self._name, self._odd)
             self._odd = []
             yield from table.to_batches()
 
     def _one_by_one(self, lines: Sequence[bytes]) -> tuple[pa.Table, Sequence[int]]:
-        """The events among the lines, as `aztask.events.sink.EventReader` finds them."""
+        """(the events among the lines, their line numbers), as `EventReader` finds them."""
         events: list[Event] = []
         numbers: list[int] = []
         for line in lines:
@@ -136,24 +137,27 @@ class _Reader:
                     self.odd(NULS, line, self._number)
                 self._number += 1
             else:
-                self.odd(_what_is_wrong(line, text), line)
+                self.odd(_problem_of(line, text), line)
         return _from_events(events), numbers
 
     def _watch_clock(self, table: pa.Table, numbers: Sequence[int]) -> None:
-        """Note where the writer's clock went back. A start is told late, so it does not count."""
-        told_at_once = pc.not_equal(table.column("event"), "started").to_numpy()
-        times = np.concatenate(([self._last_ts], table.column("ts").to_numpy()[told_at_once]))
+        """Record where the writer's clock went back.
+
+        A start is written late, with its time of then, so it proves nothing.
+        """
+        in_order = pc.not_equal(table.column("event"), "started").to_numpy()
+        times = np.concatenate(([self._last_ts], table.column("ts").to_numpy()[in_order]))
         if len(times) == 1:
             return
         self._last_ts = float(times[-1])
         back = times[:-1] - times[1:]
-        places = np.flatnonzero(told_at_once)
+        places = np.flatnonzero(in_order)
         for index in np.flatnonzero(back > CLOCK_STEP):
             text = f"by {back[index]:.1f} s, to {times[index + 1]:.6f}"
             self.odd(CLOCK_BACK, text.encode(), numbers[int(places[index])])
 
 
-def _what_is_wrong(line: bytes, text: bytes) -> str:
+def _problem_of(line: bytes, text: bytes) -> str:
     if len(line) >= LINE_LIMIT:
         return TOO_LONG
     if text:
@@ -162,11 +166,11 @@ def _what_is_wrong(line: bytes, text: bytes) -> str:
 
 
 def _parsed_whole(block: bytes, lines: Sequence[bytes]) -> pa.Table | None:
-    """All lines at once; None unless each one is an event and both parsers must agree.
+    """All lines parsed by Arrow; None if one may not be an event, or the parsers may disagree.
 
-    They agree on ASCII lines that begin with ``{`` and end with ``}`` (so that no line holds two
-    objects, nor an object two lines), are not too long, hold no null (which we refuse and Arrow
-    takes), and whose fields Arrow finds complete and in range.
+    They agree on ASCII lines that begin with ``{`` and end with ``}`` (so no line holds two
+    objects, and no object two lines), are not too long, hold no null (which we refuse and Arrow
+    accepts), and whose fields Arrow finds complete and in range.
     """
     doubtful = (
         not block.isascii()
@@ -189,14 +193,14 @@ def _parsed_whole(block: bytes, lines: Sequence[bytes]) -> pa.Table | None:
         )
     except pa.ArrowInvalid:
         return None
-    if table.num_rows != len(lines) or not _sound(table):
+    if table.num_rows != len(lines) or not _is_valid(table):
         return None
     columns = {name: table.column(name) for name in EVENT_COLUMNS}
     columns |= {name: pc.fill_null(table.column(name), 0) for name in COUNTS}
     return table_of(columns, table.num_rows)
 
 
-def _sound(table: pa.Table) -> bool:
+def _is_valid(table: pa.Table) -> bool:
     """Whether every row is an event of this version, its values in range."""
     if any(table.column(name).null_count for name in ("v", "ts", *TEXTS)):
         return False
@@ -205,7 +209,7 @@ def _sound(table: pa.Table) -> bool:
     if not pc.all(pc.is_in(table.column("event"), _kinds())).as_py():
         return False
     for name in ("ts", *NUMBERS):
-        in_range = pc.less(pc.abs(table.column(name)), LONGEST_NUMBER)  # false for nan too
+        in_range = pc.less(pc.abs(table.column(name)), MAX_NUMBER)  # false for nan too
         if pc.all(in_range).as_py() is False:
             return False
     return True

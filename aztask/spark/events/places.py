@@ -1,9 +1,12 @@
-"""Where event files are: a directory, or a blob container. Both offer the same operations:
+"""Where event files are: a directory or a blob container. Both have the same operations:
 
-``list`` the files and count what is passed over; ``clock``, by which files appear; ``open`` a file
-as a stream in bounded memory, ``open_seekable`` for a little from anywhere, ``local_copy`` as a
-file on this machine; ``scratch`` to write what ``publish`` then stores whole and under a new name,
-or not at all (False: it is there already); ``remove``.
+* ``list``: the files, and counts of those that are skipped;
+* ``clock``: the time by which files appear;
+* ``open``: a stream of a file in bounded memory; ``open_seekable``: for small reads anywhere in it;
+* ``local_copy``: the file on this machine;
+* ``scratch``: a temporary file, which ``publish`` then stores under its name, atomically (False:
+  the name exists already);
+* ``remove``: delete a file.
 """
 
 from __future__ import annotations
@@ -22,16 +25,16 @@ if TYPE_CHECKING:
 
 EventPlace: TypeAlias = Union[Directory, "Container"]
 CONTAINERS: Final = "aztask.spark.events.container"
-"""Imported when a container is named: every Python worker of Spark imports this module here, most
-read directories, and the blob SDK takes longer to import than all the rest.
+"""Imported only when a container is named: every Python worker of Spark imports this module, most
+read directories, and importing the blob SDK takes longer than all the rest.
 """
 
 
 def place_of(text: str | os.PathLike[str], account_variable: str | None = None) -> EventPlace:
-    """The place that `text` names: ``blob://ACCOUNT/CONTAINER[/FOLDER]``, a directory, or, where
-    `account_variable` names an environment variable with a connection string, ``CONTAINER``.
+    """The place that `text` names: a directory, or ``blob://ACCOUNT/CONTAINER[/FOLDER]``.
 
-    Raises ConfigurationError.
+    account_variable: the environment variable with the account's connection string; `text` is then
+    ``CONTAINER[/FOLDER]``. Raises ConfigurationError.
     """
     text = os.fspath(text)
     if not text:
@@ -49,7 +52,7 @@ def place_of(text: str | os.PathLike[str], account_variable: str | None = None) 
 
 
 def _container(text: str, account_variable: str | None) -> Container:
-    """A container that can be addressed."""
+    """The container, after a check that its address is complete."""
     module = import_module(CONTAINERS)
     container: Container = module.Container(text, account_variable or module.ACCOUNT_VARIABLE)
     container.address()

@@ -1,11 +1,10 @@
-"""Event files dealt out to Spark's tasks, and read there.
+"""Distributes event files over Spark tasks, and reads them there.
 
 Rules
-1. A file that is gone when its turn comes fails the read: what is missing is never passed over in
-   silence.
-2. A file that cannot be read, or not to its end (permissions, a bad disk), is an odd row after the
-   events before that point. The other files are read.
-3. What travels to executors names files and holds no secret.
+1. A listed file that was removed before its turn fails the read: nothing is missed silently.
+2. A file that cannot be read to its end (permissions, a bad disk) gives the events up to that point
+   and a problem row. The other files are read.
+3. Portions travel to executors: they name files and hold no secret.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from aztask.spark.events.lines import read_lines
 from aztask.spark.events.places import EventPlace
 
 PARTITION_BYTES: Final = 64 << 20
-"""Bytes of lines for one Spark task."""
+"""Bytes of JSON lines for one Spark task."""
 COMPACTED_WEIGHT: Final = 8
-"""A compacted byte is as much work as so many bytes of lines."""
+"""Reading a compacted byte is as much work as reading so many bytes of lines."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Portion(InputPartition):
 
 
 def portions(files: Sequence[EventFile]) -> list[Portion]:
-    """The files in portions of about equal work."""
+    """Divide the files into portions of about equal work."""
     made: list[Portion] = []
     portion: list[EventFile] = []
     size = 0
@@ -56,9 +55,9 @@ def portions(files: Sequence[EventFile]) -> list[Portion]:
 
 
 def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a portion's files. Raises AztaskError where one is gone.
+    """The rows of a portion's files. Raises AztaskError if one was removed.
 
-    Spark asks for no portion at all where there is none.
+    partition: a `Portion`; Spark passes None if a read has no portions.
     """
     for file in partition.files if isinstance(partition, Portion) else ():
         try:
@@ -73,21 +72,21 @@ def read_portion(place: EventPlace, partition: InputPartition | None) -> Iterato
                 "or an upload: read again"
             ) from None
         except OSError as error:
-            what = error.strerror or str(error)
-            yield from odd_table(file.name, [(UNREADABLE, what, None)]).to_batches()
+            reason = error.strerror or str(error)
+            yield from odd_table(file.name, [(UNREADABLE, reason, None)]).to_batches()
 
 
 def read_files(spark: SparkSession, place: EventPlace, files: Sequence[EventFile]) -> DataFrame:
-    """The rows of files that the driver has listed, a Spark task for each portion."""
+    """The rows of files that the driver has listed, in one Spark task per portion."""
     return deal(spark, portions(files), partial(read_portion, place), DDL)
 
 
 def unsound_files(
     spark: SparkSession, place: EventPlace, files: Sequence[EventFile]
 ) -> list[EventFile]:
-    """Those of these compacted files that only `read_files` can read: damaged or foreign ones.
+    """The compacted files that Spark's own Parquet reader must not get: damaged or foreign ones.
 
-    Runs a job that reads all of them: only that shows what is inside.
+    `read_files` can read those. Runs a job that reads all files, because damage shows only then.
     """
     if not files:
         return []

@@ -4,9 +4,9 @@ Python workers fetch the files and hand Spark Arrow batches, so a blob container
 
 Rules
 1. Options hold no secret: ``accountvariable`` is the name of an environment variable.
-2. A batch read lists once, on the driver, and reads what it listed. A file that is gone when its
-   turn comes fails the read: what is missing is never passed over in silence.
-3. Streams have a module of their own, `aztask.spark.events.stream`, which needs PySpark 4.2.
+2. A batch read lists once, on the driver, and reads the listed files. A file that was removed since
+   fails the read: nothing is missed silently.
+3. Streams are in `aztask.spark.events.stream`, because they need PySpark 4.2.
 """
 
 from __future__ import annotations
@@ -36,38 +36,40 @@ STREAMS: Final = "aztask.spark.events.stream"
 
 
 class EventSource(DataSource):
-    """Options: ``path`` (or what ``load`` is given), a directory or ``blob://ACCOUNT/CONTAINER``;
+    """The data source ``aztask_events``.
+
+    Options: ``path`` (or the argument of ``load``), a directory or ``blob://ACCOUNT/CONTAINER``;
     ``accountvariable``; for streams ``maxfilespertrigger`` and ``settleseconds``.
     """
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """The format's name in ``spark.read.format``."""
         return FORMAT
 
     def schema(self) -> str:
-        """The columns of `aztask.spark.events.columns`."""
+        """The columns, those of `aztask.spark.events.columns`."""
         return DDL
 
     def reader(self, schema: Any) -> EventFilesReader:
-        """For a batch read."""
+        """The reader of a batch; called on the driver."""
         return EventFilesReader(self._place())
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        """For a stream. Raises ConfigurationError where PySpark is too old, or an option wrong."""
+        """The reader of a stream. Raises ConfigurationError: PySpark too old, or a wrong option."""
         try:
             streams = import_module(STREAMS)
         except ImportError:
             raise ConfigurationError(
                 f"streams of events need PySpark 4.2 or newer, and this is {pyspark.__version__}"
             ) from None
-        most = self._number("maxfilespertrigger", int)
+        max_files = self._number("maxfilespertrigger", int)
         settle = self._number("settleseconds", float)
-        reader: DataSourceStreamReader = streams.EventFilesStream(self._place(), most, settle)
+        reader: DataSourceStreamReader = streams.EventFilesStream(self._place(), max_files, settle)
         return reader
 
     def _number(self, name: str, kind: Callable[[str], Any]) -> Any:
-        """An option above 0, None where it is not given."""
+        """A number above 0 from the options; None if it is not given."""
         text = self.options.get(name)
         if text is None:
             return None
@@ -87,13 +89,13 @@ class EventSource(DataSource):
 
 
 class EventFilesReader(DataSourceReader):
-    """Reads all that the place holds."""
+    """Reads all event files of a place."""
 
     def __init__(self, place: EventPlace) -> None:
         self._place = place
 
     def partitions(self) -> list[Portion]:
-        """The files, dealt out."""
+        """List the files and divide them into portions."""
         plan = plan_of(self._place)
         return portions([*plan.compacted, *plan.lines])
 

@@ -1,11 +1,10 @@
-"""Statistics of events: per task, per queue, per queue and hour, and in all.
+"""Statistics of events: per task, per queue, per queue and hour, and in total.
 
 Rules
-1. Counts and sums are exact. Percentiles are Spark's ``percentile_approx`` with `ACCURACY`: the
-   value is one that occurred, and its rank is off by at most count / `ACCURACY`.
-2. A figure is null where there is nothing to count; nothing is made up. Durations are seconds,
-   rates are parts of 1.
-3. Two jobs over the events: one for counts, one for percentiles; every level comes out of these.
+1. Counts and sums are exact. Percentiles are Spark's ``percentile_approx`` with `ACCURACY`: a value
+   that occurred, whose rank is off by at most count / `ACCURACY`.
+2. A figure without data is null. Durations are seconds, rates are parts of 1.
+3. Two jobs read the events, one for counts and one for percentiles; all levels come from these.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from pyspark.sql import functions as F
 from aztask.events.event import EVENT_KINDS
 
 ACCURACY: Final = 10_000
-"""Of percentiles: their rank is off by at most one in so many."""
+"""The rank of a percentile is off by at most one in so many."""
 HOUR: Final = 3600
 RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed")
-"""How a run ends. A failure that is tried again is "resubmitted", a final one is "failed"."""
+"""How a run ends. A failure that is retried is "resubmitted", a final one "failed"."""
 OUTCOMES: Final = (*RAN, "cancelled", "expired")
 KEYS: Final = ("task", "queue", "hour")
 LEVELS: Final = {"task": 0b011, "queue": 0b101, "queue_hour": 0b100, "total": 0b111}
-"""Which keys are summed away, as Spark's ``grouping_id`` counts them."""
+"""The keys that a level sums over, as the bits of Spark's ``grouping_id``."""
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MARGIN_SHARES: Final = {"p01": 0.01, "p10": 0.1, "p50": 0.5}
 SPREADS: Final = {"wait": SHARES, "run": SHARES, "held": SHARES, "margin": MARGIN_SHARES}
@@ -34,11 +33,11 @@ SPREADS: Final = {"wait": SHARES, "run": SHARES, "held": SHARES, "margin": MARGI
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What happened, as DataFrames of one layout (`aztask.spark.events.statistics.columns`).
+    """Figures as DataFrames with the same columns (`aztask.spark.events.statistics.columns`).
 
     by_task: key task. by_queue: key queue. by_queue_hour: keys queue and hour (its beginning, in
-    seconds since 1970). total: one row. errors: task, error_type, runs that ended so.
-    The figures are computed once, when the first of the frames is used; `close` forgets them.
+    seconds since 1970). total: one row. errors: task, error_type, and the runs that ended with it.
+    The first use of a frame computes all figures, once; `close` frees them.
     """
 
     events: DataFrame
@@ -46,27 +45,27 @@ class Statistics:
 
     @property
     def by_task(self) -> DataFrame:
-        """One row for each task."""
+        """The figures of each task, one row per task."""
         return self._level("task", "task")
 
     @property
     def by_queue(self) -> DataFrame:
-        """One row for each queue."""
+        """The figures of each queue, one row per queue."""
         return self._level("queue", "queue")
 
     @property
     def by_queue_hour(self) -> DataFrame:
-        """One row for each queue and hour."""
+        """The figures of each queue in each hour, one row for both."""
         return self._level("queue_hour", "queue", "hour")
 
     @property
     def total(self) -> DataFrame:
-        """One row."""
+        """The figures of all events, one row."""
         return self._level("total")
 
     @property
     def errors(self) -> DataFrame:
-        """How many runs of each task failed for which type of error."""
+        """Failed and retried runs of each task by type of error, the most frequent first."""
         failed = self.events.where(F.col("event").isin("failed", "resubmitted"))
         return (
             failed.where(F.col("error_type").isNotNull())
@@ -76,7 +75,7 @@ class Statistics:
         )
 
     def over_time(self, seconds: int) -> DataFrame:
-        """Counts by outcome, waits and runs (p50, p99), in steps of so many seconds. Key: at."""
+        """Counts by outcome and the p50 and p99 of wait and run, per step of so many seconds."""
         at = (F.floor(F.col("ts") / seconds) * seconds).cast("long")
         kinds = ("enqueued", *OUTCOMES, "dead_lettered", "lease_lost", "settle_failed")
         return (
@@ -91,7 +90,7 @@ class Statistics:
         )
 
     def collect(self) -> dict[str, list[dict[str, Any]]]:
-        """{level: its rows, by key} of all levels in one job; a row has the keys of its level."""
+        """{level: its rows, sorted by key} of all levels, in one job."""
         rows = plain(self.figures)
         found: dict[str, list[dict[str, Any]]] = {}
         for level, number in LEVELS.items():
@@ -103,7 +102,7 @@ class Statistics:
         return found
 
     def close(self) -> None:
-        """Forget what was computed."""
+        """Free the memory of the computed figures."""
         self.figures.unpersist()
 
     def _level(self, level: str, *keys: str) -> DataFrame:
@@ -114,22 +113,22 @@ class Statistics:
 
 
 def statistics(events: DataFrame) -> Statistics:
-    """The statistics of events, each of which stands there once (`read_events` sees to that).
+    """The statistics of events. Lazy: the first use of a figure runs two jobs.
 
-    Lazy: the first use of a figure runs two jobs.
+    events: each event once, as `read_events` gives them.
     """
     measured = _measured(events)
     counts = _counts(measured)
     spreads = _spreads(measured)
     same = [counts[name].eqNullSafe(spreads[name]) for name in ("level", *KEYS)]
     joined = counts.join(spreads, same, "left").select(counts["*"], *_spread_columns(spreads))
-    # In one partition, for the rows are few: those of a persisted frame are not put together, and
-    # each use of it would be as many tasks as a shuffle has partitions.
+    # One partition, because the rows are few: Spark does not merge the partitions of a persisted
+    # frame, and each use of it would run as many tasks as a shuffle has partitions.
     return Statistics(events, _derived(joined).repartition(1).persist())
 
 
 def columns() -> list[str]:
-    """The names of the figures, in their order; the keys come first."""
+    """The names of the figures in the order of the columns, which follow the keys."""
     spread = [
         f"{name}_{share}"
         for name, shares in SPREADS.items()
@@ -150,10 +149,10 @@ _RATES: Final = (
 
 
 def _measured(events: DataFrame) -> DataFrame:
-    """The keys and, where they mean something, the four measures.
+    """The keys and the four measures, each null where an event does not measure it.
 
-    A wait counts at the start, a run where there was one, a margin at the settlement (not at a
-    renewal), and how long a lease was held wherever it is told.
+    A wait counts at the start, a run at its end, a margin at the settlement (not at a renewal), and
+    the time that a lease was held in every event that has it.
     """
     kind = F.col("event")
     return events.select(
@@ -176,14 +175,14 @@ def _count(kind: str) -> Column:
 
 
 def _counts(measured: DataFrame) -> DataFrame:
-    """Counts and sums at the finest level, then those of every level from these."""
+    """Counts and sums of every level, computed from those of the finest one."""
     sums = [f"{name}_{what}" for name in SPREADS for what in ("sum", "count")]
     finest = measured.groupBy(*KEYS).agg(
         F.count("*").alias("events"),
         *(_count(kind) for kind in sorted(EVENT_KINDS)),
         *(F.sum(name).alias(f"{name}_sum") for name in SPREADS),
         *(F.count(name).alias(f"{name}_count") for name in SPREADS),
-        # as a double: the counter of a damaged line may be so large that whole numbers overflow
+        # As a double: a damaged line may hold a counter so large that integers would overflow.
         F.sum(F.col("renewals").cast("double")).alias("renewals_sum"),
         *_edges("{}"),
     )
@@ -196,7 +195,7 @@ def _counts(measured: DataFrame) -> DataFrame:
 
 
 def _edges(source: str | None) -> list[Column]:
-    """Least and greatest values: of the measures, or of what was found finer (`source` None)."""
+    """Minima and maxima: of the measures, or of the finest level's edges if `source` is None."""
     edges = [
         ("first_ts", F.min, "ts"),
         ("last_ts", F.max, "ts"),
@@ -209,12 +208,12 @@ def _edges(source: str | None) -> list[Column]:
 
 
 def _spreads(measured: DataFrame) -> DataFrame:
-    """The percentiles of every level: each event that measures something counts at all four."""
-    telling = measured.where(F.coalesce(*(F.col(name) for name in SPREADS)).isNotNull()).select(
+    """The percentiles of every level; each event with a measure counts in all four levels."""
+    measuring = measured.where(F.coalesce(*(F.col(name) for name in SPREADS)).isNotNull()).select(
         *KEYS, *SPREADS
     )
     return _every_level(
-        telling,
+        measuring,
         *(
             F.percentile_approx(name, list(shares.values()), ACCURACY).alias(f"{name}_spread")
             for name, shares in SPREADS.items()
@@ -237,7 +236,7 @@ def _spread_columns(spreads: DataFrame) -> list[Column]:
 
 
 def _derived(rows: DataFrame) -> DataFrame:
-    """Rates, means and throughput, and the columns in their order."""
+    """Add rates, means and throughput, and put the columns in order."""
     runs = _sum_of(RAN)
     ended = _sum_of(("succeeded", "dead_lettered", "cancelled", "expired"))
     settlements = _sum_of((*OUTCOMES, "settle_failed"))
@@ -267,5 +266,5 @@ def _rate(part: Column, whole: Column) -> Column:
 
 
 def plain(frame: DataFrame) -> list[dict[str, Any]]:
-    """The rows as dicts; only for frames of figures, which are small."""
+    """The rows as dicts. Collects the frame, so only for small ones such as figures."""
     return [row.asDict(recursive=True) for row in frame.collect()]

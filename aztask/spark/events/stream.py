@@ -1,10 +1,11 @@
 """A stream of event files in the order of their appearance.
 
 Rules
-1. An offset is a moment of the place's own clock. A batch is the files that appeared between two
-   moments, so a batch that is run again finds the same files.
-2. A file counts some seconds after it appeared, when nothing older can come up any more.
-3. A stream reads lines: what is compacted was lines before. A compaction must come well behind.
+1. An offset is a time of the place's own clock. A batch is the files that appeared between two
+   times, so a repeated batch reads the same files.
+2. A file is read some seconds after it appeared, when no older one can appear any longer.
+3. A stream reads JSON lines only: compacted files were lines before. So compact with a delay long
+   enough that the stream has read the lines.
 """
 
 from __future__ import annotations
@@ -29,28 +30,31 @@ SETTLE_SECONDS: Final = 10.0
 
 
 class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """most: files for one batch, and those of the same moment. settle: seconds of rule 2."""
+    """Reads event files as they appear.
 
-    def __init__(self, place: EventPlace, most: int | None, settle: float | None) -> None:
+    max_files: for one batch; files of the same time stay together. settle: the seconds of rule 2.
+    """
+
+    def __init__(self, place: EventPlace, max_files: int | None, settle: float | None) -> None:
         self._place = place
-        self._most = most
+        self._max_files = max_files
         self._settle = SETTLE_SECONDS if settle is None else settle
         self._target: float | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        """Before every file."""
+        """The offset before the first file."""
         return {"until": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the option ``maxfilespertrigger`` says."""
-        return ReadAllAvailable() if self._most is None else ReadMaxFiles(self._most)
+        """The limit that the option ``maxfilespertrigger`` sets."""
+        return ReadAllAvailable() if self._max_files is None else ReadMaxFiles(self._max_files)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on nothing newer counts."""
+        """Fix the end of the stream: files that appear from now on are not read."""
         self._target = self._ripe()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
-        """The moment, in microseconds, up to which the next batch goes."""
+        """The time, in microseconds since 1970, up to which the next batch reads."""
         begin = int(start["until"])
         end = self._ripe() if self._target is None else self._target
         moments = sorted(
@@ -58,8 +62,8 @@ class EventFilesStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if not moments:
             return {"until": begin}
-        most = limit.max_files if isinstance(limit, ReadMaxFiles) else len(moments)
-        return {"until": moments[min(most, len(moments)) - 1]}
+        count = limit.max_files if isinstance(limit, ReadMaxFiles) else len(moments)
+        return {"until": moments[min(count, len(moments)) - 1]}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Portion]:
         """The files of one batch."""

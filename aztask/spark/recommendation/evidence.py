@@ -1,10 +1,10 @@
-"""What the event log says of the deliveries of each queue, counted so that decisions can be made.
+"""Counts each queue's deliveries from the event log, as evidence for decisions on leases.
 
 Rules
-1. One job over the events; what comes back are counts by bin (`aztask.adaptive.observation`), a few
-   hundred for each task of a queue, however many events there are.
-2. The bins are those that workers count in, so that one decision serves both.
-3. A run that a lost lease cut off is never taken for a short one: it is kept apart.
+1. One job reads the events. It returns counts by bin (`aztask.adaptive.observation`), a few hundred
+   for each task of a queue, however many events there are.
+2. The bins are those in which workers count, so the same decision serves both.
+3. A run that a lost lease cut off is counted apart: it would look like a short run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ LEASE: Final = "lease"
 class TaskEvidence:
     """One task's deliveries on one queue, by bin of seconds.
 
-    held: let go of when they were done. cut: when their lease was lost. run: how long runs took.
+    held: how long leases were held until settlement. cut: until they were lost. run: how long runs
+    took.
     """
 
     held: Counter[int] = field(default_factory=Counter)
@@ -49,17 +50,17 @@ class TaskEvidence:
     run: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: TaskEvidence) -> None:
-        """Count the other's too."""
+        """Add the counts of another task."""
         self.held += other.held
         self.cut += other.cut
         self.run += other.run
 
     def runs(self) -> Evidence:
-        """Percentiles of run time; what was cut off ran at least as long as it was held."""
+        """Percentiles of run time; a run that was cut off took at least as long as it was held."""
         return Observation(_counts(self.run), _counts(self.cut)).evidence()
 
     def longer_than(self, seconds: float) -> float:
-        """The part of the deliveries that were held for longer; bins count by their upper edge."""
+        """The part of the deliveries held for longer than `seconds`, by the bins' upper edges."""
         both = self.held + self.cut
         beyond = sum(count for number, count in both.items() if edge_of(number) > seconds)
         return beyond / both.total() if both else 0.0
@@ -69,8 +70,8 @@ class TaskEvidence:
 class QueueEvidence:
     """One queue's deliveries.
 
-    lease_seconds: what the newest run was started under, None if unknown. tasks: by name. lost,
-    failed: leases lost and settlements refused, by bin of the lease.
+    lease_seconds: the lease of the newest run, None if unknown. tasks: by name. lost, failed: lost
+    leases and refused settlements, by bin of the lease.
     """
 
     queue: str
@@ -80,17 +81,17 @@ class QueueEvidence:
     failed: Counter[int] = field(default_factory=Counter)
 
     def all_tasks(self) -> TaskEvidence:
-        """All of them together."""
+        """The counts of all tasks together."""
         total = TaskEvidence()
-        for seen in self.tasks.values():
-            total.add(seen)
+        for task in self.tasks.values():
+            total.add(task)
         return total
 
     def evidence(self, in_force: float | None) -> Evidence:
-        """What a decision is made from. in_force: the lease now.
+        """The evidence for a decision. in_force: the lease in force, in seconds.
 
-        Losses under a shorter one do not raise it further. They count as cut off, so that two jobs
-        over the same events do not raise the lease and lower it again.
+        Losses under a shorter lease do not raise it further. They count as cut off, so that two
+        jobs over the same events do not raise the lease and then lower it again.
         """
         least = 0 if in_force is None else bin_of(SAME * in_force)
         total = self.all_tasks()
@@ -110,7 +111,7 @@ def observe(events: DataFrame) -> dict[str, QueueEvidence]:
     events: as `aztask.spark.read_events` gives them, each one once.
     """
     measured = (
-        events.where(F.col("event").isin(*_telling()))
+        events.where(F.col("event").isin(*_relevant_kinds()))
         .select("queue", "task", "ts", F.explode(F.filter(_measures(), _is_known)).alias("m"))
         .select("queue", "task", "ts", "m.kind", "m.seconds", _bin("m.seconds").alias("bin"))
     )
@@ -122,32 +123,32 @@ def observe(events: DataFrame) -> dict[str, QueueEvidence]:
 
 
 def gathered(rows: Iterable[Mapping[str, Any]]) -> dict[str, QueueEvidence]:
-    """Rows of (queue, task, kind, bin, count, newest) by queue."""
+    """Sum rows of (queue, task, kind, bin, count, newest) by queue."""
     found: dict[str, QueueEvidence] = {}
     newest: dict[str, float] = {}
     for row in rows:
         queue, kind, number, count = row["queue"], row["kind"], int(row["bin"]), int(row["count"])
-        seen = found.setdefault(queue, QueueEvidence(queue))
+        evidence = found.setdefault(queue, QueueEvidence(queue))
         if kind == LEASE:
             if row["newest"]["ts"] >= newest.get(queue, float("-inf")):
                 newest[queue] = row["newest"]["ts"]
-                seen.lease_seconds = row["newest"]["seconds"]
+                evidence.lease_seconds = row["newest"]["seconds"]
         elif kind == LOST:
-            seen.lost[number] += count
+            evidence.lost[number] += count
         elif kind == FAILED:
-            seen.failed[number] += count
+            evidence.failed[number] += count
         else:
-            task = seen.tasks.setdefault(row["task"], TaskEvidence())
+            task = evidence.tasks.setdefault(row["task"], TaskEvidence())
             {HELD: task.held, CUT: task.cut, RUN: task.run}[kind][number] += count
     return dict(sorted(found.items()))
 
 
-def _telling() -> tuple[str, ...]:
+def _relevant_kinds() -> tuple[str, ...]:
     return (*OUTCOMES, "started", "lease_lost", "settle_failed")
 
 
 def _measures() -> Column:
-    """Up to three pairs of kind and seconds out of each event."""
+    """Up to three pairs of kind and seconds from each event."""
     kind = F.col("event")
     ended = kind.isin(*OUTCOMES, "settle_failed")
     lost = kind == "lease_lost"
@@ -173,7 +174,7 @@ def _is_known(measure: Column) -> Column:
 
 
 def _bin(name: str) -> Column:
-    """`bin_of`, as Spark computes it."""
+    """`aztask.adaptive.observation.bin_of` as an expression of Spark."""
     seconds = F.col(name)
     number = F.ceil(BINS_PER_DOUBLING * F.log2(seconds / FIRST_EDGE) - 1e-9)
     return F.when(seconds > FIRST_EDGE, F.least(number, F.lit(LAST_BIN))).otherwise(0).cast("int")

@@ -1,9 +1,9 @@
 """From the event log to published lease advice.
 
 Rules
-1. The job over the events runs once. Deciding takes no time, so it is done again from the newest
-   document where somebody published meanwhile: what they decided and counted is never overwritten.
-2. What is published is lease advice alone: prefetch and the split of a queue are for people.
+1. The job over the events runs once. Decisions are cheap: if another writer publishes first, they
+   are made again from the newest document. So another writer's advice is never overwritten.
+2. Only lease advice is published. Recommendations on prefetch and splits are for people.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a publication did. revision: of the document now. queues: whose advice changed."""
+    """The result of a publication. revision: of the document now. queues: with changed advice."""
 
     recommendations: tuple[Recommendation, ...]
     revision: int
@@ -41,13 +41,13 @@ def recommend(
     queues: Sequence[str] = (),
     at: float | None = None,
 ) -> tuple[Recommendation, ...]:
-    """What is recommended for each queue of the events, or for these. Runs a job.
+    """The recommendations for each queue of the events, or for `queues` only. Runs a job.
 
-    published: the advice in force; see `aztask.adaptive.stores.open_lease_store`. bounds: between
-    what leases may be chosen; ``most`` is what the service grants. at: UTC epoch seconds; None:
-    now.
+    published: the advice in force; see `aztask.adaptive.stores.open_lease_store`. bounds: the
+    shortest and the longest lease; ``most`` is what the service grants. at: seconds since 1970
+    (UTC); None: now.
     """
-    return decided(observe(events), published, bounds, queues=queues, at=at)
+    return decide_queues(observe(events), published, bounds, queues=queues, at=at)
 
 
 def publish(
@@ -58,55 +58,55 @@ def publish(
     queues: Sequence[str] = (),
     at: float | None = None,
 ) -> Publication:
-    """`recommend` against the document in `store`, and publish the leases that change.
+    """`recommend` with the document in `store`, and publish the leases that change.
 
-    A document of another writer is never overwritten: it is read, and decided upon again; after
-    `TRIES` of them AztaskError. Raises BrokerUnavailable, and DecodeError where what is stored is
-    no document. If the process dies before the end, the document is the old one or the new one.
+    Another writer's document is never overwritten: it is read, and the decisions are made again.
+    Raises AztaskError if that happens `TRIES` times, BrokerUnavailable, and DecodeError if the
+    stored document is damaged. If the process dies, the document is either the old or the new one.
     """
-    return publish_seen(observe(events), store, bounds=bounds, queues=queues, at=at)
+    return publish_evidence(observe(events), store, bounds=bounds, queues=queues, at=at)
 
 
-def decided(
-    seen: Mapping[str, QueueEvidence],
+def decide_queues(
+    evidence: Mapping[str, QueueEvidence],
     published: LeaseDocument,
     bounds: Bounds,
     *,
     queues: Sequence[str] = (),
     at: float | None = None,
 ) -> tuple[Recommendation, ...]:
-    """The recommendations for what was seen."""
+    """The recommendations that follow from the evidence, by queue."""
     now = time.time() if at is None else at
     return tuple(
         recommended(each, published.entry(queue).advice, bounds, at=now)
-        for queue, each in sorted(seen.items())
+        for queue, each in sorted(evidence.items())
         if queue and (not queues or queue in queues)
     )
 
 
-def publish_seen(
-    seen: Mapping[str, QueueEvidence],
+def publish_evidence(
+    evidence: Mapping[str, QueueEvidence],
     store: LeaseStore,
     *,
     bounds: Bounds = Bounds(),
     queues: Sequence[str] = (),
     at: float | None = None,
 ) -> Publication:
-    """`publish`, for what was seen already."""
+    """As `publish`, with evidence that was collected before."""
     for _ in range(TRIES):
         stored = store.load()
-        found = decided(seen, stored.document, bounds, queues=queues, at=at)
-        changed = {each.queue: each.advice for each in found if _says_more(each)}
+        found = decide_queues(evidence, stored.document, bounds, queues=queues, at=at)
+        changed = {each.queue: each.advice for each in found if _changes_lease(each)}
         if not changed:
             return Publication(found, stored.document.revision, ())
         if publish_advice(store, changed, stored):
             return Publication(found, stored.document.revision + 1, tuple(changed))
     raise AztaskError(
-        f"nothing was published: {TRIES} times another writer published first; try again"
+        f"nothing was published: another writer published first {TRIES} times; try again"
     )
 
 
-def _says_more(recommendation: Recommendation) -> bool:
-    """Whether the advice differs from the lease in force: what says "kept" is not published."""
+def _changes_lease(recommendation: Recommendation) -> bool:
+    """Whether the advice changes the lease in force; advice to keep it is not published."""
     advice, lease = recommendation.advice, recommendation.current_lease_seconds
     return advice.lease_seconds is not None and (advice.lease_seconds != lease or advice.renew)

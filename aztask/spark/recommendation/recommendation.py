@@ -1,16 +1,16 @@
-"""What is recommended for a queue: its lease, renewals, prefetch, and whether to split it.
+"""Recommends a queue's lease, renewals and prefetch, and whether to split it.
 
-Pure: evidence in, values out; the same decision on leases as workers make
+Pure functions from evidence to values. Workers decide on leases the same way
 (`aztask.adaptive.advice`).
 
 Rules
-1. The lease is `decide`'s: minimum sample, hysteresis against what is published, never shortened
-   by durations that lost leases cut off, raised when too many were lost; beyond what the service
-   grants the word is "renew".
-2. Prefetch keeps a slot busy for `PREFETCH_SECONDS`, and waits for no more than a part of the
-   lease; it is 0 where a run takes longer than that, so that idle workers get the message instead.
-3. Tasks are parted where their typical runs differ by more than `MAGNITUDE`, each task with its
-   queue, if there are enough runs of each to tell and the longest are long enough to matter.
+1. `decide` chooses the lease: it asks for a minimum sample, changes a published lease only if it is
+   far off, never shortens it by durations that lost leases cut off, and raises it when too many
+   leases were lost. If the service does not grant a lease that long, it advises to renew.
+2. Prefetch keeps a slot busy for `PREFETCH_SECONDS`, but no message waits for more than a part of
+   its lease. If one run takes longer than that, it is 0, and idle workers get the message.
+3. Tasks whose typical runs differ by more than `MAGNITUDE` get different queues, if each has enough
+   runs to compare and the longest ones are long enough to matter.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from aztask.lease.state import RENEW_AT
 from aztask.spark.recommendation.evidence import QueueEvidence, TaskEvidence
 
 PREFETCH_SECONDS: Final = 0.25
-"""As the worker's own choice without --prefetch."""
-MOST_PREFETCH: Final = 1000
+"""As the worker chooses without --prefetch."""
+MAX_PREFETCH: Final = 1000
 WAITING_PART: Final = 0.25
 """The part of a lease that a prefetched delivery may wait."""
 MAGNITUDE: Final = 10.0
 SPLIT_FROM: Final = 1.0
-"""Seconds: where even the longest tasks take less, nothing waits for them."""
+"""Seconds. If even the longest tasks take less, no other task waits for them noticeably."""
 SPLIT_SAMPLES: Final = 20
-"""Runs of a task from which its duration is known well enough to place it."""
+"""Runs of a task that suffice to assign it to a class of duration."""
 NAMES: Final = {2: ("fast", "slow"), 3: ("fast", "medium", "slow")}
 
 
 @dataclass(frozen=True, slots=True)
 class DurationClass:
-    """Tasks of one queue that take about as long. queue: a name for a queue of their own."""
+    """Tasks of one queue that take about equally long. queue: a name for their own queue."""
 
     queue: str
     tasks: tuple[str, ...]
@@ -53,13 +53,13 @@ class DurationClass:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """For one queue. Durations in seconds, parts of 1.
+    """The recommendations for one queue. Durations are seconds, parts are of 1.
 
-    current_lease_seconds: published, or else what its newest run was started under. advice: the
-    lease with its reason and evidence. renewed_part: of the deliveries, how many need a renewal
-    under the advised lease. prefetch: deliveries to hold for each task that runs at once; None:
-    not enough is known. split: classes of duration, empty where one queue is right. reasons: one
-    sentence for each of the four.
+    current_lease_seconds: as published, otherwise of the newest run. advice: the lease with its
+    reason and evidence. renewed_part: of the deliveries, those that need a renewal under the
+    advised lease. prefetch: deliveries to hold for each task that runs at once; None: too little is
+    known. split: classes of duration; empty if one queue suffices. reasons: one sentence for each
+    of lease, renewal, prefetch and split.
     """
 
     queue: str
@@ -73,30 +73,30 @@ class Recommendation:
     reasons: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as plain data, for JSON."""
         return {**asdict(self), "reasons": dict(self.reasons)}
 
 
 def recommended(
-    seen: QueueEvidence, published: Advice | None, bounds: Bounds, *, at: float
+    deliveries: QueueEvidence, published: Advice | None, bounds: Bounds, *, at: float
 ) -> Recommendation:
-    """What follows from what was seen of a queue.
+    """The recommendations that follow from a queue's deliveries.
 
-    published: the advice that is in force, None if there is none. at: UTC epoch seconds.
+    published: the advice in force, None if there is none. at: seconds since 1970 (UTC).
     """
     in_force = published if published is not None and published.at > 0.0 else None
-    lease = in_force.lease_seconds if in_force is not None else seen.lease_seconds
-    evidence = seen.evidence(lease)
+    lease = in_force.lease_seconds if in_force is not None else deliveries.lease_seconds
+    evidence = deliveries.evidence(lease)
     current: Advice | float | None = in_force if in_force is not None else lease
     advice = decide(evidence, current, bounds, source="pipeline", at=at)
-    total = seen.all_tasks()
+    total = deliveries.all_tasks()
     runs = total.runs()
     advised = advice.lease_seconds
     renewed = total.longer_than(RENEW_AT * advised) if advised is not None else 0.0
     prefetch, why_prefetch = prefetch_of(runs, advised, bounds.min_samples)
-    split, why_split = split_of(seen, bounds)
+    split, why_split = split_of(deliveries, bounds)
     return Recommendation(
-        seen.queue,
+        deliveries.queue,
         lease,
         advice,
         renewed,
@@ -118,27 +118,27 @@ def prefetch_of(
 ) -> tuple[int | None, str]:
     """(deliveries for each task that runs at once, why); see rule 2."""
     if runs.samples < min_samples or not runs.p50_seconds or not runs.p99_seconds or lease is None:
-        return None, f"leave it to the worker: {runs.samples} runs are too few to tell"
+        return None, f"leave it to the worker: {runs.samples} runs are too few to decide"
     waiting = WAITING_PART * lease
     if runs.p99_seconds > waiting:
         return 0, (
             f"none: a run of up to {runs.p99_seconds:.1f} s (p99) would keep a prefetched message "
             f"waiting for more than a quarter of its lease of {lease:g} s"
         )
-    wanted = math.ceil(PREFETCH_SECONDS / runs.p50_seconds)
-    most = int(waiting / runs.p99_seconds)
-    count = max(1, min(wanted, most, MOST_PREFETCH))
+    enough = math.ceil(PREFETCH_SECONDS / runs.p50_seconds)
+    limit = int(waiting / runs.p99_seconds)
+    count = max(1, min(enough, limit, MAX_PREFETCH))
     return count, (
         f"{count} for each task that runs at once: {PREFETCH_SECONDS:g} s of work at "
         f"{runs.p50_seconds:.3g} s a run (p50), waiting for less than a quarter of the lease"
     )
 
 
-def split_of(seen: QueueEvidence, bounds: Bounds) -> tuple[tuple[DurationClass, ...], str]:
+def split_of(deliveries: QueueEvidence, bounds: Bounds) -> tuple[tuple[DurationClass, ...], str]:
     """(classes of duration, why); see rule 3."""
     known = [
         (runs.p50_seconds, task)
-        for task, its in seen.tasks.items()
+        for task, its in deliveries.tasks.items()
         if (runs := its.runs()).samples >= SPLIT_SAMPLES and runs.p50_seconds is not None
     ]
     if len(known) < 2:
@@ -153,12 +153,15 @@ def split_of(seen: QueueEvidence, bounds: Bounds) -> tuple[tuple[DurationClass, 
     longest = max(known)[0]
     ratio = longest / min(known)[0]
     if len(classes) < 2:
-        return (), f"no: typical runs differ by a factor of {ratio:.1f} only"
+        return (), f"no: typical runs differ only by a factor of {ratio:.1f}"
     if longest < SPLIT_FROM:
-        return (), f"no: even the longest tasks take {longest:.2g} s (p50), nothing waits for them"
+        return (
+            (),
+            f"no: even the longest tasks take {longest:.2g} s (p50), too short to delay others",
+        )
     made = tuple(
-        _class(seen, name, tasks, bounds)
-        for name, tasks in zip(_names(seen.queue, len(classes)), classes, strict=True)
+        _class(deliveries, name, tasks, bounds)
+        for name, tasks in zip(_names(deliveries.queue, len(classes)), classes, strict=True)
     )
     where = "; ".join(f"{', '.join(each.tasks)} to {each.queue}" for each in made)
     return made, (
@@ -167,10 +170,12 @@ def split_of(seen: QueueEvidence, bounds: Bounds) -> tuple[tuple[DurationClass, 
     )
 
 
-def _class(seen: QueueEvidence, name: str, tasks: Sequence[str], bounds: Bounds) -> DurationClass:
+def _class(
+    deliveries: QueueEvidence, name: str, tasks: Sequence[str], bounds: Bounds
+) -> DurationClass:
     total = TaskEvidence()
     for task in tasks:
-        total.add(seen.tasks[task])
+        total.add(deliveries.tasks[task])
     runs = total.runs()
     part = QueueEvidence(name, None, {"": total})
     advice = decide(

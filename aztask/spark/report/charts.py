@@ -1,7 +1,10 @@
-"""The report's charts, as SVG text: no scripts, no fonts, no files. Colours are CSS variables.
+"""The geometry of the report's charts: figures become marks with coordinates, and no markup.
 
-Every chart has a title and a description for those who do not see it, and every mark a title that
-a pointer brings up. Texts are made safe here: callers pass them as they are.
+Rules
+1. A chart is a plain value. The templates alone turn it into SVG, and escape its texts.
+2. Every chart has a title for screen readers, and every mark a tip that a pointer brings up.
+3. Colours are CSS classes of ``templates/style.css``.
+4. Names from events are cleaned here (`clean`): one line, no control characters, not too long.
 """
 
 from __future__ import annotations
@@ -9,18 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count as counting
 from typing import Any, Final
 
-from aztask.spark.report.text import count, moment, safe, seconds, share
+from aztask.spark.report.marks import Chart, Circle, Group, Label, Line, Mark, Path, Rect
+from aztask.spark.report.text import clean, count, moment, seconds, share
 
 WIDTH: Final = 960
-HALF: Final = 480
-"""The width of a chart that has another beside it."""
-LABELS: Final = 210
-ROW: Final = 30
+"""The width of a chart, in units of its own coordinates."""
+HALF_WIDTH: Final = 480
+"""The width of a chart that shares its row with another."""
+LABEL_WIDTH: Final = 210
+ROW_HEIGHT: Final = 30
 Row = dict[str, Any]
-_ids = counting(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Series:
 
     column: str
     name: str
-    colour: str
+    style: str
 
 
 OUTCOMES: Final = (
@@ -42,216 +45,183 @@ OUTCOMES: Final = (
 )
 
 
-def svg(title: str, height: float, body: str, *, width: int = WIDTH) -> str:
-    """A whole chart."""
-    number = next(_ids)
-    return (
-        f'<svg viewBox="0 0 {width} {height:.0f}" role="img" aria-labelledby="c{number}">'
-        f'<title id="c{number}">{safe(title)}</title>{body}</svg>'
-    )
-
-
-def legend(series: Sequence[Series]) -> str:
-    """What the colours mean, as HTML before a chart."""
-    items = "".join(
-        f'<li><svg viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="12" rx="3" '
-        f'class="{each.colour}"/></svg>{safe(each.name)}</li>'
-        for each in series
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
-def stacked_bars(title: str, rows: Sequence[Row], step: int, series: Sequence[Series]) -> str:
-    """Counts over time, one bar for each step."""
+def outcomes_over_time(rows: Sequence[Row], step: int) -> Chart:
+    """Runs by outcome over time, one stacked bar for each step of so many seconds."""
     height, left, bottom, top = 260, 56, 28, 12
-    begin, steps = _range(rows, step)
-    most = max((sum(row[each.column] for each in series) for row in rows), default=0) or 1
-    ceiling = nice(most)
-    wide = (WIDTH - left) / steps
+    begin, steps = _time_range(rows, step)
+    tallest = max((sum(row[each.column] for each in OUTCOMES) for row in rows), default=0) or 1
+    ceiling = round_up(tallest)
+    bar_width = (WIDTH - left) / steps
     scale = (height - bottom - top) / ceiling
-    marks = [_grid(left, height - bottom, top, ceiling, count)]
+    marks = _count_grid(left, height - bottom, top, ceiling)
     for row in rows:
-        x = left + (row["at"] - begin) / step * wide
+        x = left + (row["at"] - begin) / step * bar_width
         y = float(height - bottom)
-        for each in series:
-            tall = row[each.column] * scale
-            if tall <= 0:
-                continue
-            y -= tall
-            told = f"{moment(row['at'])}: {count(row[each.column])} {each.name}"
-            marks.append(
-                f'<rect x="{x + 0.5:.2f}" y="{y:.2f}" width="{max(1.0, wide - 1):.2f}" '
-                f'height="{max(tall, 0.6):.2f}" class="{each.colour}"><title>{safe(told)}</title>'
-                "</rect>"
-            )
-    marks.append(_time_axis(begin, step, steps, left, height - bottom))
-    return svg(title, height, "".join(marks))
-
-
-def lines(title: str, rows: Sequence[Row], step: int, column: str) -> str:
-    """Median and 99th percentile over time, on a logarithmic scale."""
-    height, left, bottom, top = 220, 64, 28, 12
-    begin, steps = _range(rows, step)
-    values = [value for row in rows for value in row[column] or () if value is not None]
-    scale = LogScale(values, height - bottom, top)
-    wide = (HALF - left) / steps
-    marks = [
-        f'<line x1="{left}" x2="{HALF}" y1="{scale.at(tick):.1f}" y2="{scale.at(tick):.1f}" '
-        f'class="grid"/><text x="{left - 8}" y="{scale.at(tick) + 4:.1f}" class="axis end">'
-        f"{seconds(tick)}</text>"
-        for tick in scale.ticks()
-    ]
-    points = [
-        (left + ((row["at"] - begin) / step + 0.5) * wide, row) for row in rows if row[column]
-    ]
-    for place, colour in ((1, "line99"), (0, "line50")):
-        path = " ".join(f"{x:.1f},{scale.at(row[column][place]):.1f}" for x, row in points)
-        marks.append(f'<polyline points="{path}" class="{colour}"/>')
-    for x, row in points:
-        median, high = row[column]
-        told = f"{moment(row['at'])}: median {seconds(median)}, 99th percentile {seconds(high)}"
-        marks.append(
-            f'<circle cx="{x:.1f}" cy="{scale.at(high):.1f}" r="3" class="dot99"><title>'
-            f"{safe(told)}</title></circle>"
-        )
-    marks.append(_time_axis(begin, step, steps, left, height - bottom, width=HALF))
-    return svg(title, height, "".join(marks), width=HALF)
-
-
-def spreads(title: str, rows: Sequence[Row], key: str, measure: str) -> str:
-    """For each row a bar from the median over the 90th to the 99th percentile, and the longest."""
-    rows = [row for row in rows if row[f"{measure}_p50"] is not None]
-    height = ROW * len(rows) + 34
-    values = [row[f"{measure}_{part}"] for row in rows for part in ("p50", "max")]
-    scale = LogScale(values, LABELS + 10, WIDTH - 90)
-    marks = []
-    for tick in scale.ticks():
-        x = scale.at(tick)
-        marks.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - 24}" class="grid"/>'
-            f'<text x="{x:.1f}" y="{height - 8}" class="axis middle">{seconds(tick)}</text>'
-        )
-    for number, row in enumerate(rows):
-        marks.append(_spread(row, number * ROW + 5, key, measure, scale))
-    return svg(title, height, "".join(marks))
-
-
-def _spread(row: Row, y: float, key: str, measure: str, scale: LogScale) -> str:
-    low, mid, high, most = (scale.at(row[f"{measure}_{p}"]) for p in ("p50", "p90", "p99", "max"))
-    told = ", ".join(
-        f"{name} {seconds(row[f'{measure}_{part}'])}"
-        for name, part in (
-            ("median", "p50"),
-            ("90th percentile", "p90"),
-            ("99th", "p99"),
-            ("longest", "max"),
-        )
-    )
-    return (
-        f'<g><title>{safe(row[key])}: {told}</title><text x="0" y="{y + 14}" class="label">'
-        f'{short(row[key])}</text><line x1="{low:.1f}" x2="{most:.1f}" y1="{y + 10}" y2="{y + 10}" '
-        f'class="whisker"/><rect x="{low:.1f}" y="{y + 2}" width="{max(2.0, mid - low):.1f}" '
-        f'height="16" rx="3" class="p90"/><rect x="{mid:.1f}" y="{y + 5}" '
-        f'width="{max(1.0, high - mid):.1f}" height="10" rx="2" class="p99"/>'
-        f'<circle cx="{most:.1f}" cy="{y + 10}" r="3" class="dot99"/>'
-        f'<text x="{WIDTH}" y="{y + 14}" class="axis end">{seconds(row[f"{measure}_p99"])}</text>'
-        "</g>"
-    )
-
-
-def mix(title: str, rows: Sequence[Row], key: str, series: Sequence[Series]) -> str:
-    """For each row a bar of 100 %, cut by outcome."""
-    height = ROW * len(rows) + 4
-    marks = []
-    for number, row in enumerate(rows):
-        y, x = number * ROW + 4, float(LABELS + 10)
-        total = sum(row[each.column] for each in series)
-        wide = (WIDTH - 80 - x) / (total or 1)
-        marks.append(f'<text x="0" y="{y + 15}" class="label">{short(row[key])}</text>')
-        for each in series:
-            part = row[each.column] * wide
+        for each in OUTCOMES:
+            part = row[each.column] * scale
             if part <= 0:
                 continue
-            told = f"{row[key]}: {count(row[each.column])} {each.name}"
-            told += f" ({share(row[each.column] / total)})"
-            marks.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{max(part, 1.0):.2f}" height="20" '
-                f'class="{each.colour}"><title>{safe(told)}</title></rect>'
-            )
+            y -= part
+            tip = f"{moment(row['at'])}: {count(row[each.column])} {each.name}"
+            size = max(1.0, bar_width - 1), max(part, 0.6)
+            marks.append(Rect(x + 0.5, y, *size, each.style, tip))
+    marks += _time_axis(begin, step, steps, left, height - bottom)
+    return Chart("outcomes_over_time", "Outcomes over time", WIDTH, height, marks)
+
+
+def durations_over_time(title: str, rows: Sequence[Row], step: int, column: str) -> Chart:
+    """Median and 99th percentile over time, on a logarithmic scale.
+
+    column: ``wait`` or ``run``, whose values are (median, 99th percentile) in seconds, or None.
+    """
+    height, left, bottom, top = 220, 64, 28, 12
+    begin, steps = _time_range(rows, step)
+    values = [value for row in rows for value in row[column] or () if value is not None]
+    scale = LogScale(values, height - bottom, top)
+    step_width = (HALF_WIDTH - left) / steps
+    marks: list[Mark] = []
+    for tick in scale.ticks():
+        y = scale.at(tick)
+        marks.append(Line(left, HALF_WIDTH, y, y, "grid"))
+        marks.append(Label(left - 8, y + 4, seconds(tick), "axis end"))
+    points = [
+        (left + ((row["at"] - begin) / step + 0.5) * step_width, row) for row in rows if row[column]
+    ]
+    for index, style in ((1, "line99"), (0, "line50")):
+        marks.append(Path([(x, scale.at(row[column][index])) for x, row in points], style))
+    for x, row in points:
+        median, high = row[column]
+        tip = f"{moment(row['at'])}: median {seconds(median)}, 99th percentile {seconds(high)}"
+        marks.append(Circle(x, scale.at(high), 3, "dot99", tip))
+    marks += _time_axis(begin, step, steps, left, height - bottom, width=HALF_WIDTH)
+    return Chart(f"{column}_over_time", title, HALF_WIDTH, height, marks)
+
+
+def spreads(title: str, rows: Sequence[Row], key: str, measure: str) -> Chart:
+    """For each row a bar from the median over the 90th to the 99th percentile, and the longest.
+
+    key: the column with the row's name. measure: ``wait`` or ``run``.
+    """
+    rows = [row for row in rows if row[f"{measure}_p50"] is not None]
+    height = ROW_HEIGHT * len(rows) + 34
+    values = [row[f"{measure}_{part}"] for row in rows for part in ("p50", "max")]
+    scale = LogScale(values, LABEL_WIDTH + 10, WIDTH - 90)
+    marks: list[Mark] = []
+    for tick in scale.ticks():
+        x = scale.at(tick)
+        marks.append(Line(x, x, 0, height - 24, "grid"))
+        marks.append(Label(x, height - 8, seconds(tick), "axis middle"))
+    for number, row in enumerate(rows):
+        marks.append(_spread(row, number * ROW_HEIGHT + 5, key, measure, scale))
+    return Chart(f"{measure}_by_{key}", title, WIDTH, height, marks)
+
+
+def _spread(row: Row, y: float, key: str, measure: str, scale: LogScale) -> Group:
+    durations = [row[f"{measure}_{part}"] for part in ("p50", "p90", "p99", "max")]
+    median, p90, p99, longest = (scale.at(value) for value in durations)
+    names = ("median", "90th percentile", "99th", "longest")
+    figures = zip(names, durations, strict=True)
+    tip = ", ".join(f"{name} {seconds(value)}" for name, value in figures)
+    return Group(
+        f"{clean(row[key])}: {tip}",
+        [
+            Label(0, y + 14, short(row[key]), "label"),
+            Line(median, longest, y + 10, y + 10, "whisker"),
+            Rect(median, y + 2, max(2.0, p90 - median), 16, "p90", radius=3),
+            Rect(p90, y + 5, max(1.0, p99 - p90), 10, "p99", radius=2),
+            Circle(longest, y + 10, 3, "dot99"),
+            Label(WIDTH, y + 14, seconds(row[f"{measure}_p99"]), "axis end"),
+        ],
+    )
+
+
+def outcome_shares(rows: Sequence[Row]) -> Chart:
+    """For each task a bar of 100 %, divided by outcome."""
+    height = ROW_HEIGHT * len(rows) + 4
+    marks: list[Mark] = []
+    for number, row in enumerate(rows):
+        y, x = number * ROW_HEIGHT + 4, float(LABEL_WIDTH + 10)
+        total = sum(row[each.column] for each in OUTCOMES)
+        scale = (WIDTH - 80 - x) / (total or 1)
+        marks.append(Label(0, y + 15, short(row["task"]), "label"))
+        for each in OUTCOMES:
+            part = row[each.column] * scale
+            if part <= 0:
+                continue
+            tip = f"{row['task']}: {count(row[each.column])} {each.name}"
+            tip += f" ({share(row[each.column] / total)})"
+            marks.append(Rect(x, y, max(part, 1.0), 20, each.style, clean(tip)))
             x += part
-        marks.append(f'<text x="{WIDTH}" y="{y + 15}" class="axis end">{count(total)}</text>')
-    return svg(title, height, "".join(marks))
+        marks.append(Label(WIDTH, y + 15, count(total), "axis end"))
+    return Chart("outcomes_by_task", "Outcomes by task", WIDTH, height, marks)
 
 
-def margins(title: str, rows: Sequence[Row]) -> str:
-    """For each queue what was left of the lease at settlement: least, 1 %, 10 % and median."""
+def margins(rows: Sequence[Row]) -> Chart:
+    """For each queue the lease left at settlement: least, 1 %, 10 % and median."""
     rows = [row for row in rows if row["margin_p50"] is not None]
-    height = ROW * len(rows) + 34
+    height = ROW_HEIGHT * len(rows) + 34
     most: float = max([row["lease_max"] or row["margin_p50"] for row in rows], default=1.0) or 1.0
     least: float = min([0.0, *(row["margin_min"] for row in rows)])
-    left, right = LABELS + 10, WIDTH - 90
+    left, right = LABEL_WIDTH + 10, WIDTH - 90
 
     def at(value: float) -> float:
         return left + (value - least) / (most - least or 1.0) * (right - left)
 
-    marks = [
-        f'<rect x="{left}" y="0" width="{max(0.0, at(0.1 * most) - left):.1f}" '
-        f'height="{height - 26}" class="danger"/>'
-    ]
+    danger = max(0.0, at(0.1 * most) - left)
+    marks: list[Mark] = [Rect(left, 0, danger, height - 26, "danger")]
     for part in range(5):
         value = most * part / 4
-        marks.append(
-            f'<line x1="{at(value):.1f}" x2="{at(value):.1f}" y1="0" y2="{height - 26}" '
-            f'class="grid"/><text x="{at(value):.1f}" y="{height - 8}" class="axis middle">'
-            f"{seconds(value)}</text>"
-        )
+        marks.append(Line(at(value), at(value), 0, height - 26, "grid"))
+        marks.append(Label(at(value), height - 8, seconds(value), "axis middle"))
     for number, row in enumerate(rows):
-        marks.append(_margin(row, number * ROW + 5, at))
-    return svg(title, height, "".join(marks))
+        marks.append(_margin(row, number * ROW_HEIGHT + 5, at))
+    title = "Lease left at settlement, by queue"
+    return Chart("margin_by_queue", title, WIDTH, height, marks)
 
 
-def _margin(row: Row, y: float, at: Callable[[float], float]) -> str:
-    least, low, tenth, half = (row[f"margin_{part}"] for part in ("min", "p01", "p10", "p50"))
-    told = (
-        f"{row['queue']}: least {seconds(least)}, 1 % below {seconds(low)}, "
-        f"10 % below {seconds(tenth)}, median {seconds(half)}, lease {seconds(row['lease_max'])}"
+def _margin(row: Row, y: float, at: Callable[[float], float]) -> Group:
+    least, p01, p10, median = (row[f"margin_{part}"] for part in ("min", "p01", "p10", "p50"))
+    tip = (
+        f"{row['queue']}: least {seconds(least)}, 1 % below {seconds(p01)}, "
+        f"10 % below {seconds(p10)}, median {seconds(median)}, lease {seconds(row['lease_max'])}"
     )
-    end = at(row["lease_max"] or half)
-    dot = "dotbad" if least < 0 else "dot"
-    return (
-        f'<g><title>{safe(told)}</title><text x="0" y="{y + 14}" class="label">'
-        f'{short(row["queue"])}</text><line x1="{at(least):.1f}" x2="{end:.1f}" y1="{y + 10}" '
-        f'y2="{y + 10}" class="whisker"/><rect x="{at(low):.1f}" y="{y + 4}" '
-        f'width="{max(2.0, at(half) - at(low)):.1f}" height="12" rx="3" class="margin"/>'
-        f'<circle cx="{at(least):.1f}" cy="{y + 10}" r="4" class="{dot}"/>'
-        f'<line x1="{end:.1f}" x2="{end:.1f}" y1="{y + 2}" y2="{y + 18}" class="edge"/>'
-        f'<text x="{WIDTH}" y="{y + 14}" class="axis end">{seconds(low)}</text></g>'
+    end = at(row["lease_max"] or median)
+    return Group(
+        clean(tip),
+        [
+            Label(0, y + 14, short(row["queue"]), "label"),
+            Line(at(least), end, y + 10, y + 10, "whisker"),
+            Rect(at(p01), y + 4, max(2.0, at(median) - at(p01)), 12, "margin", radius=3),
+            Circle(at(least), y + 10, 4, "dotbad" if least < 0 else "dot"),
+            Line(end, end, y + 2, y + 18, "edge"),
+            Label(WIDTH, y + 14, seconds(p01), "axis end"),
+        ],
     )
 
 
-def heat(title: str, rows: Sequence[Row]) -> str:
+def runs_by_hour(rows: Sequence[Row]) -> Chart:
     """Runs of each queue in each hour, darker where there are more."""
-    begin, steps = _range([{"at": row["hour"]} for row in rows], 3600)
+    begin, steps = _time_range([{"at": row["hour"]} for row in rows], 3600)
     queues = sorted({row["queue"] for row in rows})
     most = max((row["runs"] for row in rows), default=0) or 1
-    left = LABELS + 10
-    wide = (WIDTH - left) / steps
-    bottom = len(queues) * (ROW - 4)
-    marks = [
-        f'<text x="0" y="{number * (ROW - 4) + 17}" class="label">{short(queue)}</text>'
+    left = LABEL_WIDTH + 10
+    cell = (WIDTH - left) / steps
+    bottom = len(queues) * (ROW_HEIGHT - 4)
+    marks: list[Mark] = [
+        Label(0, number * (ROW_HEIGHT - 4) + 17, short(queue), "label")
         for number, queue in enumerate(queues)
     ]
     for row in rows:
-        x = left + (row["hour"] - begin) / 3600 * wide
-        y = queues.index(row["queue"]) * (ROW - 4)
-        told = f"{row['queue']}, {moment(row['hour'])}: {count(row['runs'])} runs"
+        x = left + (row["hour"] - begin) / 3600 * cell
+        y = queues.index(row["queue"]) * (ROW_HEIGHT - 4)
+        tip = f"{row['queue']}, {moment(row['hour'])}: {count(row['runs'])} runs"
+        # The square root keeps quiet hours visible beside busy ones.
         depth = 0.12 + 0.88 * math.sqrt(row["runs"] / most) if row["runs"] else 0.05
-        marks.append(
-            f'<rect x="{x + 0.5:.2f}" y="{y + 1}" width="{max(1.0, wide - 1):.2f}" height="24" '
-            f'rx="2" class="heat" fill-opacity="{depth:.2f}"><title>{safe(told)}</title></rect>'
-        )
-    marks.append(_time_axis(begin, 3600, steps, left, bottom))
-    return svg(title, bottom + 28, "".join(marks))
+        size = max(1.0, cell - 1), 24
+        marks.append(Rect(x + 0.5, y + 1, *size, "heat", clean(tip), radius=2, opacity=depth))
+    marks += _time_axis(begin, 3600, steps, left, bottom)
+    title = "Runs by queue and hour"
+    return Chart("runs_by_queue_and_hour", title, WIDTH, bottom + 28, marks)
 
 
 class LogScale:
@@ -264,57 +234,55 @@ class LogScale:
         self._low, self._high = low, high
 
     def at(self, value: float) -> float:
-        """Where a value stands; what is zero or less stands at the beginning."""
+        """The coordinate of a value; zero and less are drawn at the low end."""
         power = math.log10(value) if value > 0 else self._first
         part = (max(power, self._first) - self._first) / (self._last - self._first)
         return self._low + min(1.0, part) * (self._high - self._low)
 
     def ticks(self) -> list[float]:
-        """Powers of ten."""
+        """The powers of ten that the scale covers."""
         return [10.0**power for power in range(self._first, self._last + 1)]
 
 
-def nice(value: float) -> float:
+def round_up(value: float) -> float:
     """A round number that is not below `value`."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 1.2, 1.6, 2, 3, 4, 6, 8, 10) if step * power >= value)
 
 
 def short(text: object) -> str:
-    """A label that fits its column."""
+    """A label that fits its column: long names keep their beginning and end."""
     label = str(text)
-    return safe(label if len(label) <= 30 else f"{label[:13]}…{label[-16:]}")
+    return clean(label if len(label) <= 30 else f"{label[:13]}…{label[-16:]}")
 
 
-def _range(rows: Sequence[Row], step: int) -> tuple[int, int]:
-    """The first moment, and how many steps there are to the last."""
+def _time_range(rows: Sequence[Row], step: int) -> tuple[int, int]:
+    """The first moment, and the number of steps up to the last."""
     if not rows:
         return 0, 1
     moments = [row["at"] for row in rows]
     return min(moments), (max(moments) - min(moments)) // step + 1
 
 
-def _grid(left: float, bottom: float, top: float, most: float, form: Callable[[float], str]) -> str:
-    marks = []
+def _count_grid(left: float, bottom: float, top: float, ceiling: float) -> list[Mark]:
+    """Five horizontal lines, each with its count."""
+    marks: list[Mark] = []
     for part in range(5):
         y = bottom - (bottom - top) * part / 4
-        marks.append(
-            f'<line x1="{left}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
-            f'<text x="{left - 8}" y="{y + 4:.1f}" class="axis end">{form(most * part / 4)}</text>'
-        )
-    return "".join(marks)
+        marks.append(Line(left, WIDTH, y, y, "grid"))
+        marks.append(Label(left - 8, y + 4, count(ceiling * part / 4), "axis end"))
+    return marks
 
 
 def _time_axis(
     begin: int, step: int, steps: int, left: float, y: float, *, width: int = WIDTH
-) -> str:
-    """A moment for each 150 units of width at the most."""
+) -> list[Label]:
+    """Times along the bottom, one for every 150 units of width at most."""
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step * steps <= 86400 else "%m-%d %H:%M"
     every = max(1, -(-steps // (width // 150)))
-    wide = (width - left) / steps
-    return "".join(
-        f'<text x="{left + place * wide + 2:.1f}" y="{y + 18}" class="axis">'
-        f"{moment(begin + place * step, form)}</text>"
-        for place in range(0, steps, every)
-        if left + place * wide < width - 50 or place == 0
-    )
+    step_width = (width - left) / steps
+    return [
+        Label(left + at * step_width + 2, y + 18, moment(begin + at * step, form), "axis")
+        for at in range(0, steps, every)
+        if left + at * step_width < width - 50 or at == 0
+    ]

@@ -1,4 +1,4 @@
-"""The statistics of a place as one plain value: what the terminal, ``--json`` and the report show.
+"""The statistics of a place as one plain value, for the terminal, ``--json`` and the report.
 
 Layout (documented in docs/how-to/spark/events.md): place, accuracy, counts, total, tasks, queues,
 queue_hours, errors, timeline. The rows are those of `aztask.spark.events.statistics`.
@@ -17,17 +17,19 @@ STEPS: Final = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400),
     *(604800, 2592000),
 )
-"""Seconds of one step of a time line."""
-MOST_STEPS: Final = 96
-MOST_ERRORS: Final = 200
+"""Lengths in seconds that one step of a timeline may have."""
+MAX_STEPS: Final = 96
+MAX_ERRORS: Final = 200
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rows of figures as plain values. timeline: in steps of `step_seconds`. total: None where
-    there are no events. counts: as `aztask.spark.EventCounts` tells them.
+    """Rows of figures as plain values.
+
+    timeline: one row for each step of `step_seconds`. total: None without events. counts:
+    as in `aztask.spark.EventCounts`.
     """
 
     place: str
@@ -42,16 +44,16 @@ class Summary:
     accuracy: int = ACCURACY
 
     def as_dict(self) -> Row:
-        """For JSON."""
+        """The fields as plain data, for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def summarize(events: Events, *, progress: Callable[[str], None] = lambda text: None) -> Summary:
     """Run the statistics over the events of a place. Runs a handful of Spark jobs.
 
-    progress: told what begins.
+    progress: called with a line of text before each step.
     """
-    progress(f"looking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
+    progress(f"checking for duplicates in {events.files:,} files ({events.bytes / 1e6:,.0f} MB)")
     counts = events.counts.as_dict()
     progress(f"statistics of {counts['events']:,} events")
     figures = statistics(events.events)
@@ -72,12 +74,12 @@ def _summary(place: str, counts: Row, figures: Statistics) -> Summary:
         levels["task"],
         levels["queue"],
         levels["queue_hour"],
-        plain(figures.errors.limit(MOST_ERRORS)) if total else [],
+        plain(figures.errors.limit(MAX_ERRORS)) if total else [],
         plain(figures.over_time(step)) if total else [],
         step,
     )
 
 
 def step_of(span: float) -> int:
-    """The shortest step that cuts so many seconds into at most `MOST_STEPS`."""
-    return next((step for step in STEPS if span / step <= MOST_STEPS), STEPS[-1])
+    """The shortest step that divides a span of seconds into at most `MAX_STEPS` steps."""
+    return next((step for step in STEPS if span / step <= MAX_STEPS), STEPS[-1])

@@ -1,19 +1,22 @@
-"""Texts of the report: numbers for people, and what comes from outside made harmless."""
+"""Texts of the report: numbers as a person writes them, and names from events made readable."""
 
 from __future__ import annotations
 
-import html
 import math
 import time
+from typing import Final
 
 from aztask.support.masking import printable
 
-LONGEST = 120
+MAX_LENGTH: Final = 120
 
 
-def safe(text: object) -> str:
-    """Any text for HTML and SVG: escaped, one line, without control characters, not too long."""
-    return html.escape(printable(str(text), LONGEST)[1:-1] if str(text) else "(none)")
+def clean(text: object) -> str:
+    """Any text on one line, without control characters, cut after `MAX_LENGTH` characters.
+
+    It is not escaped: the templates escape every text they show.
+    """
+    return printable(str(text), MAX_LENGTH)[1:-1] if str(text) else "(none)"
 
 
 def seconds(value: float | None) -> str:
@@ -34,12 +37,12 @@ def seconds(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number with separators."""
+    """A whole number with thousands separators."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def share(value: float | None) -> str:
-    """A part of 1 in per cent; a small one is not rounded to nothing."""
+    """A part of 1 in per cent; a very small one is not rounded to zero."""
     if value is None:
         return "–"
     percent = 100.0 * value
@@ -49,17 +52,22 @@ def share(value: float | None) -> str:
 
 
 def per_second(value: float | None) -> str:
-    """A rate of runs."""
+    """A rate per second, or per hour where it is low."""
     if value is None:
         return "–"
     return f"{value:.3g}/s" if value >= 0.1 else f"{value * 3600:.3g}/h"
 
 
 def moment(ts: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Seconds since 1970 as UTC; as a number where there is no such date."""
+    """Seconds since 1970 as a UTC time; as a number where the calendar has no such date."""
     if ts is None:
         return "–"
     try:
         return time.strftime(form, time.gmtime(ts))
     except (ValueError, OverflowError, OSError):
         return f"{ts:g}"
+
+
+def coordinate(value: float) -> str:
+    """A coordinate of SVG, to a hundredth."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,1 +1,1 @@
-"""Rows of DataFrames as tasks."""
+"""Submission: each row of a DataFrame becomes one task."""

@@ -1,13 +1,14 @@
 """``df.write.format("aztask")`` and ``df.writeStream.format("aztask")``.
 
 Rules
-1. Rows are appended to a queue. Overwriting is refused, and so is reading: a read that takes
-   messages would take others when Spark repeats it. What a queue did is in the event log.
-2. The options are those of `aztask.spark.submission.submission.Submission`, as texts. Everything
-   that schema and options tell is checked before the first row is sent. Whether keys are unique is
-   not: that needs a job of its own, which `aztask.spark.submit` runs.
-3. A stream's ids come from (submission id, or the query's own id; key), or with ``unique=batch``
-   from these and the batch's number: a restarted query that sends a batch again sends the same ids.
+1. Rows are appended to a queue. Overwriting is refused. So is reading: Spark repeats reads, and
+   each would take other messages. What happened on a queue is in the event log.
+2. The options are those of `aztask.spark.submission.submission.Submission`, as texts. Options and
+   schema are checked before the first row is sent. Unique keys are not: checking them needs a job
+   of its own, which `aztask.spark.submit` runs.
+3. A stream's task ids come from the submission id (by default the query's own id) and the key, with
+   ``unique=batch`` also from the batch's number. So a restarted query that repeats a batch sends
+   the same ids.
 """
 
 from __future__ import annotations
@@ -39,67 +40,67 @@ QUERY_PROPERTY = "sql.streaming.queryId"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``aztask`` (tasks, to write) and ``aztask_events`` known to a session."""
+    """Register the formats ``aztask`` (write tasks) and ``aztask_events`` (read events)."""
     spark.dataSource.register(AztaskDataSource)
     spark.dataSource.register(EventSource)
 
 
 @dataclass(frozen=True)
 class CommitMessage(WriterCommitMessage):
-    """What one Spark task sent."""
+    """The report of one Spark task to the driver."""
 
     report: PartitionReport
 
 
 class AztaskDataSource(DataSource):
-    """A queue as a sink of Spark."""
+    """A queue as a sink for batches and streams of rows."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format(...)``."""
+        """The format's name in ``df.write.format``."""
         return "aztask"
 
     def schema(self) -> NoReturn:
-        """Reading is refused."""
+        """Refuse to read, see rule 1. Raises ConfigurationError."""
         raise ConfigurationError(
-            "format('aztask') writes only: reading a queue would take its messages, again with "
-            "every action; read the event log instead"
+            "format('aztask') only writes: a read would take messages off the queue, with every "
+            "action anew; read the event log instead"
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
-        """Called on the driver, before the job."""
+        """Called on the driver before the job."""
         plan = self._plan(schema, overwrite)
         if not plan.submission_id:
             raise ConfigurationError(
-                "the option 'submission_id' is missing: a name that a rerun gives again"
+                "the option 'submission_id' is missing: choose a name, and use it again in a rerun"
             )
         return Writer(plan)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Called on the driver, before each batch and after it."""
+        """Called on the driver before and after each batch."""
         return StreamWriter(self._plan(schema, overwrite))
 
     def _plan(self, schema: StructType, overwrite: bool) -> Submission:
         if overwrite:
             raise ConfigurationError(
                 "a queue cannot be overwritten: use mode('append'), and outputMode('append') for "
-                "a stream; aztask queues purges what is in a queue"
+                "a stream; aztask queues purge empties a queue"
             )
-        wish = Submission.from_options(dict(self.options))
-        if wish.rate is not None and wish.writers is None:
+        requested = Submission.from_options(dict(self.options))
+        if requested.rate is not None and requested.writers is None:
             raise ConfigurationError(
                 "rate needs writers: the number of partitions that share it, as in "
                 "df.coalesce(8).write.option('rate', 400).option('writers', 8)"
             )
-        app = wish.open_app()
+        app = requested.open_app()
         try:
-            return matched(wish, schema, app)
+            return matched(requested, schema, app)
         finally:
             app.close()
 
 
 class Writer(DataSourceArrowWriter):
-    """Sends the rows of a batch job."""
+    """Sends the rows of a batch job, see `DataSourceArrowWriter`."""
 
     def __init__(self, plan: Submission) -> None:
         self._plan = plan
@@ -109,12 +110,12 @@ class Writer(DataSourceArrowWriter):
         return CommitMessage(send_partition(self._plan, iterator, partition=partition_number()))
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """Called on the driver at the end: the numbers must add up, or the job fails."""
+        """Called on the driver at the end. Fails the job unless all rows were sent."""
         check_messages(self._plan, messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Sends the rows of each micro-batch."""
+    """Sends the rows of each micro-batch of a stream."""
 
     def __init__(self, plan: Submission) -> None:
         self._plan = plan
@@ -126,8 +127,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(BATCH_PROPERTY) if context else None
         if batch is None or (not query and not self._plan.submission_id):
             raise ConfigurationError(
-                "Spark does not tell the query's id or the batch's number: give submission_id, and "
-                "a key that is unique in the whole stream"
+                "Spark gives no query id or batch number here: set submission_id, and use a key "
+                "that is unique in the whole stream"
             )
         plan = self._plan.in_batch(query or "", batch)
         return CommitMessage(send_partition(plan, iterator, partition=partition_number()))
@@ -135,22 +136,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Called on the driver after each batch.
 
-        If it raises, or the driver dies before, a restarted query sends the batch again, under the
-        same ids.
+        If it raises, or the driver dies before it, a restarted query sends the batch again under
+        the same ids.
         """
         check_messages(self._plan, messages)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
-        """What was sent stays sent; the batch will come again."""
+        """Nothing to undo: sent tasks stay sent, and Spark will repeat the batch."""
 
 
 def check_messages(plan: Submission, messages: Sequence[Any]) -> None:
-    """Raise SubmitFailed unless every partition told of its rows and all of them were sent."""
+    """Raise SubmitFailed unless every partition reported and all rows were sent."""
     silent = sum(not isinstance(each, CommitMessage) for each in messages)
     if silent:
         raise SubmitFailed(
-            f"{silent} of {len(messages)} partitions did not say what they sent; write again under "
-            "the same submission id"
+            f"{silent} of {len(messages)} partitions did not report what they sent; write again "
+            "under the same submission id"
         )
     SubmitReport.of(
         (each.report for each in messages),

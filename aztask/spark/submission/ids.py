@@ -1,7 +1,7 @@
-"""Task ids out of keys: the same row gets the same id in every run, on every machine.
+"""Task ids from keys: the same row gets the same id in every run, on every machine.
 
-The id is the UUID of version 5 (RFC 9562) of the key's text, in a namespace that derives from the
-submission id. Partition, row number and time take no part in it: a retried, a speculative or a
+The id is the UUID version 5 (RFC 9562) of the key's text, in a namespace derived from the
+submission id. It does not depend on partition, row number or time, so a retried, speculative or
 repeated Spark task sends the same ids again.
 """
 
@@ -14,21 +14,21 @@ from datetime import date
 from typing import Final
 
 NAMESPACE: Final = uuid.UUID("0b6bd0a4-3c1f-5a52-8f7a-9d8d5a0f6a11")
-"""Of all submissions; it never changes, or reruns would get other ids."""
+"""The namespace of all submissions. It must never change, or reruns would get other ids."""
 
 Key = str | int | date
 
 
 def task_id(submission_id: str, key: Key) -> str:
-    """The id of the task that was submitted for `key`, for example to look up its result.
+    """The id of the task submitted for `key`, for example to look up its result.
 
-    key: what the key column holds: text, an integer or a date.
+    key: the value in the key column: text, an integer or a date.
     """
     return id_maker(submission_id)(key)
 
 
 def id_maker(submission_id: str) -> Callable[[Key], str]:
-    """`task_id` for many keys of one submission."""
+    """A faster `task_id` for many keys of one submission."""
     begun = hashlib.sha1(uuid.uuid5(NAMESPACE, submission_id).bytes, usedforsecurity=False)
 
     def made(key: Key) -> str:

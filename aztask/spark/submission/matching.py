@@ -1,7 +1,7 @@
-"""Does the table fit the task? Everything that can be known before anything is sent.
+"""Checks that a table fits a task, before anything is sent.
 
-Arguments go by column *name*: Spark itself hands over rows by position, where two columns of one
-type in the wrong order would pass unseen.
+Columns become arguments by *name*. Spark passes rows by position, which would hide two columns of
+the same type in the wrong order.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ KEY_TYPES = (
 def matched(
     submission: Submission, schema: StructType, app: App, task: Task[..., Any] | None = None
 ) -> Submission:
-    """The submission with its queue, its columns and its expiry filled in.
+    """The submission with its queue, columns and expiry filled in.
 
-    task: where the caller has it; else it is looked for in `app`, if the submission names one.
-    Raises ConfigurationError or UnknownTask, with what to write instead.
+    task: None if the caller has only its name; it is then looked up in `app`, if the submission
+    names one. Raises ConfigurationError or UnknownTask, which say what to write instead.
     """
     if task is None and submission.app:
         task = _task_of(app, submission.task)
@@ -60,7 +60,7 @@ def matched(
     for parameter, column in columns:
         check_type(parameter, schema[column].dataType, app.codec)
     queue = submission.queue or (task.queue if task else None) or app.settings.default_queue
-    Template(app.codec, submission.task, queue)  # raises on a name that nobody could read
+    Template(app.codec, submission.task, queue)  # raises if no worker could read a name
     expires = submission.expires
     if expires is None and task is not None:
         expires = task.expires
@@ -90,19 +90,19 @@ def _check_key(key: str, schema: StructType) -> None:
     kind = schema[key].dataType
     if not isinstance(kind, KEY_TYPES):
         raise ConfigurationError(
-            f"the key column {key!r} is of type {kind.simpleString()}: ids are made of text, "
-            "integers or dates; cast it to a string"
+            f"the key column {key!r} is of type {kind.simpleString()}: task ids are made from "
+            "text, integers or dates; cast it to a string"
         )
 
 
 def _all_columns(
     submission: Submission, names: Sequence[str], task: Task[..., Any] | None
 ) -> tuple[tuple[str, str], ...]:
-    """Each column is an argument; the key too, if the task takes it."""
+    """Every column as an argument; the key only if the task takes it."""
     if task is None:
         raise ConfigurationError(
-            f"nothing is known here of the task {submission.task!r}: say which columns are its "
-            f"arguments, columns='a,b' or columns='parameter=column,b', or name the app"
+            f"the signature of task {submission.task!r} is unknown here: name the columns that are "
+            f"its arguments, columns='a,b' or columns='parameter=column,b', or name the app"
         )
     takes, any_name = _keywords(task)
     return tuple(
@@ -125,12 +125,12 @@ def _check_parameters(
             raise ConfigurationError(
                 f"task {name!r} takes no argument {parameter!r}."
                 f"{did_you_mean(parameter, list(takes))} It takes: {_listed(takes)}. Name the "
-                "columns that it shall get, columns='a,b' or columns='parameter=column,b'"
+                "columns to pass, columns='a,b' or columns='parameter=column,b'"
             )
-    lacking = [name for name, needed in takes.items() if needed and name not in given]
-    if lacking:
+    missing = [name for name, needed in takes.items() if needed and name not in given]
+    if missing:
         raise ConfigurationError(
-            f"task {name!r} needs {_listed(lacking)}, and no column gives it; the columns given "
+            f"task {name!r} needs {_listed(missing)}, and no column gives it; the given columns "
             f"are {_listed(given)}"
         )
     try:
@@ -140,7 +140,7 @@ def _check_parameters(
 
 
 def _keywords(task: Task[..., Any]) -> tuple[dict[str, bool], bool]:
-    """({parameter: whether it is needed}, whether any other name is taken too)."""
+    """({parameter: whether it is required}, whether the task takes any other name too)."""
     parameters = list(task.signature.parameters.values())[int(task.with_context) :]
     kinds = inspect.Parameter
     takes = {

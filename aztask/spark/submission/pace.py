@@ -1,11 +1,11 @@
 """Pacing: how fast one partition sends, and how long it waits when the service is busy.
 
 Rules
-1. Who may send `rate` messages a second pays before sending: after t seconds at most rate * t were
-   sent, whatever the batches. Time that was not used is not saved up.
-2. After a refusal the pause doubles, up to a limit, and is never shorter than what the service
-   asked for. Pauses differ by chance, so that partitions do not come back together.
-3. Patience is counted from the last success.
+1. A partition waits before it sends: after t seconds it has sent at most rate * t messages, in
+   whatever batches. Unused time is not saved up.
+2. After each refusal the pause doubles, up to `MAX_PAUSE`. It is never shorter than the service
+   asked for. Pauses are random, so that partitions do not retry together.
+3. Patience is counted from the first failure after the last success.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 30.0
+MAX_PAUSE = 30.0
 
 
 class Pace:
@@ -33,12 +33,12 @@ class Pace:
         self._sleep = sleep
         self._paid_until = clock()
 
-    def batch(self, most: int) -> int:
-        """How many to send at once: what half a second allows, at least 1, at most `most`."""
-        return most if self._rate is None else max(1, min(most, int(self._rate / 2)))
+    def batch(self, limit: int) -> int:
+        """The size of a batch: half a second's messages, at least 1 and at most `limit`."""
+        return limit if self._rate is None else max(1, min(limit, int(self._rate / 2)))
 
     def pay(self, count: int) -> None:
-        """Wait until `count` more may be sent."""
+        """Wait until the rate allows `count` more messages."""
         if self._rate is None:
             return
         now = self._clock()
@@ -65,14 +65,14 @@ class Backoff:
         self._pause = FIRST_PAUSE
 
     def succeeded(self) -> None:
-        """All is well again."""
+        """Reset pause and patience after a success."""
         self._give_up_at = None
         self._pause = FIRST_PAUSE
 
     def wait(self, asked: float | None) -> bool:
-        """Pause before the next attempt; False, at once, when there should be none.
+        """Pause before the next attempt. False, without a pause, if patience has ended.
 
-        asked: seconds that the service asked for.
+        asked: seconds to wait that the service asked for.
         """
         now = self._clock()
         if self._give_up_at is None:
@@ -80,6 +80,6 @@ class Backoff:
         pause = max(self._pause * (0.5 + self._chance()), asked or 0.0)
         if now + pause > self._give_up_at:
             return False
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, MAX_PAUSE)
         self._sleep(pause)
         return True

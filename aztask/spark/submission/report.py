@@ -1,4 +1,4 @@
-"""The report of a submission: rows in against messages sent. What does not add up raises."""
+"""The report of a submission, which compares rows read with messages sent."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from aztask.errors import SubmitFailed
-from aztask.spark.submission.send import MOST_ERRORS, PartitionReport
+from aztask.spark.submission.send import MAX_ERRORS, PartitionReport
 from aztask.support.display import one_line
 
 
 @dataclass(frozen=True)
 class SubmitReport:
-    """What became of a table's rows.
+    """The outcome of a submission.
 
-    rows: as Spark itself counted them. sent: messages that the broker accepted, one for each row.
-    retried: sends that were repeated, which made no further messages of their own, or duplicates
-    that workers drop. failed: rows that could not be sent. seconds: from the first job to the last
-    answer. checked: whether the keys were. dry_run: everything but the sending was done, and
-    `sent` says what would have been.
+    rows: as Spark itself counted them.
+    sent: messages that the broker accepted, one for each row.
+    retried: repeated sends; they add no messages, or duplicates that workers drop.
+    failed: rows that could not be sent.
+    seconds: from the first job to the last answer.
+    checked: whether the keys were checked.
+    dry_run: nothing was sent, and `sent` counts the messages that would have been.
+    errors: the first few reasons of failed rows.
     """
 
     submission_id: str
@@ -39,7 +42,7 @@ class SubmitReport:
     def of(
         cls, reports: Iterable[PartitionReport], *, rows: int | None = None, **about: Any
     ) -> Self:
-        """The sum of the partitions. rows: as counted by somebody else; None: by the partitions."""
+        """The sum of the partitions. rows: Spark's count; None: the partitions' own."""
         parts = list(reports)
         errors = [line for part in parts for line in part.errors.splitlines()]
         return cls(
@@ -48,7 +51,7 @@ class SubmitReport:
             retried=sum(part.retried for part in parts),
             failed=sum(part.failed for part in parts),
             partitions=len(parts),
-            errors=tuple(errors[:MOST_ERRORS]),
+            errors=tuple(errors[:MAX_ERRORS]),
             **about,
         )
 
@@ -65,11 +68,11 @@ class SubmitReport:
             first = one_line(self.errors[0]) if self.errors else "no reason was given"
             raise SubmitFailed(
                 f"{self.failed:,} of {self.rows:,} rows could not be sent, the others were "
-                f"({first}); correct those and submit again under the submission id "
+                f"({first}); correct these rows and submit again under the submission id "
                 f"{one_line(self.submission_id)!r}",
                 self,
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """The fields as plain data, for JSON."""
         return {**asdict(self), "seconds": round(self.seconds, 3), "errors": list(self.errors)}

@@ -1,17 +1,18 @@
-"""One partition is sent: rows into envelopes, envelopes to the broker, every row accounted for.
+"""Sends one partition: rows become envelopes, envelopes go to the broker, every row is counted.
 
 Rules
-1. Each row is sent, or counted as failed with its reason; nothing is dropped in silence.
-2. What the service did not confirm, or refused because it is busy or full, is sent again under the
-   same ids until patience ends; then the partition fails, and with it the job.
-3. A row that cannot travel (a value too long, a NaN where json is written, a date that Python does
-   not have) fails alone: the others are sent, and the submission as a whole is reported as failed.
+1. Each row is either sent, or counted as failed with its reason. No row is dropped silently.
+2. Messages that the service did not confirm, or refused because it is busy or full, are sent again
+   under the same ids until patience ends. Then the partition fails, and with it the job.
+3. A row that cannot be sent (a value too long, a NaN with the json serializer, a date that Python
+   does not have) fails alone: the others are sent, and the submission is reported as failed.
 4. An event ``enqueued`` is written for each message that the broker accepted, and for no other. A
-   message whose send was in doubt to the end gets ``send_unconfirmed`` instead.
+   message that stayed unconfirmed to the end gets ``send_unconfirmed`` instead.
 
 Crash window: a Python worker or an executor that dies here has sent some of the partition's rows.
-Spark runs the partition again, or the caller does: the same rows get the same ids, and workers with
-a result store run each id once. Without a result store, what was sent twice runs twice.
+When Spark retries the partition, or the caller submits again, the same rows get the same ids, and
+workers with a result store run each id once. Without a result store, a task that was sent twice
+runs twice.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from aztask.spark.submission.values import readable
 from aztask.support.display import one_line, safe_str, short_repr
 
 BATCH: Final = 500
-"""Messages in one send: as `App.map`."""
-MOST_ERRORS: Final = 5
+"""Messages in one send, as in `App.map`."""
+MAX_ERRORS: Final = 5
 REASON_LIMIT: Final = 1000
-"""Characters of a reason that are kept."""
+"""Characters of a failure's reason that are kept."""
 
 REPORT_SCHEMA: Final = (
     "partition int, rows long, sent long, retried long, failed long, errors string"
@@ -59,9 +60,9 @@ REPORT_SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What became of one partition's rows: rows = sent + failed; retried: sends that were repeated.
+    """The outcome of one partition: rows = sent + failed.
 
-    errors: the first few reasons, one a line.
+    retried: repeated sends of a message. errors: the first few reasons of failures, one per line.
     """
 
     partition: int
@@ -75,7 +76,7 @@ class PartitionReport:
 def send_batches(
     submission: Submission, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """For ``DataFrame.mapInArrow``: send this task's rows, give one row of `REPORT_SCHEMA`."""
+    """For ``DataFrame.mapInArrow``: send this task's rows, return one row of `REPORT_SCHEMA`."""
     report = send_partition(submission, batches, partition=partition_number())
     names = [each.name for each in fields(report)]
     yield pa.RecordBatch.from_pydict(
@@ -91,7 +92,7 @@ def send_batches(
 
 
 def partition_number() -> int:
-    """Which partition this task is; 0 outside of Spark."""
+    """The number of this task's partition; 0 outside of Spark."""
     context = TaskContext.get()
     return context.partitionId() if context is not None else 0
 
@@ -99,22 +100,23 @@ def partition_number() -> int:
 def send_partition(
     submission: Submission, batches: Iterable[pa.RecordBatch], *, partition: int
 ) -> PartitionReport:
-    """Send the rows of one partition.
+    """Send the rows of one partition. Columns are looked up by name.
 
-    The columns are found by name. Raises ConfigurationError, BrokerUnavailable (after the
-    submission's patience), QueueNotFound and the other refusals of a broker.
+    Raises ConfigurationError, BrokerUnavailable (when the submission's patience ends),
+    QueueNotFound and the other errors of a broker.
     """
     rate = None
     if submission.rate is not None:
         writers = submission.writers or 1
         if partition >= writers:
             raise ConfigurationError(
-                f"the rate is shared by writers={writers} partitions, and there are more: write "
-                f"df.coalesce({writers}), or give the number that there are"
+                f"writers={writers} partitions share the rate, but there are more: write "
+                f"df.coalesce({writers}), or set writers to their number"
             )
         rate = submission.rate / writers
     app = submission.open_app()
-    gc.freeze()  # the modules that are loaded need not be searched for garbage while rows pass
+    # Otherwise each garbage collection goes through all loaded modules while rows are sent.
+    gc.freeze()
     try:
         return _Partition(submission, app, partition, Pace(rate)).send(batches)
     finally:
@@ -123,7 +125,7 @@ def send_partition(
 
 
 class _Partition:
-    """The counts of one partition while it is sent."""
+    """The state of one partition while its rows are sent."""
 
     def __init__(
         self,
@@ -154,15 +156,15 @@ class _Partition:
         self._events = app.open_events(writer) if app.settings.events is not None else None
         self._rows = self._sent = self._retried = self._failed = 0
         self._errors: list[str] = []
-        self._in_doubt: dict[str, Envelope] = {}
+        self._unconfirmed: dict[str, Envelope] = {}
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> PartitionReport:
-        """All of it."""
+        """Send all batches, and report the partition's counts."""
         try:
             for batch in batches:
                 self._send_batch(batch)
         finally:
-            self._tell("send_unconfirmed", tuple(self._in_doubt.values()))
+            self._emit("send_unconfirmed", tuple(self._unconfirmed.values()))
             if self._events is not None:
                 self._events.close()
         return PartitionReport(
@@ -202,7 +204,7 @@ class _Partition:
                 self._sent += len(envelopes)
 
     def _encoded(self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[Envelope]:
-        """Rows as envelopes, without those that cannot travel."""
+        """Rows as envelopes; those that cannot be sent are counted as failed."""
         if None in keys:
             raise ConfigurationError(
                 f"the key column {self._submission.key!r} holds a null: every row needs a key"
@@ -215,7 +217,7 @@ class _Partition:
     def _one_by_one_encoded(
         self, keys: Sequence[Any], rows: Sequence[tuple[Any, ...]]
     ) -> list[Envelope]:
-        """As `_encoded`, where one at least cannot travel."""
+        """As `_encoded`, row by row, because at least one cannot be sent."""
         made = []
         for key, values in zip(keys, rows, strict=True):
             kwargs = dict(zip(self._names, values, strict=True))
@@ -226,36 +228,37 @@ class _Partition:
         return made
 
     def _deliver(self, envelopes: Sequence[Envelope]) -> None:
-        """Send these, some of them several times if need be."""
-        left = envelopes
-        while left:
+        """Send these, and repeat what the service refused or did not confirm."""
+        remaining = envelopes
+        while remaining:
             failure: BrokerError
-            self._pace.pay(len(left))
+            self._pace.pay(len(remaining))
             try:
-                self._app.broker.send(self._queue, left)
+                self._app.broker.send(self._queue, remaining)
             except SendUnconfirmed as error:
-                self._accept(_without(left, error.unconfirmed))
-                left, failure = error.unconfirmed, error
-                self._in_doubt.update((each.message_id, each) for each in left)
+                self._accept(_without(remaining, error.unconfirmed))
+                remaining, failure = error.unconfirmed, error
+                self._unconfirmed.update((each.message_id, each) for each in remaining)
             except CodecError as error:
-                self._deliver_apart(left, error)
+                self._deliver_apart(remaining, error)
                 return
             except (BrokerUnavailable, QueueFull) as error:
                 failure = error
             else:
-                self._accept(left)
+                self._accept(remaining)
                 return
-            self._retried += len(left)
-            if not self._patience.wait(_asked(failure)):
+            self._retried += len(remaining)
+            if not self._patience.wait(_requested_pause(failure)):
                 raise self._gave_up(failure) from failure
 
     def _deliver_apart(self, envelopes: Sequence[Envelope], error: CodecError) -> None:
-        """The broker stored none of these, because it cannot take one of them (it is too large,
-        mostly). Send them in halves, down to that one, which fails alone.
+        """Send these in halves, down to the one that the broker refuses, which fails alone.
+
+        The broker stored none of them, because one cannot be sent; usually it is too large.
         """
         if len(envelopes) == 1:
             (envelope,) = envelopes
-            self._in_doubt.pop(envelope.message_id, None)
+            self._unconfirmed.pop(envelope.message_id, None)
             self._fail(
                 f"task {envelope.correlation_id} {envelope.headers.get('kwargsrepr')}: {error}"
             )
@@ -265,30 +268,32 @@ class _Partition:
         self._deliver(envelopes[middle:])
 
     def _gave_up(self, error: BrokerError) -> BrokerError:
-        """The error to end with, of the same kind."""
-        doubt = f", {len(self._in_doubt):,} more may be stored or not" if self._in_doubt else ""
+        """The error that ends the partition, of the same class as `error`."""
+        doubt = (
+            f", {len(self._unconfirmed):,} more may be stored or not" if self._unconfirmed else ""
+        )
         return type(error)(
             f"{safe_str(error)}; no success for {self._submission.patience:g} s, with "
             f"{self._sent:,} rows of partition {self._partition} sent{doubt}: submit again under "
-            "the same submission id when the service is well"
+            "the same submission id when the service has recovered"
         )
 
     def _accept(self, envelopes: Sequence[Envelope]) -> None:
-        """The broker has these."""
+        """Count envelopes that the broker accepted, and write their events."""
         if envelopes:
             self._sent += len(envelopes)
             self._patience.succeeded()
-            if self._in_doubt:
+            if self._unconfirmed:
                 for each in envelopes:
-                    self._in_doubt.pop(each.message_id, None)
-            self._tell("enqueued", envelopes)
+                    self._unconfirmed.pop(each.message_id, None)
+            self._emit("enqueued", envelopes)
 
     def _fail(self, reason: str) -> None:
         self._failed += 1
-        if len(self._errors) < MOST_ERRORS:
+        if len(self._errors) < MAX_ERRORS:
             self._errors.append(one_line(reason, REASON_LIMIT))
 
-    def _tell(self, kind: EventKind, envelopes: Sequence[Envelope]) -> None:
+    def _emit(self, kind: EventKind, envelopes: Sequence[Envelope]) -> None:
         if self._events is None or not envelopes:
             return
         now, task = time.time(), self._submission.task
@@ -298,21 +303,21 @@ class _Partition:
 
 
 def _without(envelopes: Sequence[Envelope], others: Sequence[Envelope]) -> list[Envelope]:
-    """The envelopes that are not among the others; two of one message id are told apart."""
-    left = Counter(each.message_id for each in others)
+    """The envelopes that are not among the others; equal message ids are matched one to one."""
+    excluded = Counter(each.message_id for each in others)
     kept = []
     for each in envelopes:
-        if left[each.message_id] > 0:
-            left[each.message_id] -= 1
+        if excluded[each.message_id] > 0:
+            excluded[each.message_id] -= 1
         else:
             kept.append(each)
     return kept
 
 
-def _asked(failure: BaseException) -> float | None:
-    """Seconds that the service asked for: told by the refusal, or by the cause of a doubt."""
-    told: float | None = getattr(failure, "retry_after", None)
-    return told or getattr(failure.__cause__, "retry_after", None)
+def _requested_pause(failure: BaseException) -> float | None:
+    """Seconds to wait that the service asked for, in the error or in its cause; None: none."""
+    seconds: float | None = getattr(failure, "retry_after", None)
+    return seconds or getattr(failure.__cause__, "retry_after", None)
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -1,7 +1,7 @@
 """``stream(df, task, ...)``: every row of a streaming DataFrame becomes one task, once.
 
-A query that is stopped, or dies, goes on from its checkpoint: Spark may give it the last batch
-again, and its rows get the same task ids. Workers with a result store run each id once.
+A query that was stopped or died continues from its checkpoint. Spark may repeat the last batch;
+its rows then get the same task ids, and workers with a result store run each id once.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ def stream(
     name: str | None = None,
     **options: Unpack[SubmitOptions],
 ) -> StreamingQuery:
-    """Start a query that sends one invocation of `task` for each row; the query that runs.
+    """Start a query that sends one invocation of `task` for each row, and return the query.
 
-    checkpoint: the folder where Spark notes what was done. key, submission_id: make the task ids as
-    in `aztask.spark.submit`; without a submission id the query's own id stands in its place, which
-    a new checkpoint folder changes. unique: "stream" where a key never comes again, "batch" where
-    it may come once in each batch. available_now: end when what is there now was sent. trigger:
-    seconds between two batches; as soon as possible by default. name: the query's. options: see
-    `aztask.spark.submission.submit.SubmitOptions`; a rate is shared by at most `writers`
-    partitions.
+    checkpoint: the folder where Spark records its progress.
+    key, submission_id: make the task ids, as in `aztask.spark.submit`; without a submission id the
+        query's own id is used, which changes with the checkpoint folder.
+    unique: "stream" if a key never repeats, "batch" if it may occur once in each batch.
+    available_now: send the rows that exist now, then end.
+    trigger: seconds between two batches; None: as soon as possible.
+    name: the query's.
+    options: see `aztask.spark.submission.submit.SubmitOptions`; at most `writers` partitions share
+        a rate.
 
-    Raises ConfigurationError. What goes wrong later ends the query: see its ``exception()``.
+    Raises ConfigurationError. A later error ends the query: see its ``exception()``.
     """
     if not df.isStreaming:
-        raise ConfigurationError("this table is no stream: use submit for it")
+        raise ConfigurationError("this table is not a stream: use aztask.spark.submit")
     plan = planned(df, task, key=key, submission_id=submission_id, unique=unique, options=options)
     register(df.sparkSession)
     frame = df if plan.rate is None else df.coalesce(plan.writers or 1)

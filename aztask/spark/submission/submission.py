@@ -1,11 +1,11 @@
-"""A submission: which task, which columns, which ids, where to. What travels to the executors.
+"""A submission: the task, its columns, its ids and the queue. It travels to the executors.
 
 Rules
-1. It holds no secret, for options show in plans, logs and web pages: it names an app that the
+1. It holds no secret, because options show in plans, logs and web pages. It names an app that the
    executors import, a broker without a key, or the environment variable that holds the address.
-   A secret among the options is refused, and not repeated in the error.
-2. It was checked when it was made; what needs the schema or the task is checked by
-   `aztask.spark.submission.matching` before anything is sent.
+   A secret among the options is refused, and the error does not repeat it.
+2. A submission checks its values when it is made. Checks that need the schema or the task are in
+   `aztask.spark.submission.matching`; they run before anything is sent.
 """
 
 from __future__ import annotations
@@ -27,23 +27,28 @@ from aztask.support.masking import mask
 
 SCOPES: Final = ("stream", "batch")
 PATIENCE_SECONDS: Final = 300.0
-_SPARKS_OWN: Final = ("checkpointlocation",)
+_SPARK_OPTIONS: Final = ("checkpointlocation",)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MOST_WRITERS: Final = 100_000
-_FASTEST: Final = 1e9
+_MAX_WRITERS: Final = 100_000
+_MAX_RATE: Final = 1e9
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What `aztask.spark.submit` and ``format("aztask")`` were asked for.
+    """The options of `aztask.spark.submit` and ``format("aztask")``, checked.
 
-    task: its registered name. key: the column that makes the task ids, see
-    `aztask.spark.submission.ids`. submission_id: the same in every rerun; "" for a stream, which
-    then takes its query's id. queue, columns (pairs of parameter and column): None until `matching`
-    knows them. app: ``module:app``, imported by the executors. broker: its address, without a
-    secret. broker_env: the environment variable of the executors that holds the address. rate:
-    messages a second, over all writers. writers: the most partitions that send. delay, expires,
-    patience: seconds. unique: whether a key is unique in the whole stream or in each batch.
+    task: its registered name.
+    key: the column from which task ids are made, see `aztask.spark.submission.ids`.
+    submission_id: the same in every rerun; "" for a stream means its query's id.
+    queue, columns: None until `matching` fills them in; columns are pairs (parameter, column).
+    app: ``module:app``, which the executors import.
+    broker: an address without a secret.
+    broker_env: the executors' environment variable that holds the address.
+    rate: messages per second, of all writers together; None: unlimited.
+    writers: partitions that send at most.
+    delay, expires, patience: seconds.
+    unique: "stream" if a key is unique in the whole stream, "batch" if only within a batch.
+    dry_run: do everything but the sending.
     """
 
     task: str
@@ -71,7 +76,7 @@ class Submission:
         if not isinstance(self.submission_id, str):
             raise ConfigurationError(f"submission_id takes a text, not {self.submission_id!r}")
         _check_number("rate", self.rate, above=0.0)
-        _check_number("writers", self.writers, above=0.0, whole=True, most=_MOST_WRITERS)
+        _check_number("writers", self.writers, above=0.0, integer=True, maximum=_MAX_WRITERS)
         _check_number("expires", self.expires, above=0.0)
         _check_number("delay", self.delay)
         _check_number("patience", self.patience)
@@ -80,11 +85,11 @@ class Submission:
         self._check_place()
 
     def _check_place(self) -> None:
-        """Exactly one word of where the queues are."""
+        """Raise ConfigurationError unless exactly one option names the broker."""
         given = [name for name in ("app", "broker", "broker_env") if getattr(self, name)]
         if len(given) != 1:
             raise ConfigurationError(
-                "say where the queues are, in one way: app='module:app', which executors import, "
+                "name the broker in exactly one way: app='module:app', which executors import, "
                 "broker='servicebus://NAMESPACE' (an address without a key), or broker_env='NAME', "
                 "the executors' environment variable that holds the address"
                 + (f"; given: {', '.join(given)}" if given else "")
@@ -98,15 +103,15 @@ class Submission:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Out of the options of ``df.write`` or ``writeStream``, which are texts.
+        """Make it from the options of ``df.write`` or ``writeStream``, which are texts.
 
-        Raises ConfigurationError, for an option that does not exist too.
+        Raises ConfigurationError, also for an unknown option.
         """
         names = [each.name for each in fields(cls) if each.name != "dry_run"]
         values: dict[str, Any] = {}
         for given, text in options.items():
             name = given.lower()
-            if name in _SPARKS_OWN:
+            if name in _SPARK_OPTIONS:
                 continue
             if name not in names:
                 raise ConfigurationError(
@@ -121,7 +126,7 @@ class Submission:
         return cls(**values)
 
     def as_options(self) -> dict[str, str]:
-        """What `from_options` takes."""
+        """The fields as texts, as `from_options` reads them."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         del given["dry_run"]
         if self.columns is not None:
@@ -129,11 +134,11 @@ class Submission:
         return {name: str(value) for name, value in given.items() if value not in (None, "")}
 
     def open_app(self) -> App:
-        """The app that sends, in this process; whoever asked closes it."""
+        """Open the sending app in this process; the caller closes it."""
         return app_at(self.app or "", self.broker or "", self.broker_env or "")
 
     def in_batch(self, query_id: str, batch_id: str) -> Self:
-        """The submission that one batch of a stream is."""
+        """The submission of one batch of a stream."""
         name = self.submission_id or query_id
         return replace(self, submission_id=f"{name}/{batch_id}" if self.unique == "batch" else name)
 
@@ -141,7 +146,7 @@ class Submission:
 def pairs_of(
     columns: Mapping[str, str] | Sequence[str] | None,
 ) -> tuple[tuple[str, str], ...] | None:
-    """Pairs of parameter and column out of what a caller gave."""
+    """Pairs (parameter, column) from a caller's list or mapping."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -152,7 +157,7 @@ def pairs_of(
 
 
 def _columns(name: str, text: str) -> tuple[tuple[str, str], ...]:
-    """``path,width``, ``path=file,width``, or a JSON object for names with such characters."""
+    """Read ``path,width``, ``path=file,width``, or a JSON object for names with ``,`` or ``=``."""
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text)
@@ -197,21 +202,28 @@ _READERS: Final = {
 
 
 def _check_number(
-    name: str, value: object, *, above: float = -1.0, whole: bool = False, most: float = _FASTEST
+    name: str,
+    value: object,
+    *,
+    above: float = -1.0,
+    integer: bool = False,
+    maximum: float = _MAX_RATE,
 ) -> None:
     if value is None:
         return
-    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    kinds: tuple[type, ...] = (int,) if integer else (int, float)
     if (
         isinstance(value, bool)
         or not isinstance(value, kinds)
         or not isinstance(value, int | float)
         or math.isnan(value)
-        or not max(above, 0.0) <= value <= most
+        or not max(above, 0.0) <= value <= maximum
         or value == above
     ):
         least = "more than 0" if above == 0 else "0 or more"
-        raise ConfigurationError(f"{name} takes a {'whole ' * whole}number, {least}, not {value!r}")
+        raise ConfigurationError(
+            f"{name} takes a {'whole ' * integer}number, {least}, not {value!r}"
+        )
 
 
 def _refuse_secret(name: str, value: object) -> None:
@@ -222,6 +234,6 @@ def _refuse_secret(name: str, value: object) -> None:
 def _secret(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"the option {name!r} holds a key or a password, and options show in plans, logs and web "
-        "pages: put it into an environment variable of the executors and give the variable's name "
-        "as broker_env, or name an app that reads it"
+        "pages: put it into an environment variable of the executors and name that variable in "
+        "broker_env, or name an app that reads it"
     )

@@ -1,9 +1,9 @@
 """``submit(df, task, ...)``: every row of a DataFrame becomes one task, once.
 
-Crash window: a job that dies half-way has sent some of its rows. Submitted again under the same
-submission id, all rows are sent once more under the same task ids; workers with a result store run
-each id once, for as long as results are kept. Without a result store, what was sent twice runs
-twice (unless it falls into the duplicate detection of a Service Bus queue).
+Crash window: a job that dies half-way has sent some of its rows. Submit again under the same
+submission id: all rows are sent again under the same task ids, and workers with a result store run
+each id once, as long as results are kept. Without a result store, a task that was sent twice runs
+twice, unless the duplicate detection of a Service Bus queue drops the second message.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from aztask.task import Task, check_options
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What ``submit`` takes beside table, task and ids.
+    """The options of ``submit`` besides table, task and ids.
 
-    queue: instead of the task's own. columns: which are the arguments, a list or {parameter:
-    column}; by default all that there are (the key only if the task takes it). app: ``module:app``,
-    which executors can import; found out where the task is given as such. broker: instead of an
-    app, an address without a key; broker_env: instead of it, the executors' environment variable
-    that holds the address. rate: messages a second in all; the rows are then spread evenly over
-    `writers` partitions (by default as many as there are cores). delay, expires: seconds, as in
-    ``with_options``. patience: seconds without success after which a busy or missing service fails
-    the job.
+    queue: instead of the task's own.
+    columns: the arguments, as a list of columns or {parameter: column}; by default all columns, the
+        key only if the task takes it.
+    app: ``module:app``, which executors can import; by default the app of the given task.
+    broker: instead of an app, an address without a key.
+    broker_env: instead of both, the executors' environment variable that holds the address.
+    rate: messages per second in total; the rows are then spread evenly over `writers` partitions.
+    writers: see rate; by default the number of cores.
+    delay, expires: seconds, as in ``with_options``.
+    patience: seconds without success after which a busy or unreachable service fails the job.
     """
 
     queue: str | None
@@ -69,18 +71,24 @@ def submit(
 ) -> SubmitReport:
     """Send one invocation of `task` for each row.
 
-    task: a task, or its name. key: the column that makes the task ids, unique and without nulls;
-    submission_id: the same in each rerun. Both together make the ids (`aztask.spark.task_id`).
-    check_keys: whether nulls and duplicates are looked for first, at the price of a job over the
-    key column. dry_run: everything but the sending. options: see `SubmitOptions`.
+    task: a task, or its name.
+    key: a column with unique values and without nulls.
+    submission_id: a name, the same in each rerun. It makes the task ids, together with the key
+        (`aztask.spark.task_id`).
+    check_keys: whether to check the keys for nulls and duplicates first, with a job over the key
+        column.
+    dry_run: do everything but the sending.
+    options: see `SubmitOptions`.
 
-    Raises ConfigurationError (nothing was sent), SubmitFailed (`report` says more), and what the
-    broker raises: QueueNotFound, BrokerUnavailable.
+    Raises ConfigurationError (nothing was sent), SubmitFailed (see its `report`), and the broker's
+    QueueNotFound and BrokerUnavailable.
     """
     if not submission_id:
-        raise ConfigurationError("submission_id is empty: give a name that a rerun gives again")
+        raise ConfigurationError(
+            "submission_id is empty: choose a name, and use it again in a rerun"
+        )
     if df.isStreaming:
-        raise ConfigurationError("this table is a stream: use aztask.spark.stream for it")
+        raise ConfigurationError("this table is a stream: use aztask.spark.stream")
     plan = planned(df, task, key=key, submission_id=submission_id, options=options, dry_run=dry_run)
     try:
         return _run(df, plan, check=check_keys)
@@ -105,9 +113,9 @@ def planned(
     elif not given.get("app") and not isinstance(task, str):
         _check_writable_without(task)
     name = task if isinstance(task, str) else task.name
-    wish = Submission(task=name, key=key, submission_id=submission_id, **given)
-    home = wish.open_app()
-    plan = matched(wish, df.schema, home, None if isinstance(task, str) else task)
+    requested = Submission(task=name, key=key, submission_id=submission_id, **given)
+    app = requested.open_app()
+    plan = matched(requested, df.schema, app, None if isinstance(task, str) else task)
     if plan.rate is None:
         return plan
     _check_speculation(df.sparkSession)
@@ -115,7 +123,7 @@ def planned(
 
 
 def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
-    """Check the keys, send, and reconcile."""
+    """Check the keys, send the rows, and compare Spark's row count with the messages sent."""
     began = time.monotonic()
     if check:
         check_the_keys(df, plan.key)
@@ -123,12 +131,12 @@ def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
     frame = df.select([column(name) for name in names])
     if plan.rate is not None:
         frame = frame.repartition(plan.writers or 1)
-    seen = Observation()
-    frame = frame.observe(seen, F.count(F.lit(1)).alias("rows"))
+    observed = Observation()
+    frame = frame.observe(observed, F.count(F.lit(1)).alias("rows"))
     rows = frame.mapInArrow(partial(send_batches, plan), REPORT_SCHEMA).collect()
     report = SubmitReport.of(
         (PartitionReport(**row.asDict()) for row in rows),
-        rows=int(seen.get["rows"]),
+        rows=int(observed.get["rows"]),
         submission_id=plan.submission_id,
         task=plan.task,
         queue=plan.queue or "",
@@ -141,7 +149,7 @@ def _run(df: DataFrame, plan: Submission, *, check: bool) -> SubmitReport:
 
 
 def _home_of(task: Task[..., Any] | str) -> str | None:
-    """``module:app`` of a task, where executors can import it; None for a name."""
+    """``module:app`` of a task, if executors can import it; None for a task's name."""
     if isinstance(task, str):
         return None
     module = task.function.__module__
@@ -150,18 +158,21 @@ def _home_of(task: Task[..., Any] | str) -> str | None:
             return f"{module}:{name}"
     raise ConfigurationError(
         f"executors cannot import the app of task {task.name!r} from {module}: put app and task "
-        "into a module that is shipped to them and name it, app='module:app', or say where the "
-        "queues are with broker= or broker_env="
+        "into a module that is shipped to them and name it, app='module:app', or name the broker "
+        "with broker= or broker_env="
     )
 
 
 def _check_writable_without(task: Task[..., Any]) -> None:
-    """Executors that do not import the app write what every worker reads, and sign nothing."""
+    """Raise ConfigurationError if only the app itself can write messages for the task.
+
+    Executors that do not import the app use the default serializer and sign nothing.
+    """
     codec: Codec | None = getattr(task.sender, "codec", None)
     if codec is not None and (codec.signs or codec.serializer != Codec().serializer):
         raise ConfigurationError(
-            f"the app of task {task.name!r} signs its messages or has a serializer of its own, "
-            "which executors know from the app alone: name it, app='module:app'"
+            f"the app of task {task.name!r} signs its messages or has its own serializer, which "
+            "executors get only by importing it: name it, app='module:app'"
         )
 
 
@@ -170,14 +181,14 @@ def _cores(session: SparkSession) -> int:
         return int(session.sparkContext.defaultParallelism)
     except PySparkException as error:
         raise ConfigurationError(
-            "how many cores there are cannot be asked here: give writers=, the number of "
-            "partitions that shall send at the same time"
+            "the number of cores is unknown here: set writers=, the number of partitions that send "
+            "at the same time"
         ) from error
 
 
 def _check_speculation(session: SparkSession) -> None:
     if session.conf.get("spark.speculation", "false") == "true":
         raise ConfigurationError(
-            "a rate cannot be kept with spark.speculation=true, which runs copies of slow tasks: "
-            "switch it off, or submit without a rate"
+            "spark.speculation=true runs copies of slow tasks, so a rate cannot be kept: switch it "
+            "off, or submit without a rate"
         )

@@ -1,9 +1,8 @@
-"""Tables from files: Parquet, CSV and JSON lines, named by what their rows have to hold.
+"""Reads tables from files: Parquet, CSV and JSON lines.
 
 Rules
-1. A row that cannot be read fails the job (Spark's FAILFAST): it is not a row of nulls.
-2. Where a schema is given for CSV, the names in the file's header must be those of the schema, in
-   its order.
+1. A row that cannot be read fails the job (Spark's FAILFAST); it never becomes a row of nulls.
+2. If you give a schema for CSV, the file's header must have its names, in its order.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _OPTIONS: Final = {
 def read_table(
     spark: SparkSession, path: str, *, kind: str | None = None, schema: str | None = None
 ) -> DataFrame:
-    """The table in a file, a folder or whatever path Spark understands.
+    """The table in a file, a folder or any other path that Spark reads.
 
-    kind: "parquet", "csv" or "json"; by default as the path's suffix says, else Parquet. schema:
-    as in SQL, ``path STRING, width INT``; without one, CSV columns are strings. Raises
+    kind: "parquet", "csv" or "json"; None: by the path's suffix, otherwise Parquet. schema: as in
+    SQL, ``path STRING, width INT``; without one, CSV columns are strings. Raises
     ConfigurationError.
     """
     kind = kind_of(path, kind)
@@ -51,13 +50,13 @@ def read_stream(
     *,
     schema: str,
     kind: str | None = None,
-    most_files: int | None = None,
+    max_files: int | None = None,
 ) -> DataFrame:
-    """The rows of files as they come into a folder. most_files: in one batch."""
+    """The rows of files as they arrive in a folder. max_files: of one batch; None: all."""
     kind = kind_of(path, kind)
     reader = spark.readStream.format(kind).options(**_OPTIONS[kind])
-    if most_files is not None:
-        reader = reader.option("maxFilesPerTrigger", most_files)
+    if max_files is not None:
+        reader = reader.option("maxFilesPerTrigger", max_files)
     try:
         return reader.schema(schema).load(path)
     except PySparkException as error:
@@ -65,7 +64,7 @@ def read_stream(
 
 
 def kind_of(path: str, kind: str | None) -> str:
-    """The format's name."""
+    """The format's name: `kind`, or by the path's suffix. Raises ConfigurationError."""
     kind = kind or _SUFFIXES.get(PurePosixPath(path).suffix.lower(), FORMATS[0])
     if kind not in FORMATS:
         raise ConfigurationError(f"there is no format {kind!r}; there are {', '.join(FORMATS)}")

@@ -1,10 +1,10 @@
-"""Where a job's queues are, as it travels to the executors.
+"""The broker and the results of a job, in a form that can travel to the executors.
 
 Rules
-1. No secret travels: options show up in plans, logs and Spark's own pages. What travels is the name
-   of an app, an address without a key in it, or the *name* of an environment variable, which each
-   executor reads for itself.
-2. A local queue file is named by its absolute path: an executor may run in another directory.
+1. No secret travels, because options show in plans, logs and Spark's own pages. A target holds the
+   name of an app, an address without a key, or the *name* of an environment variable, which each
+   executor reads itself.
+2. A local queue file has an absolute path: an executor may run in another directory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from aztask.support.masking import mask
 BROKER_VARIABLE: Final = "AZTASK_BROKER"
 RESULTS_VARIABLE: Final = "AZTASK_RESULTS"
 NAME: Final = "aztask-spark"
-"""Of an app that is known by its addresses alone."""
+"""The name of an app that is made from addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An app by name, or addresses.
+    """An app by name, or the addresses of a broker and a result store.
 
-    app: ``module:app``, which the executors import. broker, results: addresses without secrets.
-    broker_env, results_env: environment variables that hold addresses. Without an app and a broker,
-    `broker_env` must be set where the target is opened; without results there are none.
+    app: ``module:app``, which the executors import.
+    broker, results: addresses without secrets.
+    broker_env, results_env: environment variables that hold addresses. `broker_env` must be set on
+        each machine that opens the target, unless `app` or `broker` is given. Without `results` and
+        `results_env` there is no result store.
     """
 
     app: str = ""
@@ -49,20 +51,20 @@ class Target:
             if mask(address) != address:
                 raise ConfigurationError(
                     f"the option {name} holds a secret, which would show in plans and logs; put it "
-                    f"into an environment variable of the executors, and that one's name into the "
+                    f"into an environment variable of the executors, and name that variable in the "
                     f"option {name}_env"
                 )
         if self.app and self.broker:
             raise ConfigurationError(
-                "the options app and broker exclude each other: the app says where its queues are"
+                "the options app and broker exclude each other: the app has its own broker"
             )
 
     @classmethod
     def of_environment(cls, app: str | None = None) -> Self:
-        """What ``-A`` and this process's environment name.
+        """The target that ``-A`` or this process's environment names.
 
-        Addresses of local files are resolved here; others stay in the environment, and are read
-        where the target is opened.
+        Addresses of local files are resolved here. Others stay in the environment; each process
+        that opens the target reads its own.
         """
         if app:
             return cls(app=app)
@@ -76,10 +78,10 @@ class Target:
 
     @contextmanager
     def open(self, *, keep: bool = False) -> Iterator[App]:
-        """The app, on whichever machine this runs; its connections are closed at the end.
+        """Open the app on this machine; its connections are closed at the end.
 
-        keep: not those of an app by name, which on the driver the program may be using itself.
-        Raises ConfigurationError where the module or the variable is missing here.
+        keep: leave an app that was imported by name open: on the driver, the program may be using
+        it. Raises ConfigurationError if the module or the variable is missing here.
         """
         results = self.results or os.environ.get(self.results_env, "")
         app = app_at(self.app, self.broker, self.broker_env, results)
@@ -91,10 +93,10 @@ class Target:
 
 
 def app_at(app: str, broker: str, broker_env: str, results: str = "") -> App:
-    """The app of that name, or one of those addresses, in this process; whoever asked closes it.
+    """The app of that name, or a new one of these addresses, in this process; the caller closes it.
 
-    broker_env: the environment variable that is read where there is no address. Raises
-    ConfigurationError where the module or the variable is missing here.
+    broker_env: the environment variable to read if there is no address. Raises ConfigurationError
+    if the module or the variable is missing here.
     """
     if app:
         return load_app(app)
@@ -102,7 +104,7 @@ def app_at(app: str, broker: str, broker_env: str, results: str = "") -> App:
     if not address:
         raise ConfigurationError(
             f"the environment variable {broker_env} is not set where Spark runs this; set it "
-            "there, for executors and driver, from the platform's secret store (Spark's own "
-            "settings show in its pages), or name a variable that is set in the option broker_env"
+            "on driver and executors, from the platform's secret store (Spark's own settings show "
+            "in its pages), or name a variable that is set in the option broker_env"
         )
     return App(NAME, broker=address, results=results or None)

@@ -1,4 +1,4 @@
-"""What a column's values are to a task.
+"""Converts the values of columns into arguments of tasks.
 
 ================================  ================================================================
 Spark                             the task's argument
@@ -18,10 +18,10 @@ calendar interval, user-defined
 ================================  ================================================================
 
 Rules
-1. A whole column is converted at once: this is where a submission spends much of its time.
-2. What cannot travel is known from the schema. The exceptions are single values: one that is too
-   long, one that Python cannot hold (text that is not UTF-8, a date after the year 9999) and, with
-   the json serializer, one that is no number. Such a value costs its own row only.
+1. A whole column is converted at once, because a submission spends much of its time here.
+2. The schema shows which columns cannot be sent. Only single values can still fail: one that is too
+   long, one that Python cannot hold (text that is not UTF-8, a date after the year 9999) or, with
+   the json serializer, a NaN or an infinity. Such a value fails only its own row.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ _SAMPLES: dict[type[spark.DataType], Any] = {
     spark.DayTimeIntervalType: timedelta(1),
     spark.NullType: None,
 }
-"""For each type a value of it, to see whether the serializer can write it."""
+"""A value of each type, to test whether the serializer can write it."""
 
 
 def check_type(name: str, kind: spark.DataType, codec: Codec) -> None:
-    """Raise ConfigurationError where values of a column cannot be arguments of a task."""
+    """Raise ConfigurationError if values of a column cannot be arguments of a task."""
     try:
         given = {name: _sample(kind)}
         body, content_type, _ = codec.encode_arguments((), given)
     except LookupError as error:
         raise ConfigurationError(
-            f"column {name!r} is of type {kind.simpleString()}, and {error.args[0]} cannot travel "
-            "in a message: cast it, to a string for example, or leave the column out"
+            f"column {name!r} is of type {kind.simpleString()}, and {error.args[0]} cannot be "
+            "sent in a message: cast it, to a string for example, or drop the column"
         ) from None
     except EncodeError as error:
         raise ConfigurationError(
@@ -81,13 +81,13 @@ def check_type(name: str, kind: spark.DataType, codec: Codec) -> None:
         ) from None
     if codec.decode_body(body, content_type)[1] != given:
         raise ConfigurationError(
-            f"column {name!r} of type {kind.simpleString()} would come back as something else: "
-            f"the {codec.serializer} serializer cannot write it; use msgpack, or cast it"
+            f"column {name!r} of type {kind.simpleString()} would be changed by the "
+            f"{codec.serializer} serializer, which cannot write it; use msgpack, or cast it"
         )
 
 
 def _sample(kind: spark.DataType) -> Any:
-    """A value of that type. Raises LookupError with the name of the part that has none."""
+    """A value of that type. Raises LookupError with the name of the part that cannot be sent."""
     if isinstance(kind, spark.ArrayType):
         return [_sample(kind.elementType)]
     if isinstance(kind, spark.StructType):
@@ -103,8 +103,9 @@ def _sample(kind: spark.DataType) -> Any:
 
 
 def readable(column: pa.Array) -> tuple[list[Any], dict[int, str]]:
-    """The values as `plain` gives them, and {place: why} of those that Python cannot hold, which
-    are None.
+    """(the values as in `plain`, {index: reason} of those that Python cannot hold).
+
+    A value that Python cannot hold is None in the list.
     """
     try:
         return plain(column), {}
@@ -122,7 +123,7 @@ def readable(column: pa.Array) -> tuple[list[Any], dict[int, str]]:
 
 
 def plain(column: pa.Array) -> list[Any]:
-    """The values of an Arrow column, as the table above says."""
+    """The values of an Arrow column, converted as in the table of this module."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         return _quick(column)
@@ -134,7 +135,7 @@ def plain(column: pa.Array) -> list[Any]:
 
 
 def _one_by_one(column: pa.Array) -> list[Any]:
-    """The same for every type, in Arrow's own way."""
+    """As `plain`, for every type, by Arrow's own conversion."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return list(column.cast(_UTC).to_pylist())
@@ -144,5 +145,5 @@ def _one_by_one(column: pa.Array) -> list[Any]:
 
 
 def _quick(column: pa.Array) -> list[Any]:
-    """Several times faster than Arrow's own way; null stays None where the values are objects."""
+    """Convert through NumPy, several times faster than Arrow. Nulls of object columns stay None."""
     return list(column.to_numpy(zero_copy_only=False).tolist())

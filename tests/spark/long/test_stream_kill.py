@@ -1,4 +1,4 @@
-"""A streaming command that is killed, with its JVM, and started again."""
+"""A streaming command is killed with its JVM, and started again."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A Python worker that is killed, and whose partition Spark runs again by itself."""
+"""A Python worker is killed, and Spark itself retries its partition."""
 
 import json
 import os
