@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 TASKS = int(os.environ.get("BENCH_TASKS", "6000"))
 DELAYED_TASKS = 4000
 SLOW_TASKS = 300  # for runs with a round trip per message
+SOLO_TASKS = 1500
 SENDS = 1000
 BATCHED = 5000
 LATENCIES = 40
@@ -153,8 +155,26 @@ def aztask(bench: Bench, address: str, count: int, pool: str) -> float:
         return bench.drained(QUEUE, count)
 
 
-def celery(bench: Bench, address: str, count: int) -> float:
-    """Tasks/s of Celery's worker at concurrency 8, on a full queue."""
+@dataclass(frozen=True)
+class Celery:
+    """A way to run Celery. workers: how many processes start with these options. tasks: per run."""
+
+    name: str
+    options: Sequence[str]
+    workers: int
+    tasks: int
+
+
+CELERIES = (
+    # Its pool processes and its receiver contend for one lock of the SDK's.
+    Celery("Celery, prefork -c 8", ("-c", "8"), 1, SLOW_TASKS),
+    Celery("Celery, one -P solo", ("-P", "solo"), 1, SOLO_TASKS),
+    Celery("Celery, eight -P solo", ("-P", "solo"), 8, SOLO_TASKS),
+)
+
+
+def celery(bench: Bench, address: str, way: Celery, count: int) -> float:
+    """Tasks/s of Celery's workers, on a full queue."""
     bench.fresh(PEER_QUEUE)
     paths = os.pathsep.join([str(HERE / "peers"), str(HERE.parent)])
     subprocess.run(
@@ -162,8 +182,11 @@ def celery(bench: Bench, address: str, count: int) -> float:
         env={**os.environ, "BENCH_BROKER": bench.direct, "PYTHONPATH": paths},
         check=True,
     )
-    command = [sys.executable, "-m", "celery", "-A", "celery_bus_app", "worker", "-c", "8"]
-    with started([*command, "--without-mingle", "--without-gossip"], address):
+    command = [sys.executable, "-m", "celery", "-A", "celery_bus_app", "worker", *way.options]
+    with ExitStack() as stack:
+        for number in range(way.workers):
+            own = ["--without-mingle", "--without-gossip", "-n", f"bench{number}@%h"]
+            stack.enter_context(started([*command, *own], address))
         return bench.drained(PEER_QUEUE, count)
 
 
@@ -267,8 +290,9 @@ def one_round(bench: Bench, *, peers: bool) -> dict[str, float]:
     figures["5 ms: aztask, threads, /s"] = aztask(bench, bench.delayed, DELAYED_TASKS, "threads")
     figures["idle .delay() to start, p95, ms"] = latency(bench)
     if peers:
-        figures["0 ms: Celery, /s"] = celery(bench, bench.direct, SLOW_TASKS)
-        figures["5 ms: Celery, /s"] = celery(bench, bench.delayed, SLOW_TASKS)
+        for way in CELERIES:
+            figures[f"0 ms: {way.name}, /s"] = celery(bench, bench.direct, way, way.tasks)
+            figures[f"5 ms: {way.name}, /s"] = celery(bench, bench.delayed, way, SLOW_TASKS)
     return figures
 
 
@@ -296,10 +320,15 @@ def checks(middle: dict[str, float], *, peers: bool) -> list[Check]:
     ]
     if peers:
         found += [
-            Check("0 ms: threads, of Celery", threads / middle["0 ms: Celery, /s"], 5, "x"),
-            Check("5 ms: threads, of Celery", delayed / middle["5 ms: Celery, /s"], 15, "x"),
+            Check("0 ms: threads, of Celery's best", threads / best_of(middle, "0 ms"), 5, "x"),
+            Check("5 ms: threads, of Celery's best", delayed / best_of(middle, "5 ms"), 15, "x"),
         ]
     return found
+
+
+def best_of(middle: dict[str, float], delay: str) -> float:
+    """Tasks/s of the fastest way to run Celery."""
+    return max(middle[f"{delay}: {way.name}, /s"] for way in CELERIES)
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def systems() -> list[System]:
             ("--lease", "3s"),
         ),
         System(
-            "celery",
+            "celery threads",
             "celery_app",
             "celery-bench",
             peers,
@@ -77,6 +77,13 @@ def systems() -> list[System]:
                 "-l",
                 "ERROR",
             ),
+        ),
+        System(
+            "celery solo",
+            "celery_app",
+            "celery-bench",
+            peers,
+            ("-m", "celery", "-A", "celery_app", "worker", "-P", "solo", "-l", "ERROR"),
         ),
         System(
             "dramatiq",
