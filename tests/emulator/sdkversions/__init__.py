@@ -14,8 +14,9 @@ INSTALL_SECONDS = 300
 
 
 def installed(version: str) -> Path:
-    """The folder with this release, to be put in front of PYTHONPATH; what it needs beside is that
-    of the present environment.
+    """Return the folder with this release, to put first on PYTHONPATH.
+
+    Its dependencies are those of the current environment.
 
     It is downloaded once and kept. Raises RuntimeError with the end of pip's output.
     """

@@ -199,7 +199,7 @@ def test_what_was_settled_elsewhere_is_forgotten_on_both_ends(bus, receiver):
     messages = private.pull(receiver, 6, 5.0)
     tags = receiver._handler._link._received_delivery_tags
     (endpoint,) = bus._emulator.server.endpoints
-    (ours,) = endpoint.peer._consumers
+    (ours,) = endpoint.client._consumers
     assert len(tags) == len(ours.unsettled) == 6
     done = [*messages[:2], *messages[4:]]
     private.settle_many(receiver, "complete", [each.lock_token for each in done], "", "")
