@@ -1,7 +1,5 @@
 """Every result store: what is done to one run leaves all others as they were."""
 
-# ruff: noqa: F811  # fixtures are imported
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 from stores import Store
-from test_contract_results import maker, results, store  # noqa: F401
 
 from aztask.results.base import (
-    Elsewhere,
+    OwnedElsewhere,
     Finish,
     Outcome,
     Owned,
@@ -132,7 +129,7 @@ def test_a_copy_of_the_message_elsewhere_is_told_so_and_changes_nothing(
 ) -> None:
     results.start([a_start(KEYS[0], "one", position=1)])
     before = state_of(results)
-    assert results.start([a_start(KEYS[0], "two", position=2)]) == [Elsewhere()]
+    assert results.start([a_start(KEYS[0], "two", position=2)]) == [OwnedElsewhere()]
     assert state_of(results) == before
 
 
@@ -180,7 +177,7 @@ def test_a_cancelled_task_that_no_worker_has_met_is_shown_as_such(
 
 def test_a_worker_that_was_silent_for_a_day_is_forgotten(store: Store) -> None:
     if store.name != "local":
-        return  # Azure Tables: forgotten by the purge
+        pytest.skip("Azure Tables: the purge forgets them")
     results = store.results
     day = 86400.0
     for name, seen_at in (("old", 0.0), ("day", 1.0), ("new", 1.0 + day)):
@@ -191,7 +188,7 @@ def test_a_worker_that_was_silent_for_a_day_is_forgotten(store: Store) -> None:
 
 def test_the_newest_hundred_runs_are_listed(store: Store) -> None:
     if store.name != "local":
-        return  # a request for each: see the limit in test_contract_results
+        pytest.skip("a request for each: see the limit in test_contract_results")
     store.results.start([a_start(RunKey(f"t{n}"), "x") for n in range(101)])
     assert len(store.results.recent()) == 100
     assert [run.key.task_id for run in store.results.recent(limit=2)] == ["t100", "t99"]

@@ -48,11 +48,8 @@ class Source:
 
     @property
     def short(self) -> str:
-        """The name by which marks and reports call it; it survives a move to another package.
-
-        With the package where two modules of the core would have the same: none today.
-        """
-        return self.name.rpartition(".")[2]
+        """Its name with its package, by which marks call it: ``servicebus.receiver``."""
+        return ".".join(self.name.split(".")[1:][-2:])
 
 
 def find(names: tuple[str, ...] | list[str]) -> list[Source]:

@@ -63,10 +63,10 @@ class Reach:
 
 
 def _far(test: str, source: Source) -> int:
-    """0 for a test whose file bears the name of the module."""
-    words = Path(test.partition("::")[0]).stem.split("_")
-    wanted = source.short.split("_")
-    return 0 if all(word in words for word in wanted) else 1
+    """0 for a test in the module's own file of unit tests."""
+    *packages, name = source.name.split(".")[1:]
+    own = Path("tests", "unit", *packages, f"test_{name}.py")
+    return 0 if Path(test.partition("::")[0]) == own else 1
 
 
 def is_local(test: str) -> bool:
