@@ -9,10 +9,10 @@ import pytest
 from stores import Store
 
 from aztask.results.base import (
-    OwnedElsewhere,
     Finish,
     Outcome,
     Owned,
+    OwnedElsewhere,
     Recorded,
     ResultStore,
     RunKey,
