@@ -37,6 +37,9 @@ MODULES = (
 TESTS = ("tests/unit", "tests/contract")
 """What a mutant is tried with; of the contract tests only those of the local broker and store."""
 
+TEXT_TESTS = ("test_architecture.py", "test_language.py", "test_rules.py", "test_typing.py")
+"""Files of tests that read the sources as text, which no mutant changes."""
+
 
 @dataclass(frozen=True)
 class Source:

@@ -19,7 +19,7 @@ import pytest
 
 from . import processes
 from .making import Mutant
-from .modules import TESTS, Source
+from .modules import TESTS, TEXT_TESTS, Source
 
 SECONDS = 900.0
 BUDGET = 12.0
@@ -106,7 +106,7 @@ def measure(
     Raises SystemExit if one of them fails.
     """
     files = sorted(
-        only or (str(path) for root in TESTS for path in Path(root).rglob("test_*.py")),
+        only or _files(),
         key=lambda name: -Path(name.partition("::")[0]).stat().st_size,
     )
     runs = []
@@ -136,6 +136,12 @@ def measure(
             for line, tests in lines.items():
                 target.setdefault(int(line), []).extend(tests)
     return reach
+
+
+def _files() -> list[str]:
+    """All files of tests that can notice a mutant."""
+    found = (path for root in TESTS for path in Path(root).rglob("test_*.py"))
+    return [str(path) for path in found if path.name not in TEXT_TESTS]
 
 
 def _run(files: list[str], sources: Sequence[Source], result: Path) -> int:
