@@ -3,159 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from still import Still
+from pipelinebench import Make
 
-from aztask import App
-from aztask.brokers.base import Delivery
-from aztask.brokers.local.broker import LocalBroker
-from aztask.brokers.local.receiver import LocalReceiver
-from aztask.engine import Database
 from aztask.errors import AlreadySettled, BrokerUnavailable
-from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
 from aztask.results.base import Finish, Outcome, State
-from aztask.results.local.store import LocalResults
-from aztask.settlement import DeadLetter, Resubmit, Settlement
-from aztask.worker.pipeline.deliveries import Deliveries
-from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.settlement import DeadLetter, Resubmit
 from aztask.worker.pipeline.refusals import TRIES
-from aztask.worker.pipeline.work import Stage, WorkItem
-
-LEASE = 60.0
-
-
-@dataclass
-class Faults:
-    """What fails: by task id, what the store or the broker raises for it, each time."""
-
-    record: dict[str, Exception] = field(default_factory=dict)
-    settle: dict[str, Exception] = field(default_factory=dict)
-    start: dict[str, Exception] = field(default_factory=dict)
-
-
-class BadResults(LocalResults):
-    """The local store; some runs make it raise."""
-
-    faults: Faults
-
-    def start(self, starts: Any) -> Any:
-        _raise(self.faults.start, [each.key.task_id for each in starts])
-        return super().start(starts)
-
-    def record(self, finishes: Any) -> Any:
-        _raise(self.faults.record, [each.key.task_id for each in finishes])
-        return super().record(finishes)
-
-
-class BadReceiver:
-    """A local receiver; some deliveries make it raise, after half of their batch is settled."""
-
-    def __init__(self, inner: LocalReceiver, faults: Faults, *, half: bool) -> None:
-        self._inner, self._faults, self._half = inner, faults, half
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def settle(self, pairs: list[tuple[Delivery, Settlement]]) -> Any:
-        ids = [delivery.envelope.headers["id"] for delivery, _ in pairs]
-        bad = [n for n, task_id in enumerate(ids) if task_id in self._faults.settle]
-        if bad:
-            if self._half and bad[0]:
-                self._inner.settle(pairs[: bad[0]])
-            raise self._faults.settle[ids[bad[0]]]
-        return self._inner.settle(pairs)
-
-
-def _raise(faults: dict[str, Exception], ids: list[str]) -> None:
-    for task_id in ids:
-        if task_id in faults:
-            raise faults[task_id]
-
-
-@dataclass
-class Bench:
-    """A worker's stages, without its loop."""
-
-    app: App
-    clock: Still
-    keeper: LeaseKeeper
-    pipeline: Pipeline
-    deliveries: Deliveries
-    faults: Faults
-    receiver: Any
-
-    def items(self, *ids: str) -> list[WorkItem]:
-        """Deliveries of tasks with these ids, opened and claimed."""
-        for task_id in ids:
-            self.app.send("shop.count", [[1]], task_id=task_id)
-        items = []
-        for delivery in self.receiver.receive(len(ids), 0.0):
-            items.append(self.deliveries.add("default", self.receiver, delivery))
-        self.keeper.hold(self.receiver, [item.lease for item in items])
-        self.pipeline.open(items)
-        return sorted(items, key=lambda item: item.key.task_id)
-
-    def claimed(self, *ids: str) -> list[WorkItem]:
-        items = self.items(*ids)
-        self.pipeline.claim(items)
-        return items
-
-    def succeed(self, items: list[WorkItem]) -> None:
-        for item in items:
-            self.pipeline.verdicts.succeeded(item, b"\x01")
-
-    def states(self, *ids: str) -> list[str]:
-        found = [self.app.results.get(task_id) for task_id in ids]
-        return [run.state.value if run else "" for run in found]
-
-    def dead(self) -> dict[str, str]:
-        """{task id: reason} of the dead letters."""
-        peeked = self.app.broker.peek("default", dead_letter=True)
-        return {
-            each.envelope.headers["id"]: f"{each.dead_letter_reason}: "
-            f"{each.dead_letter_description}"
-            for each in peeked
-        }
-
-
-Make = Callable[..., Bench]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    databases = []
-
-    def make(*, joint: bool = False, half: bool = False, results: bool = True) -> Bench:
-        clock, faults = Still(), Faults()
-        first = Database(str(tmp_path / "queues.db"))
-        second = first if joint else Database(str(tmp_path / "results.db"))
-        databases.extend({first, second})
-        broker, store = LocalBroker(first, clock=clock), BadResults(second, clock=clock)
-        store.faults = faults
-        app = App("shop", broker=broker, results=store if results else None)
-        app.task(name="shop.count")(len)
-        keeper = LeaseKeeper(broker, clock=clock)
-        pipeline = Pipeline(app, keeper, name="w", clock=clock)
-        inner = broker.receiver("default", lease=LEASE)
-        receiver = BadReceiver(inner, faults, half=half)
-        deliveries = Deliveries("w", clock)
-        return Bench(app, clock, keeper, pipeline, deliveries, faults, receiver)
-
-    yield make
-    for database in databases:
-        database.close()
-
-
-@pytest.fixture(params=[True, False], ids=["one file", "two files"])
-def joint(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
+from aztask.worker.pipeline.work import Stage
 
 # -- one bad delivery in a batch ----------------------------------------------------------------
 
