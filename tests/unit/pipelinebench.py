@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from still import Still
@@ -184,7 +183,6 @@ Make = Callable[..., Bench]
 
 
 def make_bench(
-    folder: Path,
     databases: set[Database],
     *,
     joint: bool = False,
@@ -195,12 +193,12 @@ def make_bench(
     task: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Bench:
-    """joint: broker and store share a file. half: see `BadReceiver`. known: whether the app has
+    """joint: broker and store share a database. half: see `BadReceiver`. known: whether the app has
     the task ``shop.count``, made with the options `task`. databases: gets what is to be closed.
     """
     clock, faults = Still(), Faults()
-    first = Database(str(folder / "queues.db"))
-    second = first if joint else Database(str(folder / "results.db"))
+    first = Database(":memory:")
+    second = first if joint else Database(":memory:")
     databases |= {first, second}
     broker, store = kind(first, clock=clock), BadResults(second, clock=clock)
     broker.faults = store.faults = faults

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from pipelinebench import Make, make_bench
@@ -13,15 +12,15 @@ from aztask.engine import Database
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make() -> Iterator[Make]:
     """Makes benches; see `pipelinebench.make_bench`."""
     databases: set[Database] = set()
-    yield partial(make_bench, tmp_path, databases)
+    yield partial(make_bench, databases)
     for database in databases:
         database.close()
 
 
-@pytest.fixture(params=[True, False], ids=["one file", "two files"])
+@pytest.fixture(params=[True, False], ids=["one database", "two databases"])
 def joint(request: pytest.FixtureRequest) -> bool:
-    """Whether broker and store share a file, so that record and settlement are one transaction."""
+    """Whether broker and store share a database: then record and settlement are one."""
     return bool(request.param)
