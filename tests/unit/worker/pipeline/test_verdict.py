@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from pipelinebench import Bench, Make
+from pipelinebench import BadBroker, Bench, Make
 
 from aztask import RetryPolicy
 from aztask.results.base import (
@@ -71,6 +71,28 @@ def test_what_came_too_early_is_put_off_in_the_broker(make: Make) -> None:
     clone = item.decided.clone
     assert clone is not None
     assert (clone.hop, clone.resubmit_count, clone.snooze_count) == (1, 0, 0)
+
+
+class InPlace(BadBroker):
+    """The local broker, declared to change messages in place: as a Storage queue."""
+
+    @property
+    def capabilities(self) -> Any:
+        return replace(super().capabilities, resubmit_in_place=True)
+
+
+@pytest.mark.parametrize(("kind", "base"), [(BadBroker, 0), (InPlace, 4)])
+def test_what_is_put_off_remembers_a_count_that_goes_on(
+    make: Make, kind: type[BadBroker], base: int
+) -> None:
+    bench = make(kind=kind)
+    (item,) = bench.items("a")
+    item.delivery.delivery_count = 4
+    item.rewrite(eta=NOW + 5.0)
+    verdicts(bench).early(item)
+    assert item.decided is not None
+    assert item.decided.clone is not None
+    assert item.decided.clone.delivery_base == base
 
 
 def test_a_foreign_message_that_came_too_early_is_not_claimed(make: Make) -> None:

@@ -90,6 +90,27 @@ class Pool:
         return self.over
 
 
+@dataclass(eq=False)
+class Server:
+    """A fork server. gone: it has ended."""
+
+    gone: bool
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(eq=False)
+class Requests:
+    """Notes what tasks ask for."""
+
+    asked: list[Any] = field(default_factory=list)
+
+    def answer(self, *request: Any) -> None:
+        self.asked.append(request)
+
+
 class Selector:
     """Notes what is watched; `fire` does what the loop does when something can be read."""
 
@@ -115,8 +136,8 @@ class Worker:
         self.pool, self.selector = Pool(), Selector()
         self.finished: list[WorkItem] = []
         self.done: list[WorkItem] = []
-        self.asked: list[Any] = []
-        requests: Any = type("Requests", (), {"answer": lambda _, *each: self.asked.append(each)})()
+        requests: Any = Requests()
+        self.asked = requests.asked
         pool: Any = self.pool
         selector: Any = self.selector
         self.dispatcher = PoolDispatcher(
@@ -381,13 +402,12 @@ def test_at_most_once_a_run_that_gave_up_is_over(make: Make) -> None:
 
 def ends(worker: Worker, process: Process, *, gone: bool = False) -> None:
     """The fork server says that a process has ended; or it has ended itself."""
-    closed: list[Any] = []
-    server: Any = type("Server", (), {"gone": gone, "close": lambda self: closed.append(self)})()
+    server: Any = Server(gone)
     worker.pool.on_server(server)
     worker.pool.over = [process]
     worker.selector.fire(server)
     assert (server in worker.selector.watched) is not gone
-    assert closed == ([server] if gone else [])
+    assert server.closed is gone
 
 
 def test_what_a_process_had_not_read_goes_on_and_what_it_ran_has_failed(make: Make) -> None:
