@@ -15,7 +15,7 @@ from .making import Mutant, mutants_of
 from .modules import MODULES, Source, find
 from .trying import Trial
 
-DRAW = 60
+DRAW = 40
 GOOD = 90.0
 
 

@@ -28,10 +28,17 @@ MODULES = (
     "aztask.brokers.servicebus.receiver",
     "aztask.brokers.servicebus.session",
     "aztask.worker.pipeline.deliveries",
-    "aztask.worker.pool.dispatcher",
+    "aztask.worker.pipeline.isolation",
     "aztask.worker.pipeline.pipeline",
-    "aztask.worker.pool.timelimits",
+    "aztask.worker.pipeline.pointers",
     "aztask.worker.pipeline.redelivery",
+    "aztask.worker.pipeline.refusals",
+    "aztask.worker.pipeline.settling",
+    "aztask.worker.pipeline.verdict",
+    "aztask.worker.pipeline.work",
+    "aztask.worker.pool.dispatcher",
+    "aztask.worker.pool.requests",
+    "aztask.worker.pool.timelimits",
 )
 
 TESTS = ("tests/unit", "tests/contract")

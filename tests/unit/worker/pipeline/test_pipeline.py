@@ -13,6 +13,7 @@ from aztask import RetryPolicy
 from aztask.brokers.delivery import Lost, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable
 from aztask.lease.state import LeaseState
+from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Start, State
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
 from aztask.worker.pipeline.refusals import TRIES
@@ -500,9 +501,56 @@ def test_at_least_once_nothing_is_settled_before_the_run(make: Make) -> None:
     bench = make()
     bench.claimed(*"ab")
     assert bench.receiver.batches == []
-    unknown = make(known=False)
-    unknown.claimed("c")
-    assert unknown.receiver.batches == []
+
+
+@pytest.mark.parametrize("answer", [ValueError("this one"), BrokerUnavailable("x")])
+def test_at_most_once_what_could_not_be_removed_is_held_still(
+    make: Make, joint: bool, answer: Any
+) -> None:
+    """Its lease ends by itself: the message comes again."""
+    bench = make(joint=joint, task={"delivery": "at-most-once"})
+    bench.faults.settle["a"] = answer
+    (item,) = bench.claimed("a")
+    assert item.stage is Stage.ENDED
+    assert item.lease.state is LeaseState.HELD
+
+
+def test_at_most_once_what_is_not_to_run_is_settled_with_its_record(make: Make) -> None:
+    """One that has expired, say: it is not completed before that is recorded."""
+    bench = make(task={"delivery": "at-most-once"})
+    (item,) = bench.items("a")
+    item.rewrite(expires=bench.clock.now)
+    bench.pipeline.claim([item])
+    assert (item.stage, item.settled, bench.receiver.batches) == (Stage.DECIDED, False, [])
+    bench.pipeline.finish([item])
+    assert (bench.states("a"), item.settled) == (["expired"], True)
+
+
+# -- opening ------------------------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_decoded_is_dead(make: Make) -> None:
+    bench = make()
+    bench.app.broker.send("default", [Envelope(b"junk", {"id": "bad"}, message_id="bad")])
+    bench.send("good")
+    bad, good = bench.receive()
+    assert isinstance(bad.settlement, DeadLetter)
+    assert bad.settlement.reason == "undecodable"
+    assert (good.decided, bad.opened) == (None, None)
+    assert good.task is bench.app.tasks["shop.count"]
+    bench.pipeline.finish([bad])
+    assert list(bench.dead()) == ["bad"]
+
+
+def test_what_is_early_is_put_off_as_it_is_opened(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    (item,) = bench.receive()
+    early = replace(message_of(item), eta=bench.clock.now + 5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.app.codec, "from_envelope", lambda *_: early)
+        bench.pipeline.open([item])
+    assert item.settlement == Resubmit(5.0, counted=False)
 
 
 # -- claiming -----------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ class Pool:
         return self.space
 
     def feed(self, items: list[WorkItem], packet: Callable[[WorkItem], list[Any]]) -> Any:
+        self.calls.append("feed")
         for item in items[: self.takes]:
             self.sent.append(packet(item))
             item.sent()
@@ -190,6 +191,7 @@ def test_ready_deliveries_are_sent_as_far_as_there_is_room(make: Make) -> None:
     worker.bench.deliveries.ready.extend(items)
     worker.dispatcher.feed()
     assert worker.pool.sent == [], "there is no room"
+    assert worker.pool.calls == []
     worker.pool.space = 2
     worker.dispatcher.feed()
     assert [packet[0] for packet in worker.pool.sent] == [items[0].number, items[1].number]
@@ -204,6 +206,14 @@ def test_nothing_ready_is_nothing_sent(make: Make, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker.pool, "feed", lambda *each: calls.append(each))
     worker.dispatcher.feed()
     assert calls == []
+
+
+def test_more_room_than_deliveries_is_left_over(make: Make) -> None:
+    worker = make()
+    worker.bench.deliveries.ready.extend(worker.bench.claimed(*"ab"))
+    worker.pool.space = 5
+    worker.dispatcher.feed()
+    assert len(worker.pool.sent) == 2
 
 
 def test_a_packet_holds_what_a_run_needs(make: Make) -> None:
