@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Start, State
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
@@ -692,10 +694,12 @@ def test_crashes_do_meet_it(make: Make, joint: bool) -> None:
 # -- giving back --------------------------------------------------------------------------------
 
 
-def test_what_was_not_claimed_is_given_back_without_the_store(make: Make) -> None:
+def test_what_was_not_claimed_is_given_back_without_the_store(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = make()
     items = bench.items(*"ab")
-    bench.faults.disown.update(dict.fromkeys("ab", ValueError("never asked")))
+    monkeypatch.setattr(bench.app.results, "disown", lambda runs: 1 / 0)
     bench.pipeline.release(items)
     assert bench.stats() == (2, 0, 0, 0)
     assert [item.stage for item in items] == [Stage.ENDED] * 2
@@ -761,8 +765,9 @@ def test_a_finished_run_is_not_given_back_while_the_store_is_unreachable(make: M
     done, waiting = bench.claimed(*"ab")
     bench.succeed([done])
     bench.faults.record["a"] = BrokerUnavailable("away")
-    bench.pipeline.finish([done])
-    assert (done.stage, done.tries, done.settled) == (Stage.DECIDED, 1, False)
+    for tries in (1, 2):
+        bench.pipeline.finish([done])
+        assert (done.stage, done.tries, done.settled) == (Stage.DECIDED, tries, False)
     at = bench.deliveries.try_later(done)
     bench.deliveries.ready.append(waiting)
     assert bench.deliveries.waiting() == [waiting]
@@ -811,7 +816,9 @@ def test_what_ended_meanwhile_is_left_out(make: Make) -> None:
     assert not items[0].settled
 
 
-def test_a_repeated_settlement_is_not_recorded_again(make: Make) -> None:
+def test_a_repeated_settlement_is_not_recorded_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = make()
     (item,) = bench.claimed("a")
     bench.succeed([item])
@@ -821,7 +828,7 @@ def test_a_repeated_settlement_is_not_recorded_again(make: Make) -> None:
     bench.clock.now += LEASE + 1.0
     (item,) = bench.again()
     assert item.decided.recorded
-    bench.faults.record["a"] = ValueError("it is not recorded again")
+    monkeypatch.setattr(bench.app.results, "record", lambda finishes: 1 / 0)
     bench.pipeline.finish([item])
     assert item.settled
     assert bench.stats() == (0, 0, 0, 0)
@@ -844,3 +851,11 @@ def test_one_transaction_needs_one_file(make: Make) -> None:
     assert make(joint=True).pipeline._joint is not None
     assert make(joint=False).pipeline._joint is None
     assert make(joint=True, results=False).pipeline._joint is None
+
+
+def test_a_broker_or_a_store_without_transactions_has_none_in_common(make: Make) -> None:
+    both = make(joint=True).app
+    plain: Any = SimpleNamespace()
+    for broker, results in ((plain, plain), (plain, both.results), (both.broker, plain)):
+        app: Any = SimpleNamespace(broker=broker, results=results)
+        assert _joint(app) is None

@@ -317,9 +317,9 @@ def test_the_state_of_a_session_is_read_and_written(make: Make) -> None:
     assert worker.answered("state") == ("", b"page 7")
     assert worker.answered("set-state", b"page 8") == ("", None)
     assert holder.states == {"s1": b"page 8"}
+    assert message_of(worker.item).saved is None, "it is no checkpoint"
     assert worker.answered("set-state", None) == ("", None)
     assert worker.answered("state") == ("", None)
-    assert message_of(worker.item).saved is None
 
 
 def test_a_delivery_without_a_session_has_the_empty_one(make: Make) -> None:
