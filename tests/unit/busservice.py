@@ -250,6 +250,14 @@ def forget(link: Any, deliveries: Iterable[tuple[int, bytes]]) -> None:
     link.forgotten += deliveries
 
 
+def finish(receiver: Any) -> None:
+    """Close a receiver, and wait for its threads: they would go on in the next test."""
+    receiver.close()
+    for control in (receiver._settling, receiver._renewing):
+        if control._thread is not None:
+            control._thread.join(10.0)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> BusService:
     """The service, in the place of the SDK's requests."""
     service = BusService(Time())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusServerBusyError
-from busservice import LEASE, Answer, BusService, broken, install
+from busservice import LEASE, Answer, BusService, broken, finish, install
 from waiting import wait_until
 
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
@@ -78,7 +78,7 @@ def make(service: BusService) -> Iterator[Make]:
 
     yield make
     for each in made:
-        each.close()
+        finish(each)
 
 
 def received(service: BusService, receiver: BusReceiver, count: int = 1) -> list[Delivery]:

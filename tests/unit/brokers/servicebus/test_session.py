@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
-from busservice import LEASE, Answer, BusService, broken, install
+from busservice import LEASE, Answer, BusService, broken, finish, install
 
 from aztask.brokers.base import ANY_SESSION
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
@@ -98,7 +98,7 @@ def make(service: BusService) -> Iterator[Make]:
 
     yield make
     for each in made:
-        each.close()
+        finish(each)
 
 
 def received(service: BusService, receiver: SessionReceiver, count: int = 1) -> list[Any]:
