@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = (
+    "aztask.lease.bounds",
+    "aztask.lease.held",
     "aztask.lease.state",
     "aztask.lease.keeper",
     "aztask.retry",
