@@ -19,7 +19,7 @@ import pytest
 
 from . import processes
 from .making import Mutant
-from .modules import TESTS, TEXT_TESTS, Source
+from .modules import TESTS, Source
 
 SECONDS = 900.0
 BUDGET = 12.0
@@ -139,9 +139,12 @@ def measure(
 
 
 def _files() -> list[str]:
-    """All files of tests that can notice a mutant."""
-    found = (path for root in TESTS for path in Path(root).rglob("test_*.py"))
-    return [str(path) for path in found if path.name not in TEXT_TESTS]
+    """All files of tests that a mutant is tried with."""
+    found: list[Path] = []
+    for name in TESTS:
+        path = Path(name)
+        found += path.rglob("test_*.py") if path.is_dir() else [path]
+    return [str(path) for path in found]
 
 
 def _run(files: list[str], sources: Sequence[Source], result: Path) -> int:

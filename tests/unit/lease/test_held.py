@@ -196,6 +196,12 @@ def test_while_it_is_renewed_leaving_waits_and_then_abandons(bench: Bench) -> No
     assert [each for _, each in bench.receiver.settled] == [Abandon()]
 
 
+def test_its_keeper_renews_as_it_was_told(bench: Bench) -> None:
+    with bench.held() as lease:
+        assert lease._keeper._book.next_at() == lease.delivery.deadline, "here: not at all"
+        assert lease._keeper._clock is bench.clock
+
+
 def test_outside_of_its_block_it_holds_nothing(bench: Bench) -> None:
     lease = bench.held()
     for use in (lambda: lease.delivery, lease.ensure, lease.complete):
