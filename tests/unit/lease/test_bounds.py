@@ -65,3 +65,8 @@ def test_anything_else_is_refused(value: object) -> None:
 def test_max_lease_must_be_longer(max_lease: float) -> None:
     with pytest.raises(ConfigurationError, match="max_lease"):
         read_bounds((60, 120.0), max_lease)
+
+
+def test_a_duration_that_is_none_names_its_setting() -> None:
+    with pytest.raises(ConfigurationError, match="adaptive"):
+        read_bounds(("soon", 60.0), None)
