@@ -1,10 +1,10 @@
 """``python -m tests.mutants``: breaks the core one line at a time and checks that a test notices.
 
 A mutant is a module of the core with one small change: a boundary moved, a condition negated, a
-call removed, a term of an SQL statement dropped. Each one runs against the unit tests and the local
-contract tests that reach the changed line, nearest first, until one fails. A mutant that all of
-them pass has survived: either a test is missing, or the change makes no difference. The latter are
-marked in ``equivalent.txt``, each with its reason.
+call removed, a term of an SQL statement dropped. Each one runs against the core's unit tests and
+the local contract tests that reach the changed line, nearest first, until one fails. A mutant that
+all of them pass has survived: either a test is missing, or the change makes no difference. The
+latter are marked in ``equivalent.txt``, each with its reason.
 
 Which tool, and why: mutmut 3 makes most of the changes (its operators are imported), but does not
 run them. Run by itself it changes only the bodies of undecorated functions, so it skips properties,

@@ -15,7 +15,7 @@ from .making import Mutant, mutants_of
 from .modules import MODULES, Source, find
 from .trying import Trial
 
-DRAW = 60
+DRAW = 40
 GOOD = 90.0
 
 
@@ -73,8 +73,7 @@ def _draw(
     for name, mutants in made.items():
         pool = [mutant for mutant in mutants if (mutant.key in reasons) == options.marks]
         if not options.all and not options.marks and len(pool) > options.draw:
-            short = name.rpartition(".")[2]  # the same sample after a move to another package
-            chosen = random.Random(f"{options.seed}:{short}").sample(range(len(pool)), options.draw)
+            chosen = random.Random(f"{options.seed}:{name}").sample(range(len(pool)), options.draw)
             pool = [pool[n] for n in sorted(chosen)]
         drawn += pool
     return drawn

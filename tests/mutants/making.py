@@ -79,7 +79,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """Names it, wherever its line moves within the function, and its module among packages."""
+        """Names it, wherever its line moves within the function."""
         return self.source.short, self.function, self.before, self.after, self.same
 
     @property
@@ -125,7 +125,7 @@ def _lines(source: str, start: int, end: int, text: str) -> tuple[str, str]:
     last = source.find("\n", end)
     old = source[first:last]
     new = source[first:start] + text + source[end:last]
-    rows = [[line.strip() for line in part.splitlines()] for part in (old, new)]
+    rows = [[_bare(line) for line in part.splitlines()] for part in (old, new)]
     changes = [
         each
         for each in SequenceMatcher(None, *rows, autojunk=False).get_opcodes()
@@ -135,6 +135,11 @@ def _lines(source: str, start: int, end: int, text: str) -> tuple[str, str]:
         return "", ""
     low, high = changes[0], changes[-1]
     return " ".join(rows[0][low[1] : high[2]]), " ".join(rows[1][low[3] : high[4]])
+
+
+def _bare(line: str) -> str:
+    """Without indentation and comment: a mark survives when the comment is reworded."""
+    return re.sub(r"\s{2}#.*$", "", line).strip()
 
 
 class _Visitor(cst.CSTVisitor):

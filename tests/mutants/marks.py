@@ -1,9 +1,9 @@
 """Reads and writes marks: mutants that make no difference, each with its reason.
 
-A mark is four lines and an empty one. It names the module without its package and the function,
-but no line number, so that it survives moves::
+A mark is four lines and an empty one. It names the module with its package and the function, but
+no line number and no comment, so that it survives moves and rewordings::
 
-    lease LeaseBook.next_at
+    lease.state LeaseBook.next_at
     - while self._heap and self._stale(self._heap[0]):
     + while self._heap or self._stale(self._heap[0]):
     = why it makes no difference

@@ -63,10 +63,10 @@ class Reach:
 
 
 def _far(test: str, source: Source) -> int:
-    """0 for a test whose file bears the name of the module."""
-    words = Path(test.partition("::")[0]).stem.split("_")
-    wanted = source.short.split("_")
-    return 0 if all(word in words for word in wanted) else 1
+    """0 for a test in the module's own file of unit tests."""
+    *packages, name = source.name.split(".")[1:]
+    own = Path("tests", "unit", *packages, f"test_{name}.py")
+    return 0 if Path(test.partition("::")[0]) == own else 1
 
 
 def is_local(test: str) -> bool:
@@ -106,7 +106,7 @@ def measure(
     Raises SystemExit if one of them fails.
     """
     files = sorted(
-        only or (str(path) for root in TESTS for path in Path(root).rglob("test_*.py")),
+        only or _files(),
         key=lambda name: -Path(name.partition("::")[0]).stat().st_size,
     )
     runs = []
@@ -136,6 +136,15 @@ def measure(
             for line, tests in lines.items():
                 target.setdefault(int(line), []).extend(tests)
     return reach
+
+
+def _files() -> list[str]:
+    """All files of tests that a mutant is tried with."""
+    found: list[Path] = []
+    for name in TESTS:
+        path = Path(name)
+        found += path.rglob("test_*.py") if path.is_dir() else [path]
+    return [str(path) for path in found]
 
 
 def _run(files: list[str], sources: Sequence[Source], result: Path) -> int:

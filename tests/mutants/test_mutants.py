@@ -199,7 +199,7 @@ def test_a_run_tells_noticed_from_survived_and_changes_no_file():
     assert code == 0, out
     assert "6 of 6 mutants were noticed" in out
     assert "tests/unit/test_settlement.py::" in out
-    code, out = run(*command, "--tests", "tests/unit/support/test_thread_pool.py")
+    code, out = run(*command, "--tests", "tests/unit/support/test_threadpool.py")
     assert code == 1
     assert out.count("# survived: settlement.py:") == 6
     assert "too low" in out
@@ -211,11 +211,11 @@ def test_a_seed_draws_the_same_again_and_another_one_others():
     first, again, other = (run(*command, "--seed", seed) for seed in ("1", "1", "2"))
     assert first == again
     assert first != other
-    assert first[1].count("\nlease ") == 4
+    assert first[1].count("\nlease.state ") == 4
 
 
 def test_tests_that_fail_by_themselves_end_the_run(tmp_path):
-    broken = ROOT / "tests" / "unit" / "test_thread_pool.py"
+    broken = ROOT / "tests" / "unit" / "support" / "test_threadpool.py"
     code, out = run(
         "--module", "aztask.lease.state", "--tests", str(broken.relative_to(ROOT)) + "::no"
     )

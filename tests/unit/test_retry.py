@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aztask import retry
 from aztask.app import App
 from aztask.errors import (
     ConfigurationError,
@@ -278,3 +279,14 @@ def test_the_apps_strategy_is_that_of_tasks_which_name_none():
         app.task(name="x", retry_strategy="abandom")(len)
     with pytest.raises(ConfigurationError, match="Did you mean 'hold'"):
         App("wrong", retry_strategy="hole")
+
+
+def test_reasons_are_what_operators_search_for():
+    """They travel in dead letters and are quoted in the documentation: they do not change."""
+    names = (
+        *("RETRIES_EXHAUSTED", "SNOOZES_EXHAUSTED", "NOT_RETRYABLE", "INVALID_DELAY"),
+        *("EXPIRED", "UNDECODABLE"),
+    )
+    assert [getattr(retry, name) for name in names] == [
+        name.lower().replace("_", "-") for name in names
+    ]

@@ -105,3 +105,14 @@ def test_a_forged_record_is_an_error(record):
 def test_texts_are_cut_to_what_every_service_allows():
     dead = DeadLetter("r" * 2000, "d" * 2000)
     assert (len(dead.reason), len(dead.description)) == (REASON_LIMIT, REASON_LIMIT)
+
+
+@pytest.mark.parametrize(("due", "good"), [(250_000_000_000.0, True), (250_000_000_001.0, False)])
+def test_a_time_that_no_calendar_knows_is_no_settlement(due, good):
+    """About the year 9892: later ones cannot be shown, and no service takes them."""
+    record = {"settle": "resubmit", "delay": 1.0, "due": due}
+    if good:
+        assert from_record(record).due == due
+    else:
+        with pytest.raises(TypeError):
+            from_record(record)

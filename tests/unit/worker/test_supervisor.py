@@ -5,6 +5,7 @@ from contextlib import closing
 import pytest
 
 from aztask import App
+from aztask.errors import BrokerUnavailable
 from aztask.worker.options import WorkerOptions
 from aztask.worker.supervisor import Supervisor
 
@@ -79,3 +80,61 @@ def test_an_error_that_ends_the_worker_counts_as_a_start_of_what_was_begun(tmp_p
         }
         assert counts == {"begun": 2, "waiting": 1}
         receiver.close()
+
+
+# -- the end -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_run_that_has_finished_is_not_given_back_at_the_end(tmp_path, monkeypatch, signals):
+    """While the store is unreachable it waits for its record: given back, it would run again."""
+    address = f"local://{tmp_path}/tasks.db"
+    with closing(App("shop", broker=address, results=address)) as app:
+        app.task(name="shop.place")(len)
+        supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
+        monkeypatch.setattr(supervisor._pool, "fill", lambda: None)
+        app.broker.declare("idle")
+        supervisor.keeper.start()
+        supervisor._intakes.start()
+        for task_id in ("finished", "ready", "running"):
+            app.send("shop.place", ["order-1"], task_id=task_id)
+        receiver = app.broker.receiver("default", lease=30.0)
+        items = {
+            each.envelope.headers["id"]: supervisor._deliveries.add("default", receiver, each)
+            for each in receiver.receive(3, 1.0)
+        }
+        supervisor.keeper.hold(receiver, [item.lease for item in items.values()])
+        supervisor.pipeline.open(items.values())
+        supervisor.pipeline.claim(list(items.values()))
+        finished, ready, running = (items[each] for each in ("finished", "ready", "running"))
+        supervisor._deliveries.ready.append(ready)
+        running.sent()
+        finished.sent()
+        supervisor.pipeline.verdicts.succeeded(finished, b"\x01")
+
+        def away(finishes):
+            raise BrokerUnavailable("the store is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app.results, "record", away)
+            supervisor._finishes.submit([finished])
+            supervisor._finishes.turn()
+            assert finished.tries == 1
+            supervisor.stop()
+            assert supervisor._done() is False
+            assert app.broker.stats("default").active == 1, "what was ready is given back"
+            assert supervisor._deliveries.of(finished.lease) is finished, "this one is not"
+            if signals == 2:
+                supervisor.stop()
+                assert supervisor._done() is True
+        if signals == 1:
+            assert supervisor._deliveries.due(float("inf")) == [finished]
+            supervisor.pipeline.finish([finished])
+            assert app.results.get("finished").state.value == "succeeded"
+            supervisor._give_back_running()
+        starts = [app.results.get(each).starts for each in ("finished", "ready", "running")]
+        assert starts == [1, 0, 0]
+        left = {each.envelope.headers["id"] for each in receiver.receive(5, 0.1)}
+        assert left == {"ready", "running"}, "it comes again when its lease ends, and not before"
+        receiver.close()
+        supervisor._shut()

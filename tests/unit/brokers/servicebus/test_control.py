@@ -122,3 +122,58 @@ def test_an_error_that_nobody_expects_ends_neither_thread_nor_wait(service) -> N
     service.control.carry_out(orders)
     assert isinstance(orders[0].verdict, Unknown)
     assert service.control.call(lambda link: "goes on") == "goes on"
+
+
+# -- where the SDK has not the private calls ---------------------------------------------------
+
+
+class Message:
+    """A received message, as the public calls take it."""
+
+
+class Public:
+    """A connection whose calls are the SDK's public ones."""
+
+    _running = True
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.lost: set[object] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(message: object, **options: Any) -> None:
+            self.calls.append((name, message, options))
+            if message in self.lost:
+                raise MessageLockLostError
+
+        return call
+
+
+def test_without_the_private_calls_each_message_has_a_request_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "available", lambda: False)
+    link: Any = Public()
+    client: Any = SimpleNamespace(close=lambda link: None, drop=lambda link: None)
+    control = Control(client, lambda: link, "q", 2.5)
+    messages: list[Any] = [Message() for _ in range(6)]
+    link.lost = {messages[1]}
+    kinds = [
+        (RENEW, "", ""), (RENEW, "", ""), ("complete", "", ""), ("abandon", "", ""),
+        ("defer", "", ""), ("dead-letter", "why", "how"),
+    ]  # fmt: skip
+    orders = [
+        LockRequest(kind[0], uuid.uuid4(), message, *kind[1:])
+        for kind, message in zip(kinds, messages, strict=True)
+    ]
+    control.carry_out(list(orders))
+    control.close()
+    assert [type(each.verdict) for each in orders] == [Settled, Lost] + [Settled] * 4
+    assert {(name, message): options for name, message, options in link.calls} == {
+        ("renew_message_lock", messages[0]): {"timeout": 2.5},
+        ("renew_message_lock", messages[1]): {"timeout": 2.5},
+        ("complete_message", messages[2]): {},
+        ("abandon_message", messages[3]): {},
+        ("defer_message", messages[4]): {},
+        ("dead_letter_message", messages[5]): {"reason": "why", "error_description": "how"},
+    }

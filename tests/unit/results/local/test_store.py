@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -140,3 +141,13 @@ def test_a_row_that_was_repaired_is_back_when_its_number_is_taken_off_the_list(
     assert isinstance(results.start([a_start("three", 1, RunKey("a"))])[0], Unreadable)
     database.execute("DELETE FROM damaged_runs")
     assert results.start([a_start("four", 1, RunKey("a"))]) == [Owned(2)]
+
+
+def test_waiting_lasts_until_something_changes(results: LocalResults) -> None:
+    """Not only until the next look: who waits for a result would look all the time."""
+    seen = results.wait_changed(-1, 0.0)
+    writer = threading.Timer(0.3, lambda: results.start([a_start("w", 1, RunKey("late"))]))
+    writer.start()
+    assert results.wait_changed(seen, 30.0) != seen
+    writer.join()
+    assert results.get("late") is not None

@@ -3,159 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from still import Still
+from pipelinebench import LEASE, Bench, Make
 
-from aztask import App
-from aztask.brokers.base import Delivery
-from aztask.brokers.local.broker import LocalBroker
-from aztask.brokers.local.receiver import LocalReceiver
-from aztask.engine import Database
+from aztask import RetryPolicy
+from aztask.brokers.delivery import Lost, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable
-from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
-from aztask.results.base import Finish, Outcome, State
-from aztask.results.local.store import LocalResults
-from aztask.settlement import DeadLetter, Resubmit, Settlement
-from aztask.worker.pipeline.deliveries import Deliveries
-from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.message.envelope import Envelope
+from aztask.results.base import Finish, Outcome, Start, State
+from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES
-from aztask.worker.pipeline.work import Stage, WorkItem
-
-LEASE = 60.0
-
-
-@dataclass
-class Faults:
-    """What fails: by task id, what the store or the broker raises for it, each time."""
-
-    record: dict[str, Exception] = field(default_factory=dict)
-    settle: dict[str, Exception] = field(default_factory=dict)
-    start: dict[str, Exception] = field(default_factory=dict)
-
-
-class BadResults(LocalResults):
-    """The local store; some runs make it raise."""
-
-    faults: Faults
-
-    def start(self, starts: Any) -> Any:
-        _raise(self.faults.start, [each.key.task_id for each in starts])
-        return super().start(starts)
-
-    def record(self, finishes: Any) -> Any:
-        _raise(self.faults.record, [each.key.task_id for each in finishes])
-        return super().record(finishes)
-
-
-class BadReceiver:
-    """A local receiver; some deliveries make it raise, after half of their batch is settled."""
-
-    def __init__(self, inner: LocalReceiver, faults: Faults, *, half: bool) -> None:
-        self._inner, self._faults, self._half = inner, faults, half
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def settle(self, pairs: list[tuple[Delivery, Settlement]]) -> Any:
-        ids = [delivery.envelope.headers["id"] for delivery, _ in pairs]
-        bad = [n for n, task_id in enumerate(ids) if task_id in self._faults.settle]
-        if bad:
-            if self._half and bad[0]:
-                self._inner.settle(pairs[: bad[0]])
-            raise self._faults.settle[ids[bad[0]]]
-        return self._inner.settle(pairs)
-
-
-def _raise(faults: dict[str, Exception], ids: list[str]) -> None:
-    for task_id in ids:
-        if task_id in faults:
-            raise faults[task_id]
-
-
-@dataclass
-class Bench:
-    """A worker's stages, without its loop."""
-
-    app: App
-    clock: Still
-    keeper: LeaseKeeper
-    pipeline: Pipeline
-    deliveries: Deliveries
-    faults: Faults
-    receiver: Any
-
-    def items(self, *ids: str) -> list[WorkItem]:
-        """Deliveries of tasks with these ids, opened and claimed."""
-        for task_id in ids:
-            self.app.send("shop.count", [[1]], task_id=task_id)
-        items = []
-        for delivery in self.receiver.receive(len(ids), 0.0):
-            items.append(self.deliveries.add("default", self.receiver, delivery))
-        self.keeper.hold(self.receiver, [item.lease for item in items])
-        self.pipeline.open(items)
-        return sorted(items, key=lambda item: item.key.task_id)
-
-    def claimed(self, *ids: str) -> list[WorkItem]:
-        items = self.items(*ids)
-        self.pipeline.claim(items)
-        return items
-
-    def succeed(self, items: list[WorkItem]) -> None:
-        for item in items:
-            self.pipeline.verdicts.succeeded(item, b"\x01")
-
-    def states(self, *ids: str) -> list[str]:
-        found = [self.app.results.get(task_id) for task_id in ids]
-        return [run.state.value if run else "" for run in found]
-
-    def dead(self) -> dict[str, str]:
-        """{task id: reason} of the dead letters."""
-        peeked = self.app.broker.peek("default", dead_letter=True)
-        return {
-            each.envelope.headers["id"]: f"{each.dead_letter_reason}: "
-            f"{each.dead_letter_description}"
-            for each in peeked
-        }
-
-
-Make = Callable[..., Bench]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    databases = []
-
-    def make(*, joint: bool = False, half: bool = False, results: bool = True) -> Bench:
-        clock, faults = Still(), Faults()
-        first = Database(str(tmp_path / "queues.db"))
-        second = first if joint else Database(str(tmp_path / "results.db"))
-        databases.extend({first, second})
-        broker, store = LocalBroker(first, clock=clock), BadResults(second, clock=clock)
-        store.faults = faults
-        app = App("shop", broker=broker, results=store if results else None)
-        app.task(name="shop.count")(len)
-        keeper = LeaseKeeper(broker, clock=clock)
-        pipeline = Pipeline(app, keeper, name="w", clock=clock)
-        inner = broker.receiver("default", lease=LEASE)
-        receiver = BadReceiver(inner, faults, half=half)
-        deliveries = Deliveries("w", clock)
-        return Bench(app, clock, keeper, pipeline, deliveries, faults, receiver)
-
-    yield make
-    for database in databases:
-        database.close()
-
-
-@pytest.fixture(params=[True, False], ids=["one file", "two files"])
-def joint(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
 # -- one bad delivery in a batch ----------------------------------------------------------------
 
@@ -407,3 +271,591 @@ def test_an_error_that_ends_the_worker_counts_as_a_start(make: Make, joint: bool
     bench.pipeline.claim(items)
     assert [item.claimed.starts for item in items] == [2, 2]
     assert [item.decided for item in items] == [None, None]
+
+
+# -- half a system fails ------------------------------------------------------------------------
+
+
+RETRY = Resubmit(5.0, 1_000_005.0)
+
+
+def fails(bench: Bench, items: list[WorkItem], decision: Decision = RETRY) -> None:
+    for item in items:
+        bench.pipeline.verdicts.failed(item, decision, "OSError", "disk full", "the trace")
+
+
+def counted(bench: Bench, task_id: str) -> int:
+    """How many failures the store has counted for the task's first run."""
+    with bench.app.results._database.read() as connection:
+        sql = "SELECT failures FROM runs WHERE task_id = ? AND hop = 0"
+        return int(connection.execute(sql, (task_id,)).fetchone()[0])
+
+
+@pytest.mark.parametrize("error", [ValueError("this one"), BrokerUnavailable("down")])
+@pytest.mark.parametrize("strategy", ["abandon", "resubmit"])
+def test_a_record_that_works_and_a_settlement_that_raises(
+    make: Make, strategy: str, error: Exception
+) -> None:
+    """The failure is counted once, and the settlement alone is tried again, after a pause."""
+    bench = make(task={"retry_strategy": strategy})
+    (item,) = bench.claimed("a")
+    fails(bench, [item])
+    bench.faults.settle["a"] = error
+    for tries in (1, 2):
+        bench.pipeline.finish([item])
+        assert (item.stage, item.settled, item.tries) == (Stage.DECIDED, False, tries)
+        assert item.decided.recorded
+        assert item.lease.state is LeaseState.HELD
+        assert len(bench.keeper) == 1, "it is renewed until then"
+        assert bench.states("a") == ["retrying"]
+        assert counted(bench, "a") == (strategy == "abandon")
+        pause = bench.deliveries.try_later(item) - bench.clock.now
+        assert pause == 0.5 * 2 ** (tries - 1)
+    bench.faults.settle.clear()
+    bench.pipeline.finish([item])
+    assert (item.stage, item.settled) == (Stage.ENDED, True)
+    assert counted(bench, "a") == (strategy == "abandon")
+    again = (1, 0, 0, 0) if strategy == "abandon" else (0, 0, 1, 0)
+    assert bench.stats() == again, "one message, and no more"
+
+
+@pytest.mark.parametrize("error", [ValueError("this one"), BrokerUnavailable("down")])
+def test_a_joint_transaction_that_fails_at_its_commit(make: Make, error: Exception) -> None:
+    """Neither the record nor the settlement has happened, and both are tried again."""
+    bench = make(joint=True, task={"retry_strategy": "abandon"})
+    (item,) = bench.claimed("a")
+    fails(bench, [item])
+    bench.faults.commit.append(error)
+    bench.pipeline.finish([item])
+    assert (item.stage, item.settled, item.tries) == (Stage.DECIDED, False, 1)
+    assert item.decided.recorded is False
+    assert item.lease.state is LeaseState.HELD
+    assert len(bench.keeper) == 1
+    assert (bench.states("a"), counted(bench, "a")) == (["started"], 0)
+    assert bench.stats() == (0, 1, 0, 0)
+    bench.pipeline.finish([item])
+    assert (item.stage, item.settled, item.lease.state) == (
+        Stage.ENDED, True, LeaseState.SETTLED,
+    )  # fmt: skip
+    assert (bench.states("a"), counted(bench, "a")) == (["retrying"], 1)
+    assert bench.stats() == (1, 0, 0, 0)
+
+
+def test_a_batch_whose_commit_fails_once_is_carried_out_in_halves(make: Make) -> None:
+    bench = make(joint=True)
+    items = bench.claimed(*"abcd")
+    bench.succeed(items)
+    bench.faults.commit.append(ValueError("disk"))
+    bench.pipeline.finish(items)
+    assert [len(batch) for batch in bench.receiver.batches] == [4, 2, 2]
+    assert all(item.settled for item in items)
+    assert bench.states(*"abcd") == ["succeeded"] * 4
+    assert bench.stats() == (0, 0, 0, 0)
+
+
+def test_a_send_that_fails_although_a_settlement_would_work(
+    make: Make, joint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(joint=joint, task={"retry_strategy": "defer"})
+    items = bench.claimed(*"ab")
+    fails(bench, items[:1])
+    bench.succeed(items[1:])
+
+    def send(*_: Any) -> None:
+        raise BrokerUnavailable("no way out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.app.broker, "send", send)
+        bench.pipeline.finish(items)
+        assert (items[0].settled, items[0].lease.state) == (False, LeaseState.HELD)
+        assert (items[0].tries, items[0].decided.recorded) == (1, not joint)
+        assert items[1].settled is (not joint), "joint, the batch waits as a whole"
+        assert bench.app.broker.stats("default").deferred == 0
+    bench.pipeline.finish([item for item in items if not item.settled])
+    assert bench.app.broker.stats("default").deferred == 1
+    assert bench.states(*"ab") == ["retrying", "succeeded"]
+
+
+def test_a_settlement_without_an_answer_is_tried_again(make: Make, joint: bool) -> None:
+    bench = make(joint=joint)
+    items = bench.claimed(*"ab")
+    bench.succeed(items)
+    bench.faults.answers["a"] = Unknown("no answer")
+    bench.pipeline.finish(items)
+    assert [(item.settled, item.tries) for item in items] == [(False, 1), (True, 0)]
+    assert items[0].lease.state is LeaseState.HELD
+    bench.faults.answers.clear()
+    bench.pipeline.finish(items[:1])
+    assert items[0].settled
+    assert bench.states(*"ab") == ["succeeded"] * 2
+
+
+def test_a_settlement_that_is_refused_because_the_lease_is_lost_ends_it(make: Make) -> None:
+    bench = make()
+    (item,) = bench.claimed("a")
+    bench.succeed([item])
+    bench.faults.answers["a"] = Lost("taken over")
+    bench.pipeline.finish([item])
+    assert (item.stage, item.settled, item.lease.state) == (
+        Stage.ENDED, False, LeaseState.LOST,
+    )  # fmt: skip
+    assert bench.states("a") == ["succeeded"], "the redelivery settles from it"
+
+
+# -- whose lease it is --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left", "ours"), [(0.001, True), (0.0, False), (-5.0, False)])
+def test_what_ends_after_its_deadline_is_neither_recorded_nor_settled(
+    make: Make, joint: bool, left: float, ours: bool
+) -> None:
+    bench = make(joint=joint)
+    items = bench.claimed(*"ab")
+    bench.succeed(items)
+    items[0].delivery.deadline = bench.clock.now + left
+    bench.pipeline.finish(items)
+    assert bench.states(*"ab") == ["succeeded" if ours else "started", "succeeded"]
+    assert [item.stage for item in items] == [Stage.ENDED] * 2
+    assert items[0].settled is ours
+    assert items[0].notes == ([] if ours else [("lease_lost", "its deadline passed")])
+
+
+def test_a_lost_lease_says_why(make: Make) -> None:
+    bench = make()
+    (item,) = bench.claimed("a")
+    bench.succeed([item])
+    bench.keeper.begin(item.lease)
+    bench.keeper.lapse(item.lease, "the broker says so")
+    bench.pipeline.finish([item])
+    assert item.notes == [("lease_lost", "the broker says so")]
+    assert bench.states("a") == ["started"]
+
+
+def test_what_another_worker_took_over_is_neither_recorded_nor_settled(
+    make: Make, joint: bool
+) -> None:
+    bench = make(joint=joint)
+    items = bench.claimed(*"abc")
+    bench.succeed(items)
+    position = items[1].delivery.position
+    thief = Start(items[1].key, "shop.count", "default", position, "thief", "x", 5.0)
+    bench.app.results.start([thief])
+    bench.pipeline.finish(items)
+    assert bench.states(*"abc") == ["succeeded", "started", "succeeded"]
+    assert [item.settled for item in items] == [True, False, True]
+    assert items[1].stage is Stage.ENDED
+    assert [kind for kind, _ in items[1].notes] == ["lease_lost"]
+    assert len(bench.keeper) == 0, "it is not renewed any more"
+    assert bench.stats() == (0, 1, 0, 0)
+
+
+def test_at_most_once_the_end_is_recorded_without_a_lease(make: Make) -> None:
+    bench = make(task={"delivery": "at-most-once"})
+    (item,) = bench.claimed("a")
+    assert item.settled
+    item.sent()
+    bench.clock.now += 10 * LEASE
+    bench.succeed([item])
+    bench.pipeline.finish([item])
+    assert bench.states("a") == ["succeeded"]
+    assert (item.stage, item.notes) == (Stage.ENDED, [])
+
+
+# -- at most once -------------------------------------------------------------------------------
+
+
+def test_at_most_once_the_message_is_gone_before_the_task_runs(make: Make, joint: bool) -> None:
+    bench = make(joint=joint, task={"delivery": "at-most-once"})
+    items = bench.claimed(*"ab")
+    assert [(item.stage, item.settled) for item in items] == [(Stage.READY, True)] * 2
+    assert bench.receiver.batches == [[("a", Complete()), ("b", Complete())]]
+    assert bench.stats() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "answer", [Unknown("no answer"), Lost("taken over"), ValueError("x"), BrokerUnavailable("x")]
+)
+def test_at_most_once_what_could_not_be_removed_does_not_run(make: Make, answer: Any) -> None:
+    """It may be delivered again: it would run twice."""
+    bench = make(task={"delivery": "at-most-once"})
+    where = bench.faults.settle if isinstance(answer, Exception) else bench.faults.answers
+    where["b"] = answer
+    items = bench.claimed(*"abc")
+    assert items[1].stage is Stage.ENDED
+    assert not items[1].settled
+    # where the broker is unreachable, none of the batch could be removed
+    others = Stage.ENDED if isinstance(answer, BrokerUnavailable) else Stage.READY
+    assert [item.stage for item in items[::2]] == [others] * 2
+
+
+@pytest.mark.parametrize("state", [LeaseState.RENEWING, LeaseState.UNKNOWN, LeaseState.LOST])
+def test_at_most_once_what_may_not_be_settled_now_does_not_run(
+    make: Make, state: LeaseState
+) -> None:
+    bench = make(task={"delivery": "at-most-once"})
+    items = bench.items(*"ab")
+    items[0].lease.state = state
+    bench.pipeline.claim(items)
+    assert [item.stage for item in items] == [Stage.ENDED, Stage.READY]
+
+
+def test_at_least_once_nothing_is_settled_before_the_run(make: Make) -> None:
+    bench = make()
+    bench.claimed(*"ab")
+    assert bench.receiver.batches == []
+
+
+@pytest.mark.parametrize("answer", [ValueError("this one"), BrokerUnavailable("x")])
+def test_at_most_once_what_could_not_be_removed_is_held_still(
+    make: Make, joint: bool, answer: Any
+) -> None:
+    """Its lease ends by itself: the message comes again."""
+    bench = make(joint=joint, task={"delivery": "at-most-once"})
+    bench.faults.settle["a"] = answer
+    (item,) = bench.claimed("a")
+    assert item.stage is Stage.ENDED
+    assert item.lease.state is LeaseState.HELD
+
+
+def test_at_most_once_what_is_not_to_run_is_settled_with_its_record(make: Make) -> None:
+    """One that has expired, say: it is not completed before that is recorded."""
+    bench = make(task={"delivery": "at-most-once"})
+    (item,) = bench.items("a")
+    item.rewrite(expires=bench.clock.now)
+    bench.pipeline.claim([item])
+    assert (item.stage, item.settled, bench.receiver.batches) == (Stage.DECIDED, False, [])
+    bench.pipeline.finish([item])
+    assert (bench.states("a"), item.settled) == (["expired"], True)
+
+
+# -- opening ------------------------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_decoded_is_dead(make: Make) -> None:
+    bench = make()
+    bench.app.broker.send("default", [Envelope(b"junk", {"id": "bad"}, message_id="bad")])
+    bench.send("good")
+    bad, good = bench.receive()
+    assert isinstance(bad.settlement, DeadLetter)
+    assert bad.settlement.reason == "undecodable"
+    assert (good.decided, bad.opened) == (None, None)
+    assert good.task is bench.app.tasks["shop.count"]
+    bench.pipeline.finish([bad])
+    assert list(bench.dead()) == ["bad"]
+
+
+def test_what_is_early_is_put_off_as_it_is_opened(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    (item,) = bench.receive()
+    early = replace(message_of(item), eta=bench.clock.now + 5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.app.codec, "from_envelope", lambda *_: early)
+        bench.pipeline.open([item])
+    assert item.settlement == Resubmit(5.0, counted=False)
+
+
+# -- claiming -----------------------------------------------------------------------------------
+
+
+def test_what_the_store_is_told_of_a_start(make: Make) -> None:
+    bench = make()
+    bench.clock.now += 7.0
+    (item,) = bench.claimed("a")
+    run = bench.app.results.get("a")
+    assert (run.task, run.queue, run.worker) == ("shop.count", "default", "w")
+    assert (run.starts, run.started_at) == (1, bench.clock.now)
+    assert item.claimed.starts == 1
+
+
+@pytest.mark.parametrize(("count", "base", "starts"), [(1, 0, 1), (3, 0, 3), (12, 11, 1)])
+def test_without_a_store_the_service_s_count_stands_for_the_starts(
+    make: Make, count: int, base: int, starts: int
+) -> None:
+    """Counted from the last resubmit on: the services' own count may go on over it."""
+    bench = make(results=False)
+    (item,) = bench.items("a")
+    item.delivery.delivery_count = count
+    item.rewrite(delivery_base=base)
+    bench.pipeline.claim([item])
+    assert (item.stage, item.claimed.starts) == (Stage.READY, starts)
+
+
+def test_deferred_messages_that_cannot_be_received_now_are_asked_for_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(task={"retry_strategy": "defer"})
+    items = bench.claimed(*"a")
+    fails(bench, items, Resubmit(0.0))
+    bench.pipeline.finish(items)
+    bench.send("b")
+    pointer, other = bench.receive()
+
+    def away(*_: Any) -> None:
+        raise BrokerUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.receiver._inner, "receive_deferred", away)
+        bench.pipeline.claim([pointer, other])
+    assert [(item.stage, item.tries) for item in (pointer, other)] == [(Stage.RECEIVED, 1)] * 2
+    bench.pipeline.claim([pointer, other])
+    assert [item.stage for item in (pointer, other)] == [Stage.READY] * 2
+    assert bench.app.results.get("a").starts == 1
+
+
+def test_one_whose_claim_cannot_be_carried_on_fails_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    items = bench.items(*"abc")
+    real = bench.pipeline.verdicts.claimed
+
+    def claimed(item: WorkItem, answer: Any) -> None:
+        if item.key.task_id == "b":
+            raise LookupError("odd")
+        real(item, answer)
+
+    monkeypatch.setattr(bench.pipeline.verdicts, "claimed", claimed)
+    bench.pipeline.claim(items)
+    assert [(item.stage, item.tries) for item in items] == [
+        (Stage.READY, 0), (Stage.RECEIVED, 1), (Stage.READY, 0),
+    ]  # fmt: skip
+
+
+def test_a_duplicate_whose_run_is_owned_elsewhere_is_completed(make: Make, joint: bool) -> None:
+    """Not released: it would come again and again, as long as the other one runs."""
+    bench = make(joint=joint)
+    bench.send("a")
+    (peeked,) = bench.app.broker.peek("default")
+    bench.app.broker.send("default", [replace(peeked.envelope, message_id="twice")])
+    first, second = bench.again()
+    assert (first.stage, second.stage) == (Stage.READY, Stage.DECIDED)
+    bench.pipeline.finish([second])
+    assert second.settled
+    assert bench.receiver.batches == [[("a", Complete())]]
+    assert bench.stats() == (0, 1, 0, 0)
+    run = bench.app.results.get("a")
+    assert (run.state, run.starts) == (State.STARTED, 1), "nothing is recorded of it"
+    bench.succeed([first])
+    bench.pipeline.finish([first])
+    assert bench.states("a") == ["succeeded"]
+
+
+# -- counts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("results", [True, False])
+def test_given_back_twelve_times_the_starts_are_as_they_were(
+    make: Make, joint: bool, results: bool
+) -> None:
+    """A deploy does not count: more of them than the delivery limit end nothing."""
+    bench = make(joint=joint, results=results)
+    bench.send("a")
+    for _ in range(12):
+        (item,) = bench.again()
+        assert (item.stage, item.claimed.starts) == (Stage.READY, 1)
+        bench.pipeline.release([item])
+        assert (item.stage, item.settled) == (Stage.ENDED, True)
+        if results:
+            assert bench.app.results.get("a").starts == 0
+    (item,) = bench.again()
+    assert (item.stage, item.claimed.starts) == (Stage.READY, 1)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_resubmits_without_a_store_never_meet_the_delivery_limit(make: Make, counted: bool) -> None:
+    """Each clone is a message of its own: of its deliveries only its own ones count."""
+    bench = make(results=False, task={"retry": RetryPolicy(max_retries=100)})
+    bench.send("a")
+    for hop in range(25):
+        (item,) = bench.again()
+        assert (item.stage, item.claimed.starts) == (Stage.READY, 1)
+        assert item.key.hop == hop
+        item.delivery.delivery_count += 2  # two workers died over it
+        item.sent()
+        fails(bench, [item], Resubmit(0.0, counted=counted))
+        bench.pipeline.finish([item])
+        assert item.settled
+    assert bench.stats() == (1, 0, 0, 0)
+    assert message_of(item).resubmit_count == (24 if counted else 0)
+
+
+def test_crashes_do_meet_it(make: Make, joint: bool) -> None:
+    bench = make(joint=joint)
+    bench.send("a")
+    for starts in range(1, 11):
+        (item,) = bench.again()
+        assert (item.stage, item.claimed.starts) == (Stage.READY, starts)
+        bench.clock.now += LEASE + 1.0
+    (item,) = bench.again()
+    assert item.settlement.reason == "delivery-limit"
+
+
+# -- giving back --------------------------------------------------------------------------------
+
+
+def test_what_was_not_claimed_is_given_back_without_the_store(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    items = bench.items(*"ab")
+    monkeypatch.setattr(bench.app.results, "disown", lambda runs: 1 / 0)
+    bench.pipeline.release(items)
+    assert bench.stats() == (2, 0, 0, 0)
+    assert [item.stage for item in items] == [Stage.ENDED] * 2
+
+
+@pytest.mark.parametrize("error", [ValueError("this one"), BrokerUnavailable("down")])
+def test_what_cannot_be_given_back_ends_all_the_same(make: Make, error: Exception) -> None:
+    """Its lease ends by itself, and its start counts."""
+    bench = make()
+    items = bench.claimed(*"ab")
+    bench.faults.disown["b"] = error
+    bench.pipeline.release(items)
+    assert [item.stage for item in items] == [Stage.ENDED] * 2
+    assert bench.app.results.get("b").starts == 1
+    assert items[1].lease.state is LeaseState.HELD
+    assert items[1].tries >= 1
+
+
+def test_what_lapsed_meanwhile_is_not_given_back_but_its_start_is(make: Make) -> None:
+    bench = make()
+    items = bench.claimed(*"ab")
+    items[0].delivery.deadline = bench.clock.now
+    bench.pipeline.release(items)
+    assert bench.receiver.batches == [[("b", Release())]]
+    assert [bench.app.results.get(each).starts for each in "ab"] == [0, 0]
+
+
+def test_at_most_once_what_is_given_back_has_failed(make: Make) -> None:
+    bench = make(task={"delivery": "at-most-once"})
+    items = bench.claimed(*"ab")
+    items[0].sent()
+    bench.pipeline.release(items, "it ran beside another task")
+    assert [item.stage for item in items] == [Stage.ENDED] * 2
+    assert bench.states(*"ab") == ["failed", "failed"]
+    outcome = bench.app.results.get("a").outcome
+    assert (outcome.error_type, outcome.error) == ("Interrupted", "it ran beside another task")
+    assert bench.stats() == (0, 0, 0, 0)
+
+
+def test_at_most_once_what_the_worker_stopped_says_so(make: Make) -> None:
+    bench = make(task={"delivery": "at-most-once"})
+    items = bench.claimed("a")
+    bench.pipeline.release(items)
+    assert "worker" in bench.app.results.get("a").outcome.error
+
+
+@pytest.mark.parametrize("error", [ValueError("this one"), BrokerUnavailable("down")])
+def test_an_abandon_that_fails_harms_no_neighbour(make: Make, error: Exception) -> None:
+    bench = make()
+    items = bench.claimed(*"abc")
+    items[2].delivery.deadline = bench.clock.now
+    bench.faults.settle["b"] = error
+    bench.pipeline.abandon(items)
+    assert items[0].settled is isinstance(error, ValueError)
+    assert not items[1].settled
+    assert items[1].lease.state is LeaseState.HELD
+    assert (items[2].stage, items[2].settled) == (Stage.ENDED, False)
+
+
+def test_a_finished_run_is_not_given_back_while_the_store_is_unreachable(make: Make) -> None:
+    """At SIGTERM: it would run again, although it has ended."""
+    bench = make()
+    done, waiting = bench.claimed(*"ab")
+    bench.succeed([done])
+    bench.faults.record["a"] = BrokerUnavailable("away")
+    for tries in (1, 2):
+        bench.pipeline.finish([done])
+        assert (done.stage, done.tries, done.settled) == (Stage.DECIDED, tries, False)
+    at = bench.deliveries.try_later(done)
+    bench.deliveries.ready.append(waiting)
+    assert bench.deliveries.waiting() == [waiting]
+    bench.pipeline.release([waiting])
+    assert bench.app.results.get("a").starts == 1
+    bench.faults.record.clear()
+    assert bench.deliveries.due(at) == [done]
+    bench.pipeline.finish([done])
+    assert (bench.states("a"), done.settled) == (["succeeded"], True)
+    assert bench.stats() == (1, 0, 0, 0)
+
+
+# -- strategies that wait -----------------------------------------------------------------------
+
+
+def test_what_waits_is_recorded_and_not_settled(make: Make, joint: bool) -> None:
+    bench = make(joint=joint, task={"retry_strategy": "hold"})
+    items = bench.claimed(*"ab")
+    fails(bench, items[:1])
+    bench.succeed(items[1:])
+    bench.pipeline.finish(items)
+    assert [item.stage for item in items] == [Stage.HELD, Stage.ENDED]
+    assert [item.settled for item in items] == [False, True]
+    assert bench.states(*"ab") == ["retrying", "succeeded"]
+    assert items[0].lease.state is LeaseState.HELD
+    assert [[each for each, _ in batch] for batch in bench.receiver.batches] == [["b"]]
+
+
+def test_what_waits_for_its_lease_to_end_is_done_with(make: Make) -> None:
+    bench = make(task={"retry_strategy": "lease-timeout"})
+    (item,) = bench.claimed("a")
+    fails(bench, [item])
+    bench.pipeline.finish([item])
+    assert (item.stage, item.settled) == (Stage.ENDED, False)
+    assert bench.states("a") == ["retrying"]
+    assert bench.receiver.batches == []
+
+
+def test_what_ended_meanwhile_is_left_out(make: Make) -> None:
+    bench = make()
+    items = bench.claimed(*"ab")
+    bench.succeed(items)
+    items[0].end()
+    bench.pipeline.finish(items)
+    assert bench.states(*"ab") == ["started", "succeeded"]
+    assert not items[0].settled
+
+
+def test_a_repeated_settlement_is_not_recorded_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    (item,) = bench.claimed("a")
+    bench.succeed([item])
+    bench.faults.answers["a"] = Lost("it was slow")
+    bench.pipeline.finish([item])
+    bench.faults.answers.clear()
+    bench.clock.now += LEASE + 1.0
+    (item,) = bench.again()
+    assert item.decided.recorded
+    monkeypatch.setattr(bench.app.results, "record", lambda finishes: 1 / 0)
+    bench.pipeline.finish([item])
+    assert item.settled
+    assert bench.stats() == (0, 0, 0, 0)
+
+
+def test_without_a_store_the_counts_are_written_before_it_comes_again(make: Make) -> None:
+    bench = make(results=False, task={"retry_strategy": "abandon"})
+    (item,) = bench.claimed("a")
+    fails(bench, [item])
+    bench.pipeline.finish([item])
+    (item,) = bench.again()
+    assert message_of(item).resubmit_count == 1
+    assert item.claimed.starts == 1
+
+
+# -- one transaction -------------------------------------------------------------------------
+
+
+def test_one_transaction_needs_one_file(make: Make) -> None:
+    assert make(joint=True).pipeline._joint is not None
+    assert make(joint=False).pipeline._joint is None
+    assert make(joint=True, results=False).pipeline._joint is None
+
+
+def test_a_broker_or_a_store_without_transactions_has_none_in_common(make: Make) -> None:
+    both = make(joint=True).app
+    plain: Any = SimpleNamespace()
+    for broker, results in ((plain, plain), (plain, both.results), (both.broker, plain)):
+        app: Any = SimpleNamespace(broker=broker, results=results)
+        assert _joint(app) is None

@@ -11,9 +11,12 @@ from still import Still
 
 from aztask import App
 from aztask.brokers.base import Receiver
+from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
+from aztask.errors import BrokerUnavailable
 from aztask.lease.keeper import LeaseKeeper
+from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
 from aztask.settlement import (
     Abandon,
@@ -28,7 +31,7 @@ from aztask.settlement import (
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pointers import LAST_LOOK, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.work import WorkItem, message_of
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
 LEASE = 10.0
 
@@ -219,3 +222,209 @@ def test_a_deferred_message_that_cannot_be_read_is_dead(bench: Bench) -> None:
     assert bench.pointers.fetch([item]) == []
     assert isinstance(item.settlement, DeadLetter)
     assert item.settlement.reason == "undecodable"
+
+
+# -- answers and failures ----------------------------------------------------------------------
+
+
+def fetched(bench: Bench) -> WorkItem:
+    """A deferred message that its pointer called for."""
+    bench.deferred()
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == [item]
+    item.decide(Complete())
+    assert item.pointer is not None
+    return item
+
+
+@pytest.mark.parametrize("answer", [Lost("taken over"), Unknown("no answer")])
+def test_a_pointer_stays_until_its_message_is_settled(bench: Bench, answer: Lost | Unknown) -> None:
+    item = fetched(bench)
+    bench.pointers.follow([item], [answer])
+    assert item.pointer is not None
+    assert item.pointer.lease.state is LeaseState.HELD
+    assert bench.left() == (0, 2, 0, 0)
+
+
+def test_only_pointers_of_settled_messages_follow(bench: Bench) -> None:
+    bench.app.send("shop.resize", ["b.png"], task_id="b")
+    other = bench.item()
+    item = fetched(bench)
+    bench.pointers.follow([other, item], [Settled(), Settled()])
+    assert item.pointer is not None
+    assert item.pointer.lease.state is LeaseState.SETTLED
+    assert other.lease.state is LeaseState.HELD
+    assert bench.left() == (0, 2, 0, 0), "the message itself is the caller's business"
+
+
+def test_a_pointer_that_cannot_be_settled_is_held_and_comes_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = fetched(bench)
+    assert item.pointer is not None
+
+    def away(pairs: object) -> object:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(bench.receiver, "settle", away)
+    bench.pointers.follow([item], [Settled()])
+    assert item.pointer.lease.state is LeaseState.HELD
+    assert item.stage is Stage.DECIDED
+
+
+@pytest.mark.parametrize("answer", [Lost("taken over"), Unknown("no answer"), Settled()])
+def test_what_the_broker_says_of_a_pointer_is_booked_on_its_lease(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, answer: Lost | Unknown | Settled
+) -> None:
+    item = fetched(bench)
+    assert item.pointer is not None
+    asked: list[object] = []
+    monkeypatch.setattr(bench.receiver, "settle", lambda pairs: asked.append(pairs) or [answer])
+    bench.pointers.follow([item], [Settled()])
+    assert asked == [[(item.pointer.delivery, Complete())]]
+    states = {Lost: LeaseState.LOST, Unknown: LeaseState.HELD, Settled: LeaseState.SETTLED}
+    assert item.pointer.lease.state is states[type(answer)]
+
+
+def test_a_pointer_whose_lease_is_lost_is_left_alone(bench: Bench) -> None:
+    item = fetched(bench)
+    assert item.pointer is not None
+    bench.keeper.begin(item.pointer.lease)
+    bench.keeper.lapse(item.pointer.lease, "lost")
+    bench.pointers.follow([item], [Settled()])
+    assert bench.left() == (0, 2, 0, 0)
+
+
+def test_only_what_is_deferred_gets_a_pointer(bench: Bench) -> None:
+    for task_id in "ab":
+        bench.app.send("shop.resize", ["a.png"], task_id=task_id)
+    items = [bench.item(), bench.item()]
+    items[0].decide(Complete())
+    items[1].decide(Defer(7.0))
+    bench.pointers.send(items)
+    assert bench.app.broker.stats("default").scheduled == 1
+    bench.pointers.send(items[:1])
+    bench.pointers.send([])
+    assert bench.app.broker.stats("default").scheduled == 1
+
+
+def test_pointers_go_to_the_queues_of_their_messages(bench: Bench) -> None:
+    items = []
+    for queue in ("default", "other"):
+        bench.app.send("shop.resize", ["a.png"], task_id=queue, queue=queue)
+        (delivery,) = bench.app.broker.receiver(queue, lease=LEASE).receive(1, 0.0)
+        item = bench.deliveries.add(queue, bench.receiver, delivery)
+        item.open(bench.app.codec.from_envelope(delivery.envelope, queue), None)
+        item.decide(Defer(7.0))
+        items.append(item)
+    bench.pointers.send(items)
+    counts = [bench.app.broker.stats(queue).scheduled for queue in ("default", "other")]
+    assert counts == [1, 1]
+
+
+def test_a_broker_that_is_unreachable_is_the_callers_to_know(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.deferred()
+    item = bench.item()
+
+    def away(positions: object) -> object:
+        raise BrokerUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.receiver, "receive_deferred", away)
+        with pytest.raises(BrokerUnavailable):
+            bench.pointers.fetch([item])
+    assert (item.stage, item.pointer) == (Stage.RECEIVED, None)
+    assert bench.pointers.fetch([item]) == [item]
+
+
+# -- what is passed on -------------------------------------------------------------------------
+
+
+def test_pointers_and_others_keep_their_order(bench: Bench) -> None:
+    bench.deferred("a")
+    bench.app.send("shop.resize", ["b.png"], task_id="b")
+    pointer, plain = bench.item(), bench.item()
+    bench.app.send("shop.resize", ["c.png"], task_id="c")
+    gone = bench.item()
+    gone.rewrite(pointer=999_999)
+    assert bench.pointers.fetch([plain, gone, pointer]) == [plain, pointer]
+    assert gone.settlement == Complete()
+    assert plain.pointer is None
+
+
+def test_each_receiver_is_asked_for_its_own(bench: Bench) -> None:
+    for task_id in "ab":
+        bench.app.send("shop.resize", ["a.png"], task_id=task_id)
+    originals = [bench.item(), bench.item()]
+    for original in originals:
+        original.decide(Defer(0.0))
+    bench.pointers.send(originals)
+    for original in originals:
+        bench.settle(original, Defer(0.0))
+    items = [bench.item(), bench.item()]
+    other = bench.app.broker.receiver("default", lease=LEASE)
+    items[1].receiver = other
+    asked: list[object] = []
+    for receiver in (bench.receiver, other):
+        real = receiver.receive_deferred
+
+        def note(positions: list[int], real: object = real) -> object:
+            asked.append(list(positions))
+            return real(positions)  # type: ignore[operator]
+
+        receiver.receive_deferred = note  # type: ignore[method-assign, assignment]
+    assert bench.pointers.fetch(items) == items
+    assert [len(each) for each in asked] == [1, 1]  # type: ignore[arg-type]
+
+
+def test_what_a_pointer_says_of_counts_holds_where_no_row_does(bench: Bench) -> None:
+    bench.deferred()
+    item = bench.item()
+    item.rewrite(resubmit_count=5, snooze_count=6, delivery_base=3)
+    bench.pointers.fetch([item])
+    message = message_of(item)
+    counts = (message.resubmit_count, message.snooze_count, message.delivery_base)
+    assert counts == ((0, 0, 0) if bench.app.results else (5, 6, 3))
+
+
+def test_of_a_replayed_pointer_the_counts_start_where_it_says(bench: Bench) -> None:
+    original = bench.deferred()
+    item = bench.item()
+    item.rewrite(generation=1, hop=4, resubmit_count=5, snooze_count=6)
+    bench.pointers.fetch([item])
+    message = message_of(item)
+    assert message.key == ("a", 1, 4)
+    counts = (message.resubmit_count, message.snooze_count)
+    assert counts == ((0, 0) if bench.app.results else (5, 6))
+    assert message.delivery_base == item.delivery.delivery_count - 1
+    assert message.body == message_of(original).body
+
+
+@pytest.mark.parametrize(
+    ("looks", "pause"), [(1, 1.0), (2, 2.0), (4, 3.0), (5, 3.0), (6, 3.0), (7, None)]
+)
+def test_it_is_never_waited_for_longer_than_a_lease_at_a_time(
+    bench: Bench, looks: int, pause: float | None
+) -> None:
+    bench.app.send("shop.resize", ["a.png"], task_id="a")
+    held = bench.item()
+    held.decide(Defer(0.0))
+    bench.pointers.send([held])
+    item = bench.item()
+    item.delivery.lease_seconds = 3.0
+    item.delivery.delivery_count = looks
+    assert bench.pointers.fetch([item]) == []
+    assert item.settlement == (Complete() if pause is None else Hold(pause))
+
+
+def test_the_message_is_held_by_a_lease_of_its_own(bench: Bench) -> None:
+    bench.deferred()
+    item = bench.item()
+    held = len(bench.keeper)
+    bench.pointers.fetch([item])
+    assert item.pointer is not None
+    assert len(bench.keeper) == held + 1, "both are renewed"
+    assert item.lease is not item.pointer.lease
+    assert item.lease.delivery is item.delivery

@@ -429,3 +429,16 @@ def test_at_most_once_there_is_no_lease_to_extend():
     assert bench.requests.asked == []
     assert bench.item.lease.limit_at is None
     assert [event.event for event in bench.events] == ["started"]
+
+
+def test_what_was_taken_back_has_no_limits_and_the_tasks_after_it_do():
+    """The board of its process may show it for a moment longer."""
+    bench = Bench(held=10.0, soft_time_limit=1.0, time_limit=2.0)
+    bench.add(100.0, {"time_limit": 5.0}, {})
+    bench.item.run = None
+    bench.limits.stop(bench.item, "lease", "why")
+    bench.limits.cancel(bench.item)
+    assert bench.process.told == []
+    assert bench.limits.limit_at(bench.item) == START + 500.0
+    bench.at(5.0, renewing=False)
+    assert bench.process.killed == [("the time limit of 5 s passed", 2)]

@@ -1,0 +1,194 @@
+"""Every result store: what is done to one run leaves all others as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from stores import Store
+
+from aztask.results.base import (
+    Finish,
+    Outcome,
+    Owned,
+    OwnedElsewhere,
+    Recorded,
+    ResultStore,
+    RunKey,
+    RunRecord,
+    Start,
+    State,
+    WorkerRecord,
+)
+from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
+
+KEYS = [RunKey("a", 0, 0), RunKey("a", 0, 1), RunKey("a", 1, 0), RunKey("a", 1, 1), RunKey("b")]
+FAILED = Outcome(
+    State.FAILED, DeadLetter("why", "how"), b"v", "OSError", "disk", "trace", 2000.0, 0.5
+)
+RETRYING = Outcome(State.RETRYING, Abandon(), None, "OSError", "disk", "trace", 2000.0, 0.5)
+
+
+def a_start(key: RunKey, owner: str, position: int = 1) -> Start:
+    return Start(key, "shop.resize", "default", position, owner, f"worker of {owner}", 1000.0)
+
+
+def owner_of(key: RunKey) -> str:
+    return f"owner of {key.task_id}:{key.generation}:{key.hop}"
+
+
+def state_of(results: ResultStore) -> dict[RunKey, RunRecord]:
+    return {run.key: run for task in ("a", "b") for run in results.history(task)}
+
+
+ACTIONS: dict[str, Callable[[ResultStore, RunKey], object]] = {
+    "start": lambda results, key: results.start([a_start(key, "new")]),
+    "record": lambda results, key: results.record([Finish(key, owner_of(key), FAILED)]),
+    "count": lambda results, key: results.record([Finish(key, owner_of(key), RETRYING)]),
+    "bury": lambda results, key: results.bury(
+        [RunRecord(key, "shop.resize", "default", State.FAILED, outcome=FAILED)]
+    ),
+    "save": lambda results, key: results.save(key, owner_of(key), b"page 7"),
+    "disown": lambda results, key: results.disown([(key, owner_of(key))]),
+}
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_is_done_to_one_run_is_done_to_no_other(
+    results: ResultStore,
+    action: str,
+    key: RunKey,
+) -> None:
+    """Runs of one task differ by generation and hop; every one has an owner of its own."""
+    results.start([a_start(each, owner_of(each)) for each in KEYS])
+    before = state_of(results)
+    assert set(before) == set(KEYS)
+    ACTIONS[action](results, key)
+    after = state_of(results)
+    others = [each for each in KEYS if each != key]
+    assert {each: after[each] for each in others} == {each: before[each] for each in others}
+    answers = results.start([a_start(each, owner_of(each)) for each in others])
+    assert answers == [Owned(1)] * len(others), "they are owned as before, and nothing is saved"
+
+
+@pytest.mark.parametrize("action", ["record", "count", "save", "disown"])
+def test_only_the_owner_of_a_run_that_is_under_way_changes_it(
+    results: ResultStore,
+    action: str,
+) -> None:
+    key = KEYS[0]
+    results.start([a_start(key, "another")])
+    before = state_of(results)
+    ACTIONS[action](results, key)
+    assert state_of(results) == before
+    assert results.start([a_start(key, "another")]) == [Owned(1)]
+    results.start([a_start(KEYS[1], owner_of(KEYS[1]))])
+    results.record([Finish(KEYS[1], owner_of(KEYS[1]), FAILED)])
+    ended = state_of(results)
+    ACTIONS[action](results, KEYS[1])
+    assert state_of(results) == ended, "what has ended stays as it is"
+
+
+def test_a_run_that_starts_again_shows_nothing_of_its_last_end(
+    results: ResultStore,
+) -> None:
+    key = KEYS[0]
+    results.start([a_start(key, "one")])
+    results.record([Finish(key, "one", RETRYING)])
+    assert results.start([a_start(key, "two")]) == [Owned(1, failures=1)]
+    record = results.get("a")
+    assert record is not None
+    assert (record.state, record.outcome, record.worker) == (State.STARTED, None, "worker of two")
+    results.record([Finish(key, "two", replace(FAILED, error_type="", error="", traceback=""))])
+    record = results.get("a")
+    assert record is not None
+    assert record.outcome == replace(FAILED, error_type="", error="", traceback="")
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        FAILED,
+        Outcome(State.SUCCEEDED, Complete(), b"\x01", at=2000.0, duration=0.25),
+        Outcome(State.RETRYING, Resubmit(2.0, 2002.0), None, "E", "e", "t", 2000.0, 0.0),
+        Outcome(State.SUCCEEDED, Complete(), None, at=2000.0),
+    ],
+)
+def test_an_outcome_comes_back_equal(results: ResultStore, outcome: Outcome) -> None:
+    results.start([a_start(KEYS[0], "one")])
+    assert results.record([Finish(KEYS[0], "one", outcome)]) == [True]
+    (record,) = results.history("a")
+    assert record.outcome == outcome
+    assert results.start([a_start(KEYS[0], "two")]) == [Recorded(outcome)]
+
+
+def test_a_copy_of_the_message_elsewhere_is_told_so_and_changes_nothing(
+    results: ResultStore,
+) -> None:
+    results.start([a_start(KEYS[0], "one", position=1)])
+    before = state_of(results)
+    assert results.start([a_start(KEYS[0], "two", position=2)]) == [OwnedElsewhere()]
+    assert state_of(results) == before
+
+
+def test_forgetting_a_task_forgets_all_of_its_runs_and_no_others(
+    results: ResultStore,
+) -> None:
+    results.start([a_start(each, owner_of(each)) for each in KEYS])
+    assert results.forget("a") is True
+    assert results.history("a") == []
+    assert len(results.history("b")) == 1
+    assert results.forget("a") is False
+
+
+def test_a_purge_takes_what_ended_before_and_not_at_that_time(
+    results: ResultStore,
+) -> None:
+    ends = {"a": 1999.0, "b": 2000.0, "c": 2001.0, "d": None}
+    for name, at in ends.items():
+        key = RunKey(name)
+        results.start([a_start(key, name)])
+        if at is not None:
+            results.record([Finish(key, name, replace(FAILED, at=at))])
+    assert results.purge(2000.0) == 1
+    assert [name for name in ends if results.get(name)] == ["b", "c", "d"]
+
+
+def test_a_cancelled_task_that_no_worker_has_met_is_shown_as_such(
+    results: ResultStore,
+) -> None:
+    assert results.cancel("a", 1000.0) is True
+    record = results.get("a")
+    assert record is not None
+    assert (record.key, record.state) == (RunKey("a"), State.CANCELLED)
+    assert (record.task, record.queue) == ("", "")
+    results.expect([RunRecord(RunKey("b"), "shop.resize", "default", State.PENDING)])
+    results.cancel("b", 1000.0)
+    record = results.get("b")
+    assert record is not None
+    assert (record.task, record.queue, record.state) == (
+        "shop.resize",
+        "default",
+        State.CANCELLED,
+    )
+
+
+def test_a_worker_that_was_silent_for_a_day_is_forgotten(store: Store) -> None:
+    if store.name != "local":
+        pytest.skip("Azure Tables: the purge forgets them")
+    results = store.results
+    day = 86400.0
+    for name, seen_at in (("old", 0.0), ("day", 1.0), ("new", 1.0 + day)):
+        results.heartbeat(WorkerRecord(name, 0.0, seen_at, ("q",), 1, 2))
+    assert [worker.name for worker in results.workers()] == ["new", "day"]
+    assert results.remote is False
+
+
+def test_the_newest_hundred_runs_are_listed(store: Store) -> None:
+    if store.name != "local":
+        pytest.skip("a request for each: see the limit in test_contract_results")
+    store.results.start([a_start(RunKey(f"t{n}"), "x") for n in range(101)])
+    assert len(store.results.recent()) == 100
+    assert [run.key.task_id for run in store.results.recent(limit=2)] == ["t100", "t99"]
