@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from aztask.worker.mailbox import Mailbox
+
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
@@ -24,24 +26,6 @@ Item = TypeVar("Item")
 BATCH = 256
 PATIENCE = 0.02
 """Seconds that an item waits for a thread that is busy."""
-
-
-class Mailbox:
-    """Calls that other threads post to the supervisor's turn; posting wakes it."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-        self._wake = wake
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Have `call` run in the supervisor's next turn."""
-        self._calls.append(call)
-        self._wake()
-
-    def run(self) -> None:
-        """Run what was posted."""
-        while self._calls:
-            self._calls.popleft()()
 
 
 class Lane(Generic[Item]):

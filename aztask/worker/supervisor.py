@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import selectors
 import signal
 import socket
 import uuid
@@ -24,11 +23,10 @@ from aztask.lease.state import Lease
 from aztask.results.base import WorkerRecord
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
-from aztask.worker.alarm import Alarm
-from aztask.worker.intake.intakes import Intakes, Source, tell_over
-from aztask.worker.intake.prefetch import prefetch
+from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
-from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.lane import Lane
+from aztask.worker.mailbox import Mailbox
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
@@ -38,6 +36,7 @@ from aztask.worker.pool.dispatcher import PoolDispatcher
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.pool.timelimits import TimeLimits
+from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.worker.upkeep.journal import Journal
@@ -48,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 IDLE_TICK_SECONDS = 1.0
-LANE_THREADS = 4
 
 
 class Supervisor:
@@ -66,56 +64,58 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
         server: ForkServerHandle | None = None,
     ) -> None:
-        self.app, self.options, self._clock = app, options, clock
         self.name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        alarm = self._alarm = Alarm()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(alarm, selectors.EVENT_READ, alarm.quiet)
-        mailbox = self._mailbox = Mailbox(alarm.ring)
-        self.journal = Journal(worker_sink(app, self.name), clock)
-        self.keeper = LeaseKeeper(
+        runtime = self._runtime = self._assemble(app, options, clock)
+        self.app, self.options, self._clock = app, options, clock
+        self.keeper, self.journal = runtime.keeper, runtime.journal
+        self._mailbox, self._deliveries = runtime.mailbox, runtime.deliveries
+        self.pipeline = Pipeline(app, self.keeper, name=self.name, clock=clock)
+        self._claims = self._lane("claim", self.pipeline.claim, self._claimed)
+        self._finishes = self._lane("finish", self.pipeline.finish, self._finished)
+        # across a network the next claims go out while the pool is busy
+        self._claims_ahead = options.concurrency if runtime.lane_threads else 0
+        plan = PoolPlan(app_spec, options.processes, options.slots, self.name)
+        self._pool = Pool(plan, clock=clock, server=server)
+        self._limits = TimeLimits(runtime, self._pool)
+        self._requests = TaskRequests(runtime, self._limits)
+        self._dispatcher = PoolDispatcher(
+            runtime,
+            self._pool,
+            self.pipeline,
+            self._requests,
+            finish=self._finishes.submit,
+            over=self._over,
+        )
+        self._chores = Housekeeping(runtime)
+        self._leases = LeaseWatch(runtime)
+        self._intakes = Intakes(app, options, self._leases.seconds, self._take)
+        self._heartbeat = Heartbeat(runtime, self._pool)
+        self._next_tick = 0.0
+        self._signals = 0
+        self._draining_until: float | None = None
+        self.finished = 0
+
+    def _assemble(self, app: App, options: WorkerOptions, clock: Clock) -> WorkerRuntime:
+        mailbox = Mailbox()
+        keeper = LeaseKeeper(
             app.broker,
             clock=clock,
             renew_at=app.settings.renew_at,
             on_lost=lambda lease: mailbox.post(lambda: self._lease_lost(lease)),
             on_renewed=lambda lease, age: mailbox.post(lambda: self._renewed(lease, age)),
-            on_settleable=alarm.ring,
+            on_settleable=mailbox.wake,
         )
-        self.pipeline = Pipeline(app, self.keeper, name=self.name, clock=clock)
-        threads = LANE_THREADS if app.remote else 0
-        self._claims: Lane[WorkItem] = Lane(
-            "claim", self.pipeline.claim, self._claimed, mailbox, threads=threads
-        )
-        self._finishes: Lane[WorkItem] = Lane(
-            "finish", self.pipeline.finish, self._finished, mailbox, threads=threads
-        )
-        # across a network the next claims go out while the pool is busy
-        self._claims_ahead = options.concurrency if threads else 0
-        plan = PoolPlan(app_spec, options.processes, options.slots, self.name)
-        self._pool = Pool(plan, clock=clock, server=server)
-        limits = TimeLimits(self._pool, self.keeper, app.settings, options, self.journal, clock)
-        requests = TaskRequests(app, self.keeper, limits, mailbox, clock, threads=threads)
-        self._limits, self._requests = limits, requests
-        self._deliveries = Deliveries(self.name, clock)
-        self._dispatcher = PoolDispatcher(
-            self._pool,
-            self._deliveries,
-            self.pipeline,
-            self.keeper,
-            self._requests,
-            self._selector,
-            clock=clock,
-            finish=self._finishes.submit,
-            over=self._over,
-        )
-        self._chores = Housekeeping(app, clock, mailbox, options.queues, self.journal)
-        self._leases = LeaseWatch(app, options, self.keeper, mailbox, self.journal, clock)
-        self._intakes = Intakes(app, options, self._leases.seconds, self._take)
-        self._next_tick = 0.0
-        self._signals = 0
-        self._draining_until: float | None = None
-        self._sign = Heartbeat(self.name, options.queues, self._pool, self._deliveries, clock)
-        self.finished = 0
+        journal = Journal(worker_sink(app, self.name), clock)
+        deliveries = Deliveries(self.name, clock)
+        return WorkerRuntime(self.name, app, options, clock, keeper, journal, mailbox, deliveries)
+
+    def _lane(
+        self,
+        name: str,
+        work: Callable[[Sequence[WorkItem]], None],
+        done: Callable[[Sequence[WorkItem]], None],
+    ) -> Lane[WorkItem]:
+        return Lane(name, work, done, self._mailbox, threads=self._runtime.lane_threads)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Supervisor:
     def stop(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
         """Drain and end; a second time: give everything back now. A signal handler."""
         self._signals += 1
-        self._alarm.ring()
+        self._mailbox.wake()
 
     def _done(self) -> bool:
         if self._draining_until is None:
@@ -156,10 +156,10 @@ class Supervisor:
         """Whether a burst has come to its end: nothing held, nothing found, nothing delayed."""
         if not self.options.burst or self._deliveries:
             return False
-        return self._intakes.idle and self._chores.drained(self.options.queues)
+        return self._intakes.idle and self._chores.drained()
 
     def _record(self, *, stopped: bool = False) -> WorkerRecord:
-        return self._sign.record(self.finished, stopped=stopped)
+        return self._heartbeat.record(self.finished, stopped=stopped)
 
     def _stop_cancelled(self, task_ids: Sequence[str]) -> None:
         for item, _ in self._pool.running():
@@ -223,16 +223,13 @@ class Supervisor:
         self._leases.stop()
         self._intakes.close()
         self.journal.close()
-        self._selector.close()
-        self._alarm.close()
+        self._mailbox.close()
 
     # -- the turn ----------------------------------------------------------------------------
 
     def _turn(self) -> None:
         self.journal.flush()
-        for key, _ in self._selector.select(self._patience()):
-            key.data()
-        self._mailbox.run()
+        self._mailbox.wait(self._patience())
         self._finishes.turn()
         self._claim()
         self._dispatcher.feed()
@@ -261,7 +258,7 @@ class Supervisor:
         self._finishes.submit(item for item in due if item.decided is not None)
         self._claims.submit(item for item in due if item.decided is None)
         self._pool.fill()
-        self._chores.tick(now, self._record, self._sign.running_ids, self._stop_cancelled)
+        self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)
 
     # -- receiving ---------------------------------------------------------------------------

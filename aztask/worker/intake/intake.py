@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.delivery import Delivery
@@ -24,29 +25,32 @@ SHORTEST_PAUSE = 0.2
 LONGEST_PAUSE = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSource:
+    """How an intake receives from one queue.
+
+    lease: called before each receive; the lease to ask for, in seconds. wait: the longest time that
+    one receive takes when the queue is empty, in seconds. poll_ceiling: as `Broker.receiver` takes
+    it.
+    """
+
+    queue: str
+    lease: Callable[[], float]
+    wait: float
+    poll_ceiling: float | None = None
+
+
 class Intake:
     """Receives and hands over. A broker that is away is tried again, slower and slower."""
 
     def __init__(
-        self,
-        broker: Broker,
-        queue: str,
-        *,
-        lease: Callable[[], float],
-        wait: float,
-        poll_ceiling: float | None = None,
-        take: Callable[[Intake, list[Delivery]], None],
+        self, broker: Broker, source: QueueSource, take: Callable[[Intake, list[Delivery]], None]
     ) -> None:
-        """lease: asked before each receive: seconds. wait: seconds that one receive may take.
-
-        take: gets the deliveries, on this thread. poll_ceiling: as `Broker.receiver` takes it.
-        """
-        self.queue = queue
+        """take: gets the deliveries, on a thread of this intake."""
+        self.queue = source.queue
         self._broker = broker
-        self._lease = lease
+        self._source = source
         self._asked = 0.0
-        self._wait = wait
-        self._poll_ceiling = poll_ceiling
         self._take = take
         self._limit = broker.capabilities.receive_limit
         self._room = 0
@@ -58,7 +62,7 @@ class Intake:
         self._receiver: Receiver | None = None
         self._threads = [
             threading.Thread(
-                target=self._run, args=(n > 0,), name=f"aztask-in-{queue}-{n}", daemon=True
+                target=self._run, args=(n > 0,), name=f"aztask-in-{self.queue}-{n}", daemon=True
             )
             for n in range(broker.capabilities.receives_at_once)
         ]
@@ -97,9 +101,9 @@ class Intake:
     def receiver(self) -> Receiver:
         """What the deliveries are renewed and settled through."""
         if self._receiver is None:
-            self._asked = self._lease()
+            self._asked = self._source.lease()
             self._receiver = self._broker.receiver(
-                self.queue, lease=self._asked, poll_ceiling=self._poll_ceiling
+                self.queue, lease=self._asked, poll_ceiling=self._source.poll_ceiling
             )
         return self._receiver
 
@@ -112,7 +116,7 @@ class Intake:
         failures = 0
         while (limit := self._begin(helps)) > 0:
             try:
-                wait = 0.0 if helps else self._wait
+                wait = 0.0 if helps else self._source.wait
                 deliveries = self._at_the_lease_of_now().receive(limit, wait)
             except Exception as error:  # whatever an SDK raises: a worker that is deaf helps nobody
                 if not isinstance(error, AztaskError):
@@ -153,7 +157,7 @@ class Intake:
             self._condition.notify_all()
 
     def _at_the_lease_of_now(self) -> Receiver:
-        receiver, lease = self.receiver, self._lease()
+        receiver, lease = self.receiver, self._source.lease()
         if lease != self._asked:
             self._asked = lease
             receiver.set_lease(lease)

@@ -9,10 +9,11 @@ from typing import Final, TypeAlias
 from aztask.app import App
 from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError
-from aztask.worker.intake.intake import Intake
+from aztask.worker.intake.intake import Intake, QueueSource
 from aztask.worker.intake.sessions import SessionIntake, SessionSlot
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import WorkItem
+from aztask.worker.pool.children import Pool
 
 Source: TypeAlias = Intake | SessionSlot
 """Where deliveries come from: it has a `queue` and a `receiver`."""
@@ -23,6 +24,11 @@ SESSION_WAIT: Final = 20.0
 """Seconds to look for a session where each look costs a new connection."""
 
 USUAL_SESSIONS: Final = 32
+FIRST_PREFETCH: Final = 4
+"""Deliveries to hold before the first task has ended: its duration is not known yet."""
+
+PREFETCH_SECONDS: Final = 0.25
+MOST_PREFETCH: Final = 1000
 
 
 class Intakes:
@@ -47,39 +53,33 @@ class Intakes:
         self._sessions: list[SessionIntake] = []
         for queue in options.queues:
             if app.has_sessions(queue):
-                self._sessions.append(self._of_sessions(queue))
+                self._sessions.append(self._session_intake(queue))
             else:
-                self._plain.append(self._of(queue))
+                self._plain.append(self._plain_intake(queue))
         self._all: list[Intake | SessionIntake] = [*self._plain, *self._sessions]
 
-    def _of(self, queue: str) -> Intake:
-        return Intake(
-            self._app.broker,
-            queue,
-            lease=lambda: self._lease(queue),
-            wait=BURST_WAIT if self._options.burst else WAIT,
-            poll_ceiling=self._options.poll_ceiling,
-            take=self._take,
-        )
+    def _plain_intake(self, queue: str) -> Intake:
+        source = self._source(queue, BURST_WAIT if self._options.burst else WAIT)
+        return Intake(self._app.broker, source, self._take)
 
-    def _of_sessions(self, queue: str) -> SessionIntake:
+    def _session_intake(self, queue: str) -> SessionIntake:
         broker, options = self._app.broker, self._options
         if not broker.capabilities.sessions:
             raise CapabilityError(
-                f"queue {queue!r} is to have sessions, which {broker.capabilities.name} does not "
-                "have; use Service Bus or local://, or leave sessions=True out"
+                f"queue {queue!r} is declared with sessions, which {broker.capabilities.name} does "
+                "not have; use Service Bus or local://, or remove sessions=True"
             )
         wait = SESSION_WAIT if broker.capabilities.remote else WAIT
         return SessionIntake(
             broker,
-            queue,
-            lease=lambda: self._lease(queue),
-            wait=BURST_WAIT if options.burst else wait,
-            most=options.max_sessions or min(options.concurrency, USUAL_SESSIONS),
+            self._source(queue, BURST_WAIT if options.burst else wait),
+            self._take,
+            max_sessions=options.max_sessions or min(options.concurrency, USUAL_SESSIONS),
             share=options.session_share,
-            poll_ceiling=options.poll_ceiling,
-            take=self._take,
         )
+
+    def _source(self, queue: str, wait: float) -> QueueSource:
+        return QueueSource(queue, lambda: self._lease(queue), wait, self._options.poll_ceiling)
 
     @property
     def idle(self) -> bool:
@@ -114,6 +114,18 @@ class Intakes:
         """Close the receivers."""
         for intake in self._all:
             intake.close()
+
+
+def prefetch(options: WorkerOptions, pool: Pool) -> int:
+    """How many deliveries to hold beyond those that run: ``--prefetch``, or without it about a
+    quarter of a second's work at the measured speed.
+    """
+    if options.prefetch is not None:
+        return options.prefetch
+    mean = pool.mean_seconds
+    if mean is None:
+        return FIRST_PREFETCH
+    return min(MOST_PREFETCH, int(pool.capacity * PREFETCH_SECONDS / max(mean, 1e-5)))
 
 
 def tell_over(items: Iterable[WorkItem]) -> None:

@@ -24,7 +24,7 @@ from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.intake.intake import pause_after
+from aztask.worker.intake.intake import QueueSource, pause_after
 from aztask.worker.pipeline.work import WorkItem
 
 logger = logging.getLogger(__name__)
@@ -38,27 +38,21 @@ class SessionIntake:
     def __init__(
         self,
         broker: Broker,
-        queue: str,
-        *,
-        lease: Callable[[], float],
-        wait: float,
-        most: int,
-        share: float,
-        poll_ceiling: float | None = None,
+        source: QueueSource,
         take: Callable[[SessionSlot, list[Delivery]], None],
+        *,
+        max_sessions: int,
+        share: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """lease: asked before each look: seconds. wait: seconds that one look may take.
+        """take: gets the deliveries, one at a time, on a thread of this intake.
 
-        most, share: see rules 2 and 4. take: gets the deliveries, one at a time, on a thread of
-        this intake.
+        max_sessions: see rule 2. share: seconds, see rule 4.
         """
-        self.queue = queue
+        self.queue = source.queue
+        self.source = source
         self._broker = broker
-        self.lease = lease
-        self._poll_ceiling = poll_ceiling
-        self.wait = wait
-        self._most = most
+        self._max_sessions = max_sessions
         self._share = share
         self.take = take
         self._clock = clock
@@ -109,7 +103,7 @@ class SessionIntake:
     def receiver(self, lease: float) -> Receiver:
         """One more receiver of any session. Raises ConfigurationError, BrokerUnavailable."""
         return self._broker.receiver(
-            self.queue, lease=lease, session=ANY_SESSION, poll_ceiling=self._poll_ceiling
+            self.queue, lease=lease, session=ANY_SESSION, poll_ceiling=self.source.poll_ceiling
         )
 
     # -- what slots ask and tell -------------------------------------------------------------
@@ -130,8 +124,8 @@ class SessionIntake:
         return (
             self._room > self._looking
             and not (self._quiet and self._looking)
-            and self._working + self._looking < self._most
-            and held < self._most * HELD_PER_WORKED
+            and self._working + self._looking < self._max_sessions
+            and held < self._max_sessions * HELD_PER_WORKED
         )
 
     def end_look(self, slot: SessionSlot, *, found: bool) -> None:
@@ -174,7 +168,7 @@ class SessionIntake:
             self._condition.wait_for(lambda: self.stopping, timeout=seconds)
 
     def _add_slot(self) -> None:
-        if len(self._slots) < self._most * HELD_PER_WORKED:
+        if len(self._slots) < self._max_sessions * HELD_PER_WORKED:
             slot = SessionSlot(self, len(self._slots), self._clock)
             self._slots.append(slot)
             slot.start()
@@ -224,12 +218,12 @@ class SessionSlot:
     def receiver(self) -> Receiver:
         """What the deliveries are renewed and settled through."""
         if self._receiver is None:
-            self._asked = self._intake.lease()
+            self._asked = self._intake.source.lease()
             self._receiver = self._intake.receiver(self._asked)
         return self._receiver
 
     def _at_the_lease_of_now(self) -> Receiver:
-        receiver, lease = self.receiver, self._intake.lease()
+        receiver, lease = self.receiver, self._intake.source.lease()
         if lease != self._asked:
             self._asked = lease
             receiver.set_lease(lease)
@@ -250,7 +244,7 @@ class SessionSlot:
 
     def _run(self) -> None:
         while self._intake.begin_look(self):
-            delivery = self._receive(self._intake.wait)
+            delivery = self._receive(self._intake.source.wait)
             if self._intake.stopping:
                 delivery = None  # closing gives it back with its session
             self._intake.end_look(self, found=delivery is not None)

@@ -19,10 +19,10 @@ from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
-from aztask.results.deadindex import DeadIndex
+from aztask.results.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.settlement import DeadLetter, Defer
 from aztask.support.clock import Clock
-from aztask.worker.pipeline.deadnotes import note_dead
+from aztask.support.failpoint import hit
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
@@ -151,7 +151,33 @@ class Settler:
 
     def _ask(self, items: Sequence[WorkItem]) -> Answers:
         self._pointers.send(items)
-        note_dead(self._dead_index, items, self._clock.wall())
+        self._note_dead(items)
         answers = items[0].receiver.settle(self._redelivery.pairs(items))
         self._pointers.follow(items, answers)
         return list(zip(items, answers, strict=True))
+
+    def _note_dead(self, items: Sequence[WorkItem]) -> None:
+        """Note the items that are about to be dead-lettered. Raises BrokerUnavailable.
+
+        Crash window: if the worker dies before the dead letter is stored, the note is there too
+        early, or stays without a dead letter if the next delivery ends otherwise; see
+        `aztask.results.deadindex`.
+        """
+        if self._dead_index is None:
+            return
+        now = self._clock.wall()
+        letters = [
+            IndexedDeadLetter(
+                item.queue,
+                item.delivery.envelope,
+                item.settlement.reason,
+                item.settlement.description,
+                now,
+                item.delivery.delivery_count,
+            )
+            for item in items
+            if isinstance(item.settlement, DeadLetter)
+        ]
+        if letters:
+            self._dead_index.note(letters)
+            hit("noted", len(letters))

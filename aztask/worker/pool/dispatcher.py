@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import selectors
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aztask.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, from_record
-from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -28,26 +25,22 @@ class PoolDispatcher:
 
     def __init__(
         self,
+        runtime: WorkerRuntime,
         pool: Pool,
-        deliveries: Deliveries,
         pipeline: Pipeline,
-        keeper: LeaseKeeper,
         requests: TaskRequests,
-        selector: selectors.BaseSelector,
         *,
-        clock: Clock,
         finish: Callable[[Sequence[WorkItem]], None],
         over: Callable[[Sequence[WorkItem]], None],
     ) -> None:
-        """finish: takes items with an outcome. over: takes items with nothing left to do."""
+        """finish: takes items that have an outcome. over: takes items that need nothing more."""
+        self._mailbox = runtime.mailbox
+        self._deliveries = runtime.deliveries
+        self._clock = runtime.clock
         self._pool = pool
-        self._deliveries = deliveries
         self._pipeline = pipeline
         self._verdicts = pipeline.verdicts
-        self._keeper = keeper
         self._requests = requests
-        self._selector = selector
-        self._clock = clock
         self._finish = finish
         self._over = over
         pool.on_process = self._watch
@@ -84,16 +77,16 @@ class PoolDispatcher:
                 process.tell(packet)
 
     def _watch(self, process: PoolProcess) -> None:
-        self._selector.register(process.outbox, selectors.EVENT_READ, lambda: self._read(process))
+        self._mailbox.watch(process.outbox, lambda: self._read(process))
 
     def _watch_server(self, server: ForkServerHandle) -> None:
-        self._selector.register(server, selectors.EVENT_READ, lambda: self._served(server))
+        self._mailbox.watch(server, lambda: self._served(server))
 
     def _served(self, server: ForkServerHandle) -> None:
         """Pool processes have started or ended, or their server has and all of them with it."""
         ended = self._pool.served(server)
         if server.gone:
-            self._selector.unregister(server)
+            self._mailbox.unwatch(server)
             server.close()
         for process in ended:
             self._ended(process)
@@ -154,7 +147,7 @@ class PoolDispatcher:
     def _ended(self, process: PoolProcess) -> None:
         """A pool process is gone: what it had not read goes on, what it ran has failed."""
         self._read(process)
-        self._selector.unregister(process.outbox)
+        self._mailbox.unwatch(process.outbox)
         reason = process.ending()
         self._deliveries.back(process.take_back())
         running = list(process.items.values())

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aztask.app import App
 from aztask.brokers.base import SessionHolder
 from aztask.brokers.delivery import Renewed
 from aztask.errors import AztaskError, LeaseError, LeaseLost, MessageTooLarge
-from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.support.clock import Clock
 from aztask.support.display import safe_str
-from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.lane import Lane
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
 from aztask.worker.pool.timelimits import TimeLimits
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -42,22 +40,17 @@ class TaskRequest:
 class TaskRequests:
     """Answers them: extensions through the keeper, the others through a lane of their own."""
 
-    def __init__(
-        self,
-        app: App,
-        keeper: LeaseKeeper,
-        limits: TimeLimits,
-        mailbox: Mailbox,
-        clock: Clock,
-        *,
-        threads: int,
-    ) -> None:
-        self._app = app
-        self._keeper = keeper
+    def __init__(self, runtime: WorkerRuntime, limits: TimeLimits) -> None:
+        self._app = runtime.app
+        self._keeper = runtime.keeper
+        self._clock = runtime.clock
         self._limits = limits
-        self._clock = clock
         self._lane: Lane[TaskRequest] = Lane(
-            "requests", self._do_all, self._answer_all, mailbox, threads=threads
+            "requests",
+            self._do_all,
+            self._answer_all,
+            runtime.mailbox,
+            threads=runtime.lane_threads,
         )
 
     def answer(self, process: PoolProcess, kind: str, number: int, *details: Any) -> None:

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import logging
 
-from aztask.config import Settings
-from aztask.lease.keeper import LeaseKeeper
-from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import Run, Stop, WorkItem, message_of
 from aztask.worker.pool.children import Pool, PoolProcess
-from aztask.worker.upkeep.journal import Journal
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -30,21 +26,13 @@ MAX_LEASE_REACHED = "it ran for max_lease, the longest that it may be held"
 class TimeLimits:
     """Watches what runs."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        keeper: LeaseKeeper,
-        settings: Settings,
-        options: WorkerOptions,
-        journal: Journal,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, runtime: WorkerRuntime, pool: Pool) -> None:
         self._pool = pool
-        self._keeper = keeper
-        self._settings = settings
-        self._options = options
-        self._journal = journal
-        self._clock = clock
+        self._keeper = runtime.keeper
+        self._settings = runtime.app.settings
+        self._options = runtime.options
+        self._journal = runtime.journal
+        self._clock = runtime.clock
 
     def enforce(self, now: float) -> None:
         """Look at everything that runs."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from aztask.results.base import RunningTask, WorkerRecord
-from aztask.support.clock import Clock
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.children import Pool
+from aztask.worker.runtime import WorkerRuntime
 
 MOST_TASKS: Final = 100
 """Tasks in one sign, the longest-running ones: it is written every few seconds."""
@@ -18,15 +16,13 @@ MOST_TASKS: Final = 100
 class Heartbeat:
     """Only the supervisor's loop uses it."""
 
-    def __init__(
-        self, name: str, queues: Sequence[str], pool: Pool, deliveries: Deliveries, clock: Clock
-    ) -> None:
-        self._name = name
-        self._queues = tuple(queues)
+    def __init__(self, runtime: WorkerRuntime, pool: Pool) -> None:
+        self._name = runtime.name
+        self._queues = tuple(runtime.options.queues)
         self._pool = pool
-        self._deliveries = deliveries
-        self._clock = clock
-        self._born = clock.wall()
+        self._deliveries = runtime.deliveries
+        self._clock = runtime.clock
+        self._born = runtime.clock.wall()
 
     def running_ids(self) -> list[str]:
         """The ids of the tasks that run."""

@@ -8,13 +8,11 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.results.base import ResultStore, WorkerRecord
-from aztask.support.clock import Clock
-from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.lane import Lane
+from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.deadwatch import DeadWatch
-from aztask.worker.upkeep.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +29,15 @@ DEAD_SECONDS = 15.0
 class Housekeeping:
     """Told by the supervisor's ticks, done on a thread: no chore may hold up the supervisor."""
 
-    def __init__(
-        self, app: App, clock: Clock, mailbox: Mailbox, queues: Sequence[str], journal: Journal
-    ) -> None:
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        app, clock, mailbox = runtime.app, runtime.clock, runtime.mailbox
         self._dead = DeadWatch(
-            app, queues, clock, lambda *found: mailbox.post(lambda: journal.buried(*found))
+            app,
+            runtime.options.queues,
+            clock,
+            lambda *found: mailbox.post(lambda: runtime.journal.buried(*found)),
         )
+        self._queues = runtime.options.queues
         self._dead_at = 0.0
         self._app = app
         self._clock = clock
@@ -90,14 +91,14 @@ class Housekeeping:
         if results is not None:
             self._lane.submit([partial(results.heartbeat, record)])
 
-    def drained(self, queues: Sequence[str]) -> bool:
+    def drained(self) -> bool:
         """Whether the queues hold nothing more, delayed messages included."""
         now = self._clock.monotonic()
         if now < self._look_at:
             return False
         self._look_at = now + DRAINED_SECONDS
         try:
-            stats = [self._app.broker.stats(queue) for queue in queues]
+            stats = [self._app.broker.stats(queue) for queue in self._queues]
         except AztaskError as error:
             logger.warning("cannot see whether the queues are empty: %s", error)
             return False

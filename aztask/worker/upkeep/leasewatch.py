@@ -25,16 +25,12 @@ from typing import Final
 from aztask.adaptive.advisor import bounds_of
 from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
 from aztask.adaptive.learning import LeaseCounts, learn
-from aztask.app import App
 from aztask.errors import AztaskError, DecodeError
-from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
-from aztask.support.clock import Clock
-from aztask.worker.lane import Lane, Mailbox
-from aztask.worker.options import WorkerOptions
+from aztask.worker.lane import Lane
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
-from aztask.worker.upkeep.journal import Journal
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -49,30 +45,22 @@ LONGER: Final = 1.05
 class LeaseWatch:
     """Only the supervisor's loop calls it, but for `seconds`, which any thread may."""
 
-    def __init__(
-        self,
-        app: App,
-        options: WorkerOptions,
-        keeper: LeaseKeeper,
-        mailbox: Mailbox,
-        journal: Journal,
-        clock: Clock,
-    ) -> None:
-        self._app = app
-        self._options = options
-        self._keeper = keeper
-        self._journal = journal
-        self._clock = clock
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._app = runtime.app
+        self._options = runtime.options
+        self._keeper = runtime.keeper
+        self._journal = runtime.journal
+        self._clock = runtime.clock
         self._seen: dict[str, LeaseCounts] = {}
         self._lane: Lane[dict[str, LeaseCounts]] | None = None
-        self._share_at = clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
+        self._share_at = self._clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
         self._look_at = 0.0
         self._hurried = False
         self._stopping = threading.Event()
-        if app.leases.enabled:
-            app.leases.read()  # what was learned before this worker started
-            self._lane = Lane("lease-advice", self._share, self._shared, mailbox, threads=1)
-        self._asked = {queue: self.seconds(queue) for queue in options.queues}
+        if self._app.leases.enabled:
+            self._app.leases.read()  # what was learned before this worker started
+            self._lane = Lane("lease-advice", self._share, self._shared, runtime.mailbox, threads=1)
+        self._asked = {queue: self.seconds(queue) for queue in self._options.queues}
 
     def seconds(self, queue: str) -> float:
         """The lease to ask for now. ``--lease`` fixes it."""

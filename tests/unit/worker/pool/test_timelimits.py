@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from runtimes import make_runtime
 from still import Still
 
 from aztask import App
@@ -21,10 +22,8 @@ from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
-from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import Step, WorkItem
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, TimeLimits
-from aztask.worker.upkeep.journal import Journal
 
 START = 1000.0
 
@@ -82,12 +81,14 @@ class Bench:
         )
         self.events = []
         self.limits = TimeLimits(
+            make_runtime(
+                SimpleNamespace(settings=Settings(lease_seconds=100.0, max_lease_seconds=500.0)),
+                clock=clock,
+                keeper=self.keeper,
+                emit=self.events.append,
+                **(options or {}),
+            ),
             SimpleNamespace(processes=[self.idle, self.process]),
-            self.keeper,
-            Settings(lease_seconds=100.0, max_lease_seconds=500.0),
-            WorkerOptions(**(options or {})),
-            Journal(SimpleNamespace(emit=self.events.append), clock),
-            clock,
         )
         self.app = App("shop", broker="local://:memory:")
         self.item = self.add(held, {} if message is None else message, task)
