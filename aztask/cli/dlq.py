@@ -12,12 +12,11 @@ import click
 
 from aztask.app import App
 from aztask.cli.confirm import dry_run_option, yes_option
-from aztask.cli.damage import warn_of_damage
 from aztask.cli.deadletter_act import Act, act_on
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
-from aztask.cli.listing import all_queues, skipping
+from aztask.cli.listing import all_queues, skipping, warn_of_damage
 from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app

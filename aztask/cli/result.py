@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.cli.damage import warn_of_damage
 from aztask.cli.failures import NotFound, visible
+from aztask.cli.listing import warn_of_damage
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import (
     iso_time,

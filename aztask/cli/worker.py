@@ -17,7 +17,7 @@ from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
 from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, queues_option
-from aztask.cli.reload import Reloader
+from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError
@@ -99,6 +99,8 @@ def command(
     SIGTERM or Ctrl-C: receive nothing more, let running tasks end, give back the rest. A second
     one: give everything back now.
     """
+    if reload:
+        require_library()
     server = first_server()  # before there is a thread, a connection or anything of the app's
     with contextlib.closing(server) if server else contextlib.nullcontext():
         restart = _start(server, queues, log_format, options, reload=reload)

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from aztask.cli.damage import warn_of_damage
+from aztask.cli.listing import warn_of_damage
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import open_app, results_of

@@ -17,8 +17,8 @@ from aztask.context import current_context
 from aztask.support.masking import SecretFilter
 
 FORMATS: Final = ("plain", "json")
-NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp")
-"""Loggers that tell of every request at level INFO."""
+NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp", "watchfiles")
+"""Loggers that write a line for each request or each file at level INFO."""
 
 
 class TaskFilter(logging.Filter):

@@ -40,6 +40,7 @@ LIBRARIES = {
     "py4j": ("spark",),
     "pyarrow": ("spark",),
     "pandas": ("spark",),
+    "watchfiles": ("cli",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
