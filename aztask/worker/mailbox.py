@@ -17,7 +17,7 @@ class HasDescriptor(Protocol):
     """A socket, or anything else that a selector can wait for."""
 
     def fileno(self) -> int:
-        """The file descriptor."""
+        """The descriptor to wait for."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""All intakes of a worker: one for each queue, of the kind that the queue needs."""
+"""All intakes of a worker: one per queue, with sessions or without, and how much they may hold."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.children import Pool
 
 Source: TypeAlias = Intake | SessionSlot
-"""Where deliveries come from: it has a `queue` and a `receiver`."""
+"""The part of an intake that received a delivery; it has a `queue` and a `receiver`."""
 
 WAIT: Final = 1.0
 BURST_WAIT: Final = 0.05
 SESSION_WAIT: Final = 20.0
-"""Seconds to look for a session where each look costs a new connection."""
+"""Seconds to wait for a session if each try costs a new connection."""
 
 USUAL_SESSIONS: Final = 32
 FIRST_PREFETCH: Final = 4
@@ -32,7 +32,7 @@ MOST_PREFETCH: Final = 1000
 
 
 class Intakes:
-    """Begins, bounds and ends receiving."""
+    """Starts, bounds and stops the intakes of all queues."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class Intakes:
         lease: Callable[[str], float],
         take: Callable[[Source, list[Delivery]], None],
     ) -> None:
-        """lease: seconds to ask for now, of a queue. take: gets deliveries, on an intake's thread.
+        """lease: the lease to ask for now, in seconds, by queue name. take: gets the deliveries, on
+        an intake's thread.
 
-        Raises CapabilityError where a queue is to have sessions and the broker has none.
+        Raises CapabilityError if a queue is declared with sessions and the broker has none.
         """
         self._app = app
         self._options = options
@@ -83,16 +84,19 @@ class Intakes:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was found, anywhere."""
+        """Whether no intake found anything."""
         return all(intake.idle for intake in self._all)
 
     def start(self) -> None:
-        """Begin to receive, once there is room."""
+        """Start to receive as soon as there is room."""
         for intake in self._all:
             intake.start()
 
     def allow(self, room: int, *, wait: bool) -> None:
-        """There is room for that many deliveries. wait: better for a fuller batch soon."""
+        """Set how many more deliveries there is room for.
+
+        wait: plain queues wait for more room, because a fuller batch costs less.
+        """
         if not wait:
             for plain in self._plain:
                 plain.allow(max(0, room))
@@ -100,18 +104,18 @@ class Intakes:
             sessions.allow(room)
 
     def stop(self) -> None:
-        """Receive nothing more."""
+        """Stop all intakes; returns at once."""
         for intake in self._all:
             intake.stop()
 
     def join(self, timeout: float) -> None:
-        """Wait for the ends of their threads, up to `timeout` seconds in all."""
+        """Wait until their threads have ended, for `timeout` seconds in all."""
         until = time.monotonic() + timeout
         for intake in self._all:
             intake.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """Close the receivers."""
+        """Close the receivers, once `join` has returned."""
         for intake in self._all:
             intake.close()
 
@@ -129,7 +133,7 @@ def prefetch(options: WorkerOptions, pool: Pool) -> int:
 
 
 def tell_over(items: Iterable[WorkItem]) -> None:
-    """Tell the sessions of these that they are done with."""
+    """Tell the sessions of these items that they have ended."""
     for item in items:
         if item.session is not None:
             item.session.over(item)

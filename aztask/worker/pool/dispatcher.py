@@ -21,7 +21,7 @@ NO_DEADLINE = 1e18
 
 
 class PoolDispatcher:
-    """Between the supervisor's loop and the pool."""
+    """Feeds the pool and handles its answers, in the supervisor's loop."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PoolDispatcher:
         pool.on_server = self._watch_server
 
     def feed(self) -> None:
-        """Send ready deliveries to the pool; those whose lease lapsed meanwhile never run."""
+        """Send ready deliveries to the pool; those whose lease has expired never run."""
         room = self._pool.room()
         ready = self._deliveries.ready
         if not room or not ready:
@@ -59,11 +59,11 @@ class PoolDispatcher:
             if item.settled or item.lease.alive(now):
                 batch.append(item)
             else:
-                item.note("lease_lost", "it lapsed before the task could start")
+                item.note("lease_lost", "it expired before the task could start")
                 logger.warning(
-                    "task %s: the lease lapsed while the message waited in this worker; "
-                    "lower --prefetch or raise --lease",
-                    item.key.task_id,
+                    "%s: the lease expired while the message waited in this worker, it will be "
+                    "redelivered; lower --prefetch or raise --lease",
+                    item.label,
                 )
                 self._over([item])
         left = self._pool.feed(batch, _packet)
@@ -71,7 +71,7 @@ class PoolDispatcher:
         hit("sent", len(batch) - len(left))
 
     def tell(self, item: WorkItem, packet: list[Any]) -> None:
-        """A control packet to the process that runs the item."""
+        """Send a control packet to the process that runs the item."""
         for process in self._pool.processes:
             if item.number in process.items:
                 process.tell(packet)
@@ -83,7 +83,7 @@ class PoolDispatcher:
         self._mailbox.watch(server, lambda: self._served(server))
 
     def _served(self, server: ForkServerHandle) -> None:
-        """Pool processes have started or ended, or their server has and all of them with it."""
+        """Handle pool processes that started or ended, or the end of their server and of all."""
         ended = self._pool.served(server)
         if server.gone:
             self._mailbox.unwatch(server)
@@ -92,14 +92,18 @@ class PoolDispatcher:
             self._ended(process)
 
     def _read(self, process: PoolProcess) -> None:
-        """Take a process's answers; see `aztask.worker.pool.runner` for what they are."""
+        """Handle a process's answers; `aztask.worker.pool.runner` lists them."""
         concluded: list[WorkItem] = []
         for kind, *rest in process.answers():
             if kind in ("done", "failed", "lost"):
                 number, started_at, seconds, *details = rest
                 item = process.items.pop(number, None)
                 if item is None:
-                    logger.warning("%s answered for run %s, which it does not run", process, number)
+                    logger.warning(
+                        "%s answered for delivery %s, which it does not hold: ignored",
+                        process,
+                        number,
+                    )
                     continue
                 if item.run is not None:
                     item.run.started_at, item.run.duration = started_at, seconds
@@ -110,7 +114,7 @@ class PoolDispatcher:
                 process.ready = True
                 self._pool.fill()
             elif kind == "broken":
-                logger.error("a pool process cannot start: %s", rest[0])
+                logger.error("a pool process cannot import the app: %s", rest[0])
             else:
                 self._requests.answer(process, kind, *rest)
         self._finish(concluded)
@@ -127,15 +131,20 @@ class PoolDispatcher:
             record, error_type, error, trace = details
             self._verdicts.failed(item, from_record(record), error_type, error, trace)
         else:
-            self._gone(item, item.stop.reason if item.stop else "the task gave up")
+            self._gone(
+                item,
+                item.stop.reason
+                if item.stop
+                else "the task ended itself because its lease was lost",
+            )
             return False
         return True
 
     def _gone(self, item: WorkItem, why: str) -> None:
         """The task stopped because of its lease. Nothing is recorded.
 
-        A lost lease is not settled; one that is held still (the task reached its `max_lease`) is
-        abandoned, so that the message need not wait for its end.
+        A lost lease is not settled. A lease that is still held (the task reached its `max_lease`)
+        is abandoned, so that the message is redelivered at once.
         """
         item.note("lease_lost", why)
         if item.settled or not item.lease.alive(self._clock.monotonic()):
@@ -145,7 +154,7 @@ class PoolDispatcher:
             self._finish([item])
 
     def _ended(self, process: PoolProcess) -> None:
-        """A pool process is gone: what it had not read goes on, what it ran has failed."""
+        """A pool process ended: its unread deliveries go to others, its running tasks failed."""
         self._read(process)
         self._mailbox.unwatch(process.outbox)
         reason = process.ending()
@@ -153,14 +162,14 @@ class PoolDispatcher:
         running = list(process.items.values())
         process.items.clear()
         if running or not process.retiring:
-            logger.warning("%s (%d tasks ran in it)", reason, len(running))
+            logger.warning("%s ended, running tasks: %d. %s", process, len(running), reason)
         self._pool.ended(process)
         for item in running:
             self._interrupted(item, process.culprit, reason)
         self._pool.fill()
 
     def _interrupted(self, item: WorkItem, culprit: int | None, reason: str) -> None:
-        """What ran in a process that is gone: failed, lost, or merely beside the culprit."""
+        """End an item whose process ended: it failed, lost its lease, or ran beside the culprit."""
         run = item.run
         if item.stage is not Stage.RUNNING or run is None:
             return
@@ -181,6 +190,6 @@ class PoolDispatcher:
 
 
 def _packet(item: WorkItem) -> list[Any]:
-    """A delivery as the pool gets it; see `aztask.worker.pool.runner`."""
+    """The packet of a delivery, as `aztask.worker.pool.runner` describes it."""
     deadline = NO_DEADLINE if item.settled else item.delivery.deadline
     return [item.number, item.message_fields(), item.delivery.delivery_count, deadline]

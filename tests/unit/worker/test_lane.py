@@ -145,7 +145,7 @@ def test_a_batch_that_fails_comes_back(turn, caplog):
     lane = turn.lane(work, 2)
     lane.submit([1, 2])
     turn.until(2)
-    assert "a batch of 2 failed in test" in caplog.text
+    assert "stage test failed for 2 deliveries" in caplog.text
 
 
 def test_stopping_does_what_is_queued(turn):

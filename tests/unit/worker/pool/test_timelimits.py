@@ -159,7 +159,7 @@ def test_the_hard_limit_kills_the_process_at_its_very_instant(where):
     bench.at(4.999)
     assert bench.process.killed == []
     bench.at(5.0)
-    assert bench.process.killed == [("the time limit of 5 s passed", 1)]
+    assert bench.process.killed == [("the time limit of 5 s was exceeded", 1)]
     assert bench.idle.killed == []
 
 
@@ -208,7 +208,7 @@ def test_each_task_of_a_process_has_its_own_limits():
     bench.at(5.0)
     assert bench.interrupts == [(2, "limit")]
     bench.at(50.0)
-    assert bench.process.killed == [("the time limit of 50 s passed", 1)]
+    assert bench.process.killed == [("the time limit of 50 s was exceeded", 1)]
 
 
 # -- lost leases ------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_before_the_grace_has_passed_the_hard_limit_counts_too():
     bench.requests.answer = Unknown("no answer")
     bench.at(9.0)
     bench.at(9.5)
-    assert bench.process.killed == [("the time limit of 9.5 s passed", 1)]
+    assert bench.process.killed == [("the time limit of 9.5 s was exceeded", 1)]
 
 
 def test_only_the_process_that_runs_the_task_is_told():
