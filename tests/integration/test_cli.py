@@ -303,7 +303,7 @@ class TestReload:
         (["-c", "0"], 2, "is not in the range"),
         (["--lease", "10s", "--max-lease", "5s"], 4, "must be longer than"),
         (["-A", "nosuch"], 2, "there is no module 'nosuch'"),
-        (["-A", "memory"], 4, "is seen by one process alone"),
+        (["-A", "memory"], 4, "is visible to one process only"),
     ],
     ids=range(9),
 )

@@ -278,9 +278,9 @@ def test_from_an_empty_account_by_the_command_line(tmp_path: Path, fresh: str) -
     created = command(tmp_path, fresh, "queues", "create", "orders")
     assert created.returncode == 0, created.stderr
     assert created.stdout.splitlines() == [
-        "queue orders is there",
-        "the table 'aztaskresults' of tables://devstoreaccount1 is there",
-        "the container 'aztask-results' of tables://devstoreaccount1 is there",
+        "queue orders exists",
+        "the table 'aztaskresults' of tables://devstoreaccount1 exists",
+        "the container 'aztask-results' of tables://devstoreaccount1 exists",
     ]
     assert command(tmp_path, fresh, "queues", "create", "orders").returncode == 0
     sent = command(tmp_path, fresh, "send", "shop.ship", "--args", "[1]", "--task-id", "one")

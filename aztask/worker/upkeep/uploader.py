@@ -214,7 +214,7 @@ class Uploader:
             self.dropped_files += dropped
             logger.error(
                 "dropped %d event files: the container is unreachable and more than %s bytes wait "
-                "in %s (dropped so far: %d files, %s bytes). Restore it, or raise events_max_bytes.",
+                "in %s (%d files, %s bytes dropped so far). Restore it, or raise events_max_bytes.",
                 dropped,
                 f"{self._max_bytes:,}",
                 self._directory,

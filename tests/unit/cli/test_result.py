@@ -82,7 +82,7 @@ def test_a_value_that_cannot_be_read_is_described(cli, filled):
 def test_an_unknown_id_is_not_found(cli, filled, task_id):
     ended = cli("result", task_id)
     assert ended.code == 5
-    assert "nothing is known of a task" in ended.error
+    assert "the result store has no task" in ended.error
 
 
 def test_without_a_result_store(cli):
@@ -101,11 +101,11 @@ class TestCancel:
         ended = cli("cancel", "good", "waits", "bad")
         assert ended.code == 1
         assert ended.out == "waits is cancelled\n"
-        assert ended.error == "ended already, so not cancelled: good, bad"
+        assert ended.error == "not cancelled, since already ended: good, bad"
 
     def test_a_task_that_runs(self, cli, filled):
         filled.results.start([Start(RunKey("runs"), "t", "q", 1, "me", "w", 1e9)])
-        assert "runs now and goes on" in cli("cancel", "runs").out
+        assert "runs now and continues to its end" in cli("cancel", "runs").out
         assert filled.results.to_stop(["runs"]) == []
         assert "will be stopped" in cli("cancel", "--running", "runs").out
         assert filled.results.to_stop(["runs"]) == ["runs"]

@@ -120,7 +120,8 @@ def test_a_damaged_document_is_set_aside_once_and_nothing_that_was_counted_is_lo
     told.now += SHARE_SECONDS * 2
     told.tick()
     assert told.observed.lost_ever == 4
-    said = [record.getMessage() for record in caplog.records if "It was moved to" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records]
+    said = [each for each in messages if "It was moved to" in each]
     assert len(said) == 1
     assert said[0].isprintable()
 
