@@ -130,7 +130,8 @@ def visible(text: str) -> str:
 def _click_text(error: click.ClickException) -> str:
     text = error.format_message()
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+        text = text.rstrip(".")
+        text += f"{' See' if text.endswith('?') else '; see'} {error.ctx.command_path} --help"
     return text
 
 

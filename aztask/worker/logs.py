@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from aztask.context import current_context
+from aztask.settlement import DeadLetter, Decision, Resubmit
 from aztask.support.masking import SecretFilter
 
 FORMATS: Final = ("plain", "json")
@@ -67,6 +68,15 @@ class JsonFormatter(logging.Formatter):
         if record.exc_text:
             fields["error"] = record.exc_text
         return json.dumps(fields)
+
+
+def next_step(decision: Decision) -> str:
+    """What follows a failed run, for its log line; the retry strategy decides when."""
+    if isinstance(decision, Resubmit):
+        return "it will be retried"
+    if isinstance(decision, DeadLetter):
+        return f"it is dead-lettered ({decision.reason})"
+    return "it is not retried"
 
 
 def configure(log_format: str, level: int = logging.INFO) -> None:

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
-import socket
-import uuid
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 from aztask.app import App
 from aztask.brokers.delivery import Delivery
-from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease
 from aztask.results.base import WorkerRecord
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -27,9 +23,7 @@ from aztask.support.failpoint import hit
 from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
-from aztask.worker.mailbox import Mailbox
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolPlan
@@ -40,9 +34,7 @@ from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.housekeeping import Housekeeping
-from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.leasewatch import LeaseWatch
-from aztask.worker.upkeep.uploader import worker_sink
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +57,10 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
         server: ForkServerHandle | None = None,
     ) -> None:
-        self.name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        runtime = self._runtime = self._assemble(app, options, clock)
-        self.app, self.options, self._clock = app, options, clock
+        runtime = self._runtime = WorkerRuntime.create(
+            app, options, clock, on_lost=self._lease_lost, on_renewed=self._renewed
+        )
+        self.name, self.app, self.options, self._clock = runtime.name, app, options, clock
         self.keeper, self.journal = runtime.keeper, runtime.journal
         self._mailbox, self._deliveries = runtime.mailbox, runtime.deliveries
         self.pipeline = Pipeline(app, self.keeper, name=self.name, clock=clock)
@@ -95,20 +88,6 @@ class Supervisor:
         self._signals = 0
         self._draining_until: float | None = None
         self.finished = 0
-
-    def _assemble(self, app: App, options: WorkerOptions, clock: Clock) -> WorkerRuntime:
-        mailbox = Mailbox()
-        keeper = LeaseKeeper(
-            app.broker,
-            clock=clock,
-            renew_at=app.settings.renew_at,
-            on_lost=lambda lease: mailbox.post(lambda: self._lease_lost(lease)),
-            on_renewed=lambda lease, age: mailbox.post(lambda: self._renewed(lease, age)),
-            on_settleable=mailbox.wake,
-        )
-        journal = Journal(worker_sink(app, self.name), clock)
-        deliveries = Deliveries(self.name, clock)
-        return WorkerRuntime(self.name, app, options, clock, keeper, journal, mailbox, deliveries)
 
     def _lane(
         self,
@@ -173,6 +152,12 @@ class Supervisor:
         self._intakes.stop()
         self._abandon_held(math.inf)
         self._give_back_waiting()
+        if running := len(self._pool.running()):
+            logger.info(
+                "the worker stops: it waits up to %g s for %d running tasks",
+                self.options.shutdown_timeout,
+                running,
+            )
 
     def _give_back_waiting(self) -> None:
         waiting = self._deliveries.waiting()

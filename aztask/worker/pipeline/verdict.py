@@ -22,6 +22,7 @@ from aztask.results.base import (
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.support.clock import Clock
 from aztask.support.display import storable
+from aztask.worker.logs import next_step
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
 from aztask.worker.pipeline.work import Step, WorkItem, message_of
 
@@ -101,9 +102,8 @@ class Verdicts:
         waited = message.snooze_count * delay if item.in_order else now - since
         if waited < grace:
             logger.warning(
-                "%s: this app has no task %r, retry in %g s for a worker that has it",
+                "%s: this app has no such task, retry in %g s by a worker that has it",
                 item.label,
-                message.task,
                 delay,
             )
             settlement = self._redelivery.put_off(item, delay)
@@ -136,8 +136,9 @@ class Verdicts:
     def died(self, item: WorkItem, error_type: str, error: str) -> None:
         """Decide for a task whose process died or was killed at a limit."""
         policy = item.task.retry if item.task else self._app.retry
-        settlement = policy.decide_named(error_type, error, message_of(item))
-        self.failed(item, settlement, error_type, error, "")
+        decision = policy.decide_named(error_type, error, message_of(item))
+        logger.warning("%s failed, %s: %s", item.label, next_step(decision), error)
+        self.failed(item, decision, error_type, error, "")
 
     def cancelled(self, item: WorkItem) -> None:
         """Decide for a task that was cancelled, before or during its run."""

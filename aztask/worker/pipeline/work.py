@@ -304,10 +304,11 @@ class WorkItem:
 
     @property
     def label(self) -> str:
-        """Its name in log lines: the task id, or its position if it cannot be read."""
+        """Its name in log lines: task and id, or its position if it cannot be read."""
         if self.opened is None:
             return f"message {self.delivery.position} on queue {self.queue}"
-        return f"task {self.opened.message.id}"
+        message = self.opened.message
+        return f"task {message.task} {message.id}"
 
     @property
     def key(self) -> RunKey:

@@ -18,6 +18,7 @@ from aztask.worker.runtime import WorkerRuntime
 logger = logging.getLogger(__name__)
 
 NO_DEADLINE = 1e18
+NAMED = 3  # running tasks that the log names when their process ends
 
 
 class PoolDispatcher:
@@ -162,7 +163,9 @@ class PoolDispatcher:
         running = list(process.items.values())
         process.items.clear()
         if running or not process.retiring:
-            logger.warning("%s ended, running tasks: %d. %s", process, len(running), reason)
+            tasks = ", ".join(item.label for item in running[:NAMED]) or "no task"
+            more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
+            logger.warning("%s ended while it ran %s%s: %s", process, tasks, more, reason)
         self._pool.ended(process)
         for item in running:
             self._interrupted(item, process.culprit, reason)

@@ -51,6 +51,7 @@ from aztask.support.display import safe_str, storable
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
 from aztask.task import Task
+from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
@@ -194,7 +195,10 @@ class Runner:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl | TaskStopped):
             text = safe_str(error, ERROR_CHARACTERS)
-            logger.warning("task %s %s failed: %s", message.task, message.id, text, exc_info=error)
+            logger.warning(
+                "task %s %s failed, %s: %s",
+                message.task, message.id, next_step(verdict), text, exc_info=error,
+            )  # fmt: skip
         return ["failed", to_record(verdict), *_described(error)]
 
     def _save(self, number: int, state: Any, lease: TaskLease) -> None:
