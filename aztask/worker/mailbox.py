@@ -37,7 +37,7 @@ class Mailbox:
 
     def wake(self) -> None:
         """End the current wait, or the next one at once. Signal handlers may call this."""
-        with contextlib.suppress(OSError):  # it is closed
+        if self._bell >= 0:  # else the worker has ended
             os.eventfd_write(self._bell, 1)
 
     def watch(self, end: HasDescriptor, readable: Callable[[], None]) -> None:
