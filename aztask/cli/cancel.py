@@ -1,4 +1,4 @@
-"""``aztask cancel ID``: have tasks not started any more, or stopped."""
+"""``aztask cancel ID``: cancel tasks before they start, or stop running ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aztask.cli.target import open_app, results_of
 from aztask.results.base import State
 
 WILL: Final = {
-    False: "goes on; it will not be started again (--running stops it)",
+    False: "continues to its end; it will not be retried (--running stops it)",
     True: "will be stopped in a few seconds",
 }
 
@@ -21,13 +21,13 @@ WILL: Final = {
 @click.command("cancel")
 @app_option
 @click.argument("task_ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--running", is_flag=True, help="Stop runs that have started, too.")
+@click.option("--running", is_flag=True, help="Also stop runs that have started.")
 def command(task_ids: Sequence[str], running: bool) -> None:
-    """Cancel tasks, so that they are not started any more.
+    """Cancel tasks before they start.
 
-    A run that has started goes on to its end, but is not retried. With --running its worker stops
-    it within about five seconds: TaskStopped is raised in the task, and a second later its process
-    is killed if it has not ended.
+    A task that has started runs to its end, but is not retried. With --running, its worker stops it
+    within about five seconds: TaskStopped is raised in the task, and if the task has not ended a
+    second later, its process is killed.
     """
     ended = []
     with open_app() as app:
@@ -41,4 +41,4 @@ def command(task_ids: Sequence[str], running: bool) -> None:
             else:
                 click.echo(f"{visible(task_id)} is cancelled")
     if ended:
-        raise CommandFailed(f"ended already, so not cancelled: {', '.join(ended)}")
+        raise CommandFailed(f"not cancelled, since already ended: {', '.join(ended)}")

@@ -1,4 +1,4 @@
-"""Acting on dead letters from a terminal: count, ask, act, and say what was done."""
+"""Acting on dead letters from a terminal: count, ask, act, and report."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ Act = Callable[[DeadLetters, Callable[[Report], None]], Report]
 
 
 def act_on(
-    meant: Sequence[tuple[DeadLetters, int]],
+    selected: Sequence[tuple[DeadLetters, int]],
     words: tuple[str, str],
     act: Act,
     *,
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Ask, act, and say what was done, also when it is broken off.
+    """Ask, act, and report what was done, also after an interruption.
 
-    meant: whose dead letters, and how many of each. words: "replay" and "replayed". Raises Failed
-    where some could not be had.
+    * selected: the dead letters of each queue, and how many of them are selected.
+    * words: the verb and its past, such as "replay" and "replayed".
+    * act: does it for one queue and reports its progress.
+
+    Raises CommandFailed if some dead letters could not be received.
     """
     verb, past = words
-    counts = [(letters, count) for letters, count in meant if count]
+    counts = [(letters, count) for letters, count in selected if count]
     total = sum(count for _, count in counts)
     if not total:
         click.echo(f"there is nothing to {verb}")
@@ -46,12 +49,12 @@ def act_on(
         click.echo(f"{past} {plural(done, 'dead letter')}")
     if unreadable := sum(report.unreadable for report in reports.values()):
         click.echo(
-            f"{plural(unreadable, 'dead letter')} could not be read and cannot be sent again: look "
-            "with aztask dlq show, then purge",
+            f"{plural(unreadable, 'dead letter')} could not be read, so not replayed: see aztask "
+            "dlq show, then purge",
             err=True,
         )
     if lost := sum(report.lost for report in reports.values()):
         raise CommandFailed(
-            f"{plural(lost, 'dead letter')} could not be had: gone meanwhile, or under somebody "
-            "else's lease, which ends soon if that one died; look again: aztask dlq list"
+            f"{plural(lost, 'dead letter')} could not be received: removed in the meantime, or "
+            "leased by another process, whose lease soon expires if it died; see: aztask dlq list"
         )

@@ -1,4 +1,4 @@
-"""One dead letter, for people and for programs."""
+"""Printing one dead letter, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_BYTES = 256
 
 
 def summary(letter: DeadLetterView) -> dict[str, Any]:
-    """What ``list --json`` prints for each."""
+    """The object that ``list --json`` prints for a dead letter."""
     return {
         "id": letter.id,
         "queue": letter.queue,
@@ -35,7 +35,7 @@ def summary(letter: DeadLetterView) -> dict[str, Any]:
 
 
 def print_letter(app: App, letter: DeadLetterView, *, as_json: bool) -> None:
-    """Everything: where it came from, why it is dead, its headers, arguments and bytes."""
+    """Print everything about a dead letter: origin, reason, headers, arguments and bytes."""
     arguments, problem = _arguments(app, letter)
     if as_json:
         print_json(
@@ -78,7 +78,7 @@ def print_letter(app: App, letter: DeadLetterView, *, as_json: bool) -> None:
 def _arguments(
     app: App, letter: DeadLetterView
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]] | None, str]:
-    """(args and kwargs, what is wrong with the message)."""
+    """(args and kwargs or None, why they cannot be decoded or "")."""
     if letter.message is None:
         return None, letter.problem
     try:
@@ -89,5 +89,5 @@ def _arguments(
 
 def _shown(body: bytes) -> str:
     rest = len(body) - SHOWN_BYTES
-    more = f" and {rest:,} bytes more (--json has them all)" if rest > 0 else ""
+    more = f" and {rest:,} more bytes (--json shows all)" if rest > 0 else ""
     return f"{body[:SHOWN_BYTES]!r}{more}"

@@ -1,4 +1,4 @@
-"""``aztask demo``: the main job on the embedded broker, with real input and real workers."""
+"""``aztask demo``: tasks on the embedded queue, with real files and a real worker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class DemoFile:
-    """One file: its name, its task's handle, and how that ended."""
+    """One file: its name, and the last run and the value of its task."""
 
     name: str
     record: RunRecord | None
@@ -51,7 +51,7 @@ class DemoFile:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the task did."""
+        """Whether the task of this file succeeded."""
         return self.record is not None and self.record.state is State.SUCCEEDED
 
     @property
@@ -72,9 +72,9 @@ class DemoFile:
 def command(path: str | None, as_json: bool) -> None:
     """Run one task for each file under PATH, and check every result.
 
-    PATH is Python's standard library by default. A worker process computes each file's size, lines,
-    SHA-256 and names; some tasks fail at first on purpose, so that their retries can be seen.
-    Nothing is left behind: queue, results and events live in a temporary folder.
+    The default PATH is Python's standard library. A worker computes the size, lines, SHA-256 and
+    names of each file. Some tasks fail on purpose at first, to show their retries. Queue, results
+    and events are in a temporary folder, which is deleted at the end.
     """
     root, names = _input(path)
     with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="aztask-demo-") as folder:
@@ -106,11 +106,11 @@ def _input(path: str | None) -> tuple[str, list[str]]:
         else (str(given.parent), [given.name])
     )
     if not names:
-        raise NotFound(f"there is no file under {str(given)!r}")
+        raise NotFound(f"there is no file under {str(given)!r}; name another PATH")
     fail = sum(map(fails_first, names))
     click.echo(
         f"{plural(len(names), 'file')} under {visible(root)}, one task each; "
-        f"{plural(fail, 'task')} will fail at first, on purpose",
+        f"{plural(fail, 'task')} will fail on purpose at first",
         err=True,
     )
     return root, names
@@ -140,7 +140,7 @@ def _run(
 
 
 def _watch(app: App, worker: DemoWorker, root: str, names: Sequence[str]) -> dict[str, Facts]:
-    """Show progress until the worker has ended; meanwhile compute here what it computes there."""
+    """Show progress until the worker has ended, and compute the same facts here."""
     progress = Progress(len(names), "tasks")
     checks: dict[str, Facts] = {}
     left = iter(names)
@@ -149,7 +149,7 @@ def _watch(app: App, worker: DemoWorker, root: str, names: Sequence[str]) -> dic
             stats = app.broker.stats(QUEUE)
             waiting = stats.scheduled or 0
             open_tasks = (stats.active or 0) + (stats.leased or 0) + waiting
-            note = f", {waiting} wait for their retry" if waiting else ""
+            note = f", {waiting} waiting for a retry" if waiting else ""
             progress.show(len(names) - open_tasks, note)
             _check_some(root, left, checks)
         stats = app.broker.stats(QUEUE)
@@ -162,7 +162,7 @@ def _watch(app: App, worker: DemoWorker, root: str, names: Sequence[str]) -> dic
 
 
 def _check_some(root: str, left: Iterator[str], checks: dict[str, Facts]) -> None:
-    """Compute for a moment, or rest when all is computed."""
+    """Compute for `CHECK_SECONDS`, or sleep if everything is computed."""
     until = time.monotonic() + CHECK_SECONDS
     for name in left:
         checks[name] = facts(root, name)
@@ -180,7 +180,7 @@ def _job(app: App, name: str, result: AsyncResult[Facts]) -> DemoFile:
 
 
 def _right(root: str, job: DemoFile, expected: Facts) -> bool:
-    """Whether the result is what the file gives here; a file may have changed: it is read anew."""
+    """Whether the result is right. A file may have changed, so a mismatch is computed again."""
     return job.succeeded and (job.value == expected or job.value == facts(root, job.name))
 
 
@@ -206,7 +206,7 @@ def _print_summary(jobs: Sequence[DemoFile], seconds: float) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does: through its clean-up."""
+    """Make SIGTERM and SIGHUP end the block like Ctrl-C, so that its clean-up runs."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, _leave) for number in numbers]
     try:

@@ -1,4 +1,4 @@
-"""The app that the demo's workers load; the demo tells them where its broker is by environment."""
+"""The app that the demo's worker loads; the environment names its broker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The work of ``aztask demo``: look into one file. The workers run it as a task; the demo computes
-the same directly and compares.
+"""The work of ``aztask demo``: examine one file.
+
+The worker runs it as a task. The demo computes the same directly and compares.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ QUEUE = "demo"
 FAIL_ONE_IN = 20
 RETRY = RetryPolicy(max_retries=3, delay=0.4, backoff=1.0)
 SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages"})
-"""Not the standard library, or written by Python itself meanwhile."""
+"""Not part of the standard library, or written by Python while the demo runs."""
 
 Name = str | bytes
 Facts = dict[str, Any]
 
 
 class FirstTryFails(Exception):
-    """Raised on purpose by the first run of some tasks, so that their retries can be seen."""
+    """Raised on purpose by the first run of some tasks, to show their retries."""
 
 
 def register(app: App) -> Task[[Name, Name], Facts]:
@@ -46,13 +47,13 @@ def register(app: App) -> Task[[Name, Name], Facts]:
 
 
 def fails_first(name: Name) -> bool:
-    """Whether the first run fails: about one in twenty, by the name alone."""
+    """Whether the first run fails: about one in twenty does, depending on the name only."""
     digest = blake2b(os.fsencode(name), digest_size=4).digest()
     return int.from_bytes(digest, "big") % FAIL_ONE_IN == 0
 
 
 def facts(root: Name, name: Name) -> Facts:
-    """What is known of one file; ``{"error": ...}`` where it cannot be read."""
+    """The facts about one file; ``{"error": ...}`` if it cannot be read."""
     path = os.path.join(os.fsencode(root), os.fsencode(name))  # noqa: PTH118  # names are bytes
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
@@ -72,7 +73,7 @@ def facts(root: Name, name: Name) -> Facts:
 
 
 def count_names(source: bytes) -> int | None:
-    """How many names a Python file knows at its top level; None where it does not compile."""
+    """The number of names at the top level of a Python file; None if it does not compile."""
     code: Any = source  # bytes are allowed, and decoded as the file itself says
     try:
         with warnings.catch_warnings():
@@ -83,7 +84,7 @@ def count_names(source: bytes) -> int | None:
 
 
 def files_under(root: str) -> Iterator[str]:
-    """The names of the files under `root`, relative to it, in order; pipes and devices left out."""
+    """The names of the files under `root`, relative to it, sorted; pipes and devices skipped."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
@@ -93,7 +94,7 @@ def files_under(root: str) -> Iterator[str]:
 
 
 def portable(name: str) -> Name:
-    """A file name as a message can hold it: bytes where it is not valid text."""
+    """A file name that a message can hold: as bytes if it is not valid text."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -105,4 +106,4 @@ def _may_be_read(path: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:
-        return True  # both sides will say why not
+        return True  # the worker and the demo will both report why not

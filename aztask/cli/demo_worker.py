@@ -19,10 +19,10 @@ PATIENCE_SECONDS = 5.0
 
 
 class DemoWorker:
-    """A context manager: whatever happens in the block, no process is left behind.
+    """A context manager that leaves no process behind, whatever happens in the block.
 
-    The worker gets a session of its own, so that Ctrl-C reaches the demo alone, which then ends
-    the worker. If the demo itself is killed, the worker ends when the queue is empty (--burst).
+    The worker has a session of its own, so that Ctrl-C reaches only the demo, which then ends the
+    worker. If the demo itself is killed, the worker ends when the queue is empty (--burst).
     """
 
     def __init__(self, folder: Path, address: str) -> None:
@@ -40,7 +40,7 @@ class DemoWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it: ask, ask again, kill."""
+        """End the worker: SIGTERM, SIGTERM again, then SIGKILL."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -54,7 +54,7 @@ class DemoWorker:
         process.wait()
 
     def start(self) -> None:
-        """Start it."""
+        """Start the worker on the demo's queue."""
         slots = max(2, min(MOST_CONCURRENCY, os.cpu_count() or 1))
         command = [sys.executable, "-m", "aztask", "worker", "-A", APP, "-Q", QUEUE]
         with self._log.open("wb") as log:
@@ -69,15 +69,15 @@ class DemoWorker:
             )
 
     def runs(self) -> bool:
-        """Whether it is at work; Failed, with the end of its log, when it ended with an error."""
+        """Whether it still runs. Raises CommandFailed, with its last log line, if it failed."""
         code = self._process.poll() if self._process is not None else None
         if code:
-            lines = self._log.read_text("utf-8", "replace").splitlines() or ["it said nothing"]
-            raise CommandFailed(f"the worker ended with code {code}: {lines[-1]}")
+            lines = self._log.read_text("utf-8", "replace").splitlines() or ["its log is empty"]
+            raise CommandFailed(f"the demo's worker ended with exit code {code}: {lines[-1]}")
         return code is None
 
     def _environment(self) -> dict[str, str]:
-        """This process's, without settings of the user's own apps."""
+        """This process's environment, without the settings of the user's own apps."""
         kept = {name: value for name, value in os.environ.items() if not _is_setting(name)}
         home = Path(aztask.__file__).parents[1]
         path = [] if home.name.endswith("-packages") else [str(home)]

@@ -1,4 +1,4 @@
-"""``aztask dlq``: dead letters."""
+"""``aztask dlq``: list, show, replay and purge dead letters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import click
 
 from aztask.app import App
 from aztask.cli.confirm import dry_run_option, yes_option
-from aztask.cli.damage import warn_of_damage
 from aztask.cli.deadletter_act import Act, act_on
 from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
-from aztask.cli.listing import all_queues, skipping
+from aztask.cli.listing import all_queues, skipping, warn_of_damage
 from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app
@@ -30,32 +29,32 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 @click.group("dlq", cls=Group)
 @app_option
 def command() -> None:
-    """Look at dead letters, replay or purge them.
+    """List, show, replay and purge dead letters.
 
-    Without -Q, the dead letters of all queues are meant.
+    Without -Q, the commands work on the dead letters of all queues.
     """
 
 
 def queues_option(function: Command) -> Command:
-    """``-Q``: whose dead letters."""
+    """Add ``-Q``, which names the queues to work on."""
     option: Callable[[Command], Command] = click.option(
         "-Q",
         "--queues",
         type=NameList(),
         multiple=True,
-        help="Only these queues, a,b or several times. [default: all]",
+        help="Only these queues: a,b or -Q a -Q b. [default: all]",
     )
     return option(function)
 
 
 def selection_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Ids and filters, gathered into one `Selection`."""
+    """Add ids and filters; the command gets them as one `Selection`."""
 
     @click.argument("ids", nargs=-1, metavar="[ID]...")
-    @click.option("--task", help="Those of this task.")
-    @click.option("--reason", help="Those with this dead-letter reason.")
-    @click.option("--signature", help="Those of this error signature, as groups shows it.")
-    @click.option("--all", "everything", is_flag=True, help="All of them.")
+    @click.option("--task", help="Select those of this task.")
+    @click.option("--reason", help="Select those with this dead-letter reason.")
+    @click.option("--signature", help="Select those with this error signature; see groups.")
+    @click.option("--all", "everything", is_flag=True, help="Select all.")
     @wraps(function)
     def gathered(
         ids: Sequence[str],
@@ -68,9 +67,9 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
         narrowed = bool(ids) or any(text is not None for text in (task, reason, signature))
         if everything == narrowed:
             raise click.UsageError(
-                "--all goes without ids, --task, --reason and --signature"
+                "--all cannot be combined with ids, --task, --reason or --signature"
                 if everything
-                else "say which: ids, --task, --reason, --signature or --all",
+                else "select dead letters: by id, --task, --reason, --signature or --all",
                 click.get_current_context(),
             )
         selection = Selection(frozenset(ids), task, reason, everything, signature)
@@ -84,8 +83,8 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
 @queues_option
 @click.option("--task", help="Only those of this task.")
 @click.option("--reason", help="Only those with this dead-letter reason.")
-@click.option("--signature", help="Only those of this error signature, as groups shows it.")
-@click.option("--limit", type=click.IntRange(1), default=100, help="How many at most.")
+@click.option("--signature", help="Only those with this error signature; see groups.")
+@click.option("--limit", type=click.IntRange(1), default=100, help="List at most this many.")
 @json_option
 def list_(
     queues: Sequence[tuple[str, ...]],
@@ -128,16 +127,16 @@ def list_(
 @queues_option
 @json_option
 def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
-    """Count dead letters by task, reason and error signature, the largest groups first.
+    """Count dead letters by task, reason and signature.
 
-    A signature is the error without what differs from case to case: numbers, ids, addresses, quoted
-    texts, paths.
+    The largest groups come first. A signature is the error text without the parts that differ from
+    case to case: numbers, ids, addresses, quoted texts and paths.
     """
     found: list[tuple[str, LetterGroup]] = []
     with open_app() as app:
         places = _queues(app, queues)
         for letters in places:
-            with _looking_at(letters, queues):
+            with _reading(letters, queues):
                 found += [(letters.queue, group) for group in letters.groups()]
     _warn(places)
     if as_json:
@@ -195,7 +194,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 @app_option
 @selection_options
 @queues_option
-@click.option("--rate", type=Rate(), help="At most so many a second.")
+@click.option("--rate", type=Rate(), help="Send at most this many per second.")
 @dry_run_option
 @yes_option
 def replay(
@@ -205,9 +204,9 @@ def replay(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Send dead letters again, with all their retries.
+    """Send dead letters to their queues again, with all their retries.
 
-    They are removed from the dead letters once they are sent. ID: a task id, a message id or
+    Each one is removed from the dead letters after it was sent. ID: a task id, a message id or
     @POSITION, as list shows them.
     """
     with open_app() as app:
@@ -231,7 +230,7 @@ def replay(
 def purge(
     selection: Selection, queues: Sequence[tuple[str, ...]], dry_run: bool, yes: bool
 ) -> None:
-    """Delete dead letters for good.
+    """Delete dead letters permanently.
 
     ID: a task id, a message id or @POSITION, as list shows them.
     """
@@ -258,14 +257,16 @@ def _act(
     yes: bool,
 ) -> None:
     places = _queues(app, queues)
-    meant = []
+    selected = []
     for letters in places:
-        with _looking_at(letters, queues):
-            meant.append((letters, letters.count(selection)))
+        with _reading(letters, queues):
+            selected.append((letters, letters.count(selection)))
     _warn(places)
-    if selection.ids and not any(count for _, count in meant):
-        raise NotFound(f"no dead letter has the id {', '.join(sorted(selection.ids))}")
-    act_on(meant, words, act, dry_run=dry_run, yes=yes)
+    if selection.ids and not any(count for _, count in selected):
+        raise NotFound(
+            f"no dead letter has the id {', '.join(sorted(selection.ids))}; see: aztask dlq list"
+        )
+    act_on(selected, words, act, dry_run=dry_run, yes=yes)
 
 
 def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:
@@ -273,10 +274,10 @@ def _queues(app: App, queues: Sequence[tuple[str, ...]]) -> list[DeadLetters]:
     return [DeadLetters(app, name) for name in names]
 
 
-def _looking_at(
+def _reading(
     letters: DeadLetters, queues: Sequence[tuple[str, ...]]
 ) -> AbstractContextManager[None]:
-    """Skip a queue that refuses, unless it was asked for by name."""
+    """Skip a queue that refuses, unless it was named with -Q."""
     return nullcontext() if queues else skipping(letters.queue)
 
 
@@ -284,7 +285,7 @@ def _find(
     places: Sequence[DeadLetters], queues: Sequence[tuple[str, ...]], selection: Selection
 ) -> Iterator[DeadLetterView]:
     for letters in places:
-        with _looking_at(letters, queues):
+        with _reading(letters, queues):
             yield from letters.find(selection)
 
 
@@ -293,5 +294,5 @@ def _warn(places: Sequence[DeadLetters]) -> None:
     warn_of_damage(
         "dead-letter note",
         damaged,
-        "the dead letters themselves are there: replay or purge them by these ids",
+        "the dead letters themselves are intact: replay or purge them by these ids",
     )

@@ -1,4 +1,4 @@
-"""``aztask doctor``: does everything fit together, and what to do about what does not."""
+"""``aztask doctor``: check the setup, and say what to do about each problem."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 @click.command("doctor")
 @app_option
-@queues_option("Queues to look at, a,b or several times. [default: those that the app names]")
+@queues_option("Queues to check: a,b or -Q a -Q b. [default: those that the app names]")
 @click.option(
     "--lease",
     type=Duration(least=0.1, most=LONGEST_LEASE),
-    help="The --lease that workers are started with. [default: as the app says]",
+    help="Check against this worker --lease. [default: the app's setting]",
 )
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context, queues: Sequence[tuple[str, ...]], lease: float | None, as_json: bool
 ) -> None:
-    """Look whether broker, queues, rights, clock, results and events fit the app.
+    """Check that broker, queues, permissions, clock, results and events match the app.
 
-    One line for each finding: ok, warning or problem, and what to do next. Nothing is changed and
-    no message is taken. The exit code is that of the worst problem: 3 unreachable, 4 configuration
-    or permission, 5 a queue is missing, 1 anything else; warnings alone are 0.
+    Each finding is one line: ok, warning or problem, and what to do next. The check changes nothing
+    and receives no message. The exit code is that of the worst problem: 3 unreachable, 4
+    configuration or permission, 5 a queue is missing, 1 anything else. Warnings alone exit with 0.
     """
     with open_app() as app:
         named = chosen_app(ctx) is not None
@@ -61,7 +61,7 @@ def command(
 
 
 def _queues(app: App, *, named: bool) -> Sequence[str]:
-    """The queues of an app; without one, those that the broker has, where it may be asked."""
+    """The app's queues; without an app, those of the broker, if it may be asked."""
     if named:
         return app.queue_names()
     try:
@@ -87,7 +87,7 @@ def _print(finding: Finding, *, as_json: bool) -> None:
 
 
 def _exit_code(found: Sequence[Finding]) -> int:
-    """Unreachable first, then what is wrong, then what is missing."""
+    """The code of the worst problem: unreachable, then configuration, then not found."""
     codes = set(_codes(found))
     return next((code for code in (3, 4, 5, 2) if code in codes), FAILURE if codes else OK)
 

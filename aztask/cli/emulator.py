@@ -1,4 +1,4 @@
-"""``aztask emulator``: a local Service Bus until it is stopped."""
+"""``aztask emulator``: run a local Service Bus until it is stopped."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from aztask.errors import ConfigurationError
 from aztask.support.durations import parse_duration
 
 REFRESH_SECONDS = 1.0
-SPARE = 100  # the view takes at most one part in so many of the emulator's time
+SPARE = 100  # the view takes at most 1/100 of the emulator's time
 GC_THRESHOLDS = (20_000, 20, 20)
 _KEY_OPTION = "shared_access_key"
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 def _offset(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    """Seconds of ``1h`` or ``-30s``."""
+    """The seconds that ``1h`` or ``-30s`` stand for."""
     text = value.strip()
     sign = -1.0 if text.startswith("-") else 1.0
     try:
@@ -44,30 +44,34 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="AMQP; 0: a free one. [default: 5672, with --tls 5671]",
+    help="Serve AMQP on this port; 0: any free port. [default: 5672, with --tls 5671]",
 )
 @click.option(
     "--admin-port",
     type=click.IntRange(0, 65535),
     default=ADMIN_PORT,
-    help="Administration over HTTP; 0: a free one.",
+    help="Serve administration over HTTP on this port; 0: any free port.",
 )
 @click.option(
     "--data",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep everything in this file. [default: in memory]",
+    help="Keep queues and messages in this file. [default: in memory]",
 )
-@click.option("--queue", "queues", multiple=True, help="Create this queue if it is missing.")
+@click.option(
+    "--queue", "queues", multiple=True, help="Create this queue if it is missing; repeatable."
+)
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Queues and topics, in the official emulator's JSON.",
+    help="Create the queues and topics of this file, in the official emulator's JSON format.",
 )
-@click.option("--host", default="127.0.0.1", help="Listen here; other than loopback needs a key.")
+@click.option(
+    "--host", default="127.0.0.1", help="Listen on this address; any but loopback needs a key."
+)
 @click.option(
     "--shared-access-key",
     show_envvar=True,
-    help="Verify clients' signatures with this key; only from the environment.",
+    help="Verify clients' signatures with this key; set it in the environment only.",
 )
 @click.option(
     "--clock-offset",
@@ -75,24 +79,31 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     callback=_offset,
     help="Run the emulator's clock ahead (1h) or behind (-1h).",
 )
-@click.option("--tls", is_flag=True, help="Serve TLS with a certificate made at the first start.")
+@click.option(
+    "--tls", is_flag=True, help="Serve TLS with a certificate that the first start makes."
+)
 @click.option(
     "--certificate-dir",
     "certificate",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the certificate is kept. [default: a temporary directory]",
+    help="Keep the certificate in this directory. [default: a temporary one]",
 )
-@click.option("--trace", is_flag=True, help="Print every frame on stderr.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines: ready, then the counts.")
+@click.option("--trace", is_flag=True, help="Print every AMQP frame on stderr.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON lines: first ready, then the message counts.",
+)
 @click.pass_context
 def command(context: click.Context, /, trace: bool, as_json: bool, **options: Any) -> None:
-    """Run a local Service Bus.
+    """Run a local Service Bus for development and tests.
 
-    Prints a connection string for any Service Bus SDK and runs until Ctrl-C or SIGTERM.
+    Prints a connection string for any Service Bus SDK, and runs until Ctrl-C or SIGTERM.
     """
     if context.get_parameter_source(_KEY_OPTION) is ParameterSource.COMMANDLINE:
         raise click.UsageError(
-            "every process can read a command line: give the key as"
+            "other processes can read the command line: set the key as"
             " AZTASK_EMULATOR_SHARED_ACCESS_KEY in the environment"
         )
     data, port = options.pop("data"), options.pop("port")
@@ -105,8 +116,8 @@ def command(context: click.Context, /, trace: bool, as_json: bool, **options: An
 
 
 async def _run(emulator: Emulator, *, as_json: bool) -> None:
-    """Serve until a signal comes, then stop cleanly."""
-    gc.freeze()  # what was imported stays: no need to look through it again and again
+    """Serve until a signal arrives, then stop cleanly."""
+    gc.freeze()  # imported modules stay: the garbage collector can skip them
     gc.set_threshold(*GC_THRESHOLDS)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -143,12 +154,12 @@ def _ready(emulator: Emulator, *, as_json: bool) -> str:
         return json.dumps(record)
     lines = [f"AZTASK_BROKER='{record['connection_string']}'"]
     if emulator.certificate:
-        lines.append(f"trust this certificate: {emulator.certificate}")
+        lines.append(f"clients must trust this certificate: {emulator.certificate}")
     return "\n".join(lines)
 
 
 async def _show(emulator: Emulator, stopped: asyncio.Event, *, as_json: bool) -> None:
-    """Until stopped: the counts, live on a terminal or as JSON lines."""
+    """Show the message counts until stopped, live on a terminal or as JSON lines."""
     live = sys.stdout.isatty() and not as_json
     last = None
     while not stopped.is_set():

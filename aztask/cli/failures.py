@@ -1,4 +1,4 @@
-"""From an error to one line on stderr and an exit code: the only place that does it.
+"""Turns errors into one line on stderr and an exit code; no other module does.
 
 Exit codes: 0 ok, 1 failure, 2 usage or import error, 3 broker unreachable, 4 configuration or
 permission, 5 not found; 130 after Ctrl-C. With AZTASK_DEBUG=1 the traceback is shown as well.
@@ -48,13 +48,13 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 
 class CommandFailed(click.ClickException):
-    """What was asked for could not be done, or was done with a bad end."""
+    """The command could not do its work, or its task failed."""
 
     exit_code = FAILURE
 
 
 class ImportFailed(click.ClickException):
-    """The module that -A names cannot be used."""
+    """The module that -A names cannot be imported."""
 
     exit_code = USAGE
 
@@ -66,7 +66,7 @@ class NotFound(click.ClickException):
 
 
 def report(error: BaseException) -> int:
-    """Say what happened, on one line, and return the exit code."""
+    """Write what happened on one line, and return the exit code."""
     code, line = diagnose(error)
     if os.environ.get(DEBUG_VARIABLE) and not isinstance(error, SystemExit):
         trace = "".join(traceback.format_exception(error))
@@ -79,7 +79,7 @@ def report(error: BaseException) -> int:
 
 
 def diagnose(error: BaseException) -> tuple[int, str]:
-    """(exit code, what to say); nothing is said of a reader that went away or of Ctrl-C."""
+    """(exit code, the line to write); the line is "" after Ctrl-C or a broken pipe."""
     if isinstance(error, click.Abort):
         interrupted = isinstance(error.__cause__, KeyboardInterrupt)
         return (INTERRUPTED, "") if interrupted else (FAILURE, "aborted; nothing was changed")
@@ -99,9 +99,9 @@ def diagnose(error: BaseException) -> tuple[int, str]:
 
 
 def _of_the_system(error: SystemExit | OSError) -> tuple[int, str]:
-    """Exits and errors of files. Stdout may be what failed: nothing more is written to it."""
+    """Exits and file errors. Stdout may be the file that failed: nothing is written to it."""
     _forget_stdout()
-    if isinstance(error, SystemExit):  # click ends so when the reader of our output is gone
+    if isinstance(error, SystemExit):  # how click ends when the reader of our output has closed
         return (error.code if isinstance(error.code, int) else FAILURE), ""
     if isinstance(error, BrokenPipeError):
         return FAILURE, ""
@@ -111,12 +111,12 @@ def _of_the_system(error: SystemExit | OSError) -> tuple[int, str]:
 
 
 def one_line(text: str) -> str:
-    """`text` for a terminal: no secrets, no line breaks, nothing that moves a cursor."""
+    """`text` for a terminal: without secrets, line breaks and control characters."""
     return visible(mask(" ".join(line.strip() for line in text.splitlines() if line.strip())))
 
 
 def visible(text: str) -> str:
-    """`text` with control characters, ANSI codes and lone surrogates shown as escapes."""
+    """`text` with control characters, ANSI codes and lone surrogates as escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -130,7 +130,8 @@ def visible(text: str) -> str:
 def _click_text(error: click.ClickException) -> str:
     text = error.format_message()
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+        text = text.rstrip(".")
+        text += f"{' See' if text.endswith('?') else '; see'} {error.ctx.command_path} --help"
     return text
 
 
@@ -142,14 +143,14 @@ def _text(error: BaseException) -> str:
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed: nobody listens
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         if sys.stderr is not None:
             sys.stderr.write(text)
             sys.stderr.flush()
 
 
 def _forget_stdout() -> None:
-    """Let what is buffered for a stdout that fails go nowhere, or Python complains at exit."""
+    """Discard what is buffered for a failing stdout; else Python complains at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

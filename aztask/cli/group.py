@@ -1,4 +1,4 @@
-"""Groups of commands: one that says which command was probably meant, one that loads them late."""
+"""Groups of commands that suggest a name for a mistyped one, and load commands late."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aztask.errors import did_you_mean
 
 
 class Group(click.Group):
-    """Like Click's, with our own word for an unknown command, in every version of Click."""
+    """Like Click's, with the same error for an unknown command in every version of Click."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse an unknown command."""
+        """Raise a usage error with a suggestion for an unknown command."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
             raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, known)}", ctx)
@@ -39,18 +39,18 @@ class LazyGroup(Group):
         self._table = dict(table or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table, which begins with what a newcomer needs."""
+        """The names in the order of the table, in which a newcomer needs them."""
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import the module of the command and return it; None for an unknown name."""
         if cmd_name not in self._table:
             return None
         command: click.Command = import_module(f"{self._package}.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, out of the table."""
+        """Write the list of commands from the table, without importing them."""
         if self._table:
             with formatter.section("Commands"):
                 formatter.write_dl(list(self._table.items()))

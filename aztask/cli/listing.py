@@ -1,12 +1,13 @@
-"""The queues of a command that names none: all that aztask can use, and word of the others.
+"""What a listing skips: queues that aztask cannot use, queues that refuse, rows that are damaged.
 
-What is skipped is named on stderr, so that the output stays the same for programs.
+One line on stderr names them, so that stdout stays the same for programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import click
 
@@ -15,9 +16,12 @@ from aztask.cli.failures import one_line
 from aztask.cli.output import plural
 from aztask.errors import BrokerError, BrokerUnavailable, QueueDisabled, QueueNotFound
 
+NAMED: Final = 3
+"""Damaged rows that the line names; it counts the others."""
+
 
 def all_queues(app: App) -> list[str]:
-    """All queues that aztask can use. One line names those that belong to other programs."""
+    """All queues that aztask can use. One line names the others, which other programs made."""
     found = app.broker.listing()
     if found.foreign:
         names = ", ".join(found.foreign)
@@ -27,10 +31,10 @@ def all_queues(app: App) -> list[str]:
 
 @contextmanager
 def skipping(queue: str) -> Iterator[None]:
-    """Look at one queue of many: what only this queue refuses does not end the command.
+    """Read one queue of many: if this queue alone refuses, the command goes on without it.
 
-    A queue that was deleted meanwhile is skipped silently, one that is disabled with a line. A
-    service that does not answer still raises BrokerUnavailable.
+    A queue that was deleted in the meantime is skipped silently, a disabled one with a line. If
+    the service does not answer, BrokerUnavailable is raised as usual.
     """
     try:
         yield
@@ -40,6 +44,18 @@ def skipping(queue: str) -> Iterator[None]:
         if isinstance(error, BrokerUnavailable) and not isinstance(error, QueueDisabled):
             raise
         _say(f"skipped queue {queue}: {error}")
+
+
+def warn_of_damage(what: str, damaged: Sequence[tuple[str, str]], then: str) -> None:
+    """Name the damaged rows, if there are any.
+
+    what: the noun, such as ``worker``. damaged: name and reason of each. then: what to do next.
+    """
+    if not damaged:
+        return
+    named = "; ".join(f"{name or '?'} ({reason})" for name, reason in damaged[:NAMED])
+    more = f" and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+    _say(f"warning: {plural(len(damaged), f'damaged {what}')}: {named}{more}; {then}")
 
 
 def _say(text: str) -> None:

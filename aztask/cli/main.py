@@ -1,9 +1,9 @@
 """The command group. Rules
 
-1. ``aztask --help`` loads no command: names and short help stand in `COMMANDS`, and a test holds
-   them equal to what the commands say themselves.
-2. Nothing here imports Kombu, an SDK or the App; a command's module does when it is loaded.
-3. Whatever goes wrong ends in `aztask.cli.failures`: one line on stderr and an exit code.
+1. ``aztask --help`` loads no command: `COMMANDS` has their names and short help, and a test checks
+   that these are the commands' own.
+2. Nothing here imports Kombu, an SDK or the App. The module of a command does, when it is loaded.
+3. Every error ends in `aztask.cli.failures`: one line on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from aztask.version import __version__
 
 COMMANDS = {
     "demo": "Run one task for each file under PATH, and check every result.",
-    "worker": "Run tasks from queues until stopped.",
+    "worker": "Run tasks from queues until the worker is stopped.",
     "send": "Send one invocation of TASK and print its id.",
-    "result": "Show how a task ended, or the newest runs.",
-    "cancel": "Cancel tasks, so that they are not started any more.",
+    "result": "Show how a task ended, or list the newest runs.",
+    "cancel": "Cancel tasks before they start.",
     "tasks": "List the tasks that the app registers.",
-    "workers": "List the workers of the last day.",
-    "running": "List the tasks that workers run now, the longest first.",
+    "workers": "List the workers of the last day and their states.",
+    "running": "List the tasks that workers run now, the longest-running first.",
     "queues": "List, create and delete queues.",
-    "dlq": "Look at dead letters, replay or purge them.",
-    "doctor": "Look whether broker, queues, rights, clock, results and events fit the app.",
-    "emulator": "Run a local Service Bus.",
+    "dlq": "List, show, replay and purge dead letters.",
+    "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
+    "emulator": "Run a local Service Bus for development and tests.",
     "spark": "Submit tasks from Spark, and learn from their events.",
 }
 
 EPILOG = (
     "Exit codes: 0 ok, 1 failure, 2 usage or import error, 3 broker unreachable, "
-    "4 configuration or permission, 5 not found. Every option has an environment variable: "
-    "AZTASK_WORKER_CONCURRENCY for the worker's --concurrency. Without -A, AZTASK_BROKER and "
-    "AZTASK_RESULTS say where queues and results are."
+    "4 configuration or permission, 5 not found. Every option has an environment variable, for "
+    "example AZTASK_WORKER_CONCURRENCY for the worker's --concurrency. Without -A, commands use "
+    "the queues and results that AZTASK_BROKER and AZTASK_RESULTS name."
 )
 
 
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")  # names may hold anything, a locale may not
+            reconfigure(errors="backslashreplace")  # the locale may not have all characters
     try:
         code = cli.main(arguments, prog_name="aztask", standalone_mode=False)
         if sys.stdout is not None:
@@ -95,5 +95,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> NoReturn:
-    """The entry point."""
+    """The entry point of the command ``aztask``."""
     sys.exit(run())

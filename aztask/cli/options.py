@@ -1,4 +1,7 @@
-"""Option types and options that several commands share. Light: ``aztask --help`` loads this."""
+"""Option types and options that several commands share.
+
+``aztask --help`` loads this module, so it imports no other part of aztask that is slow to import.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ LONGEST_LEASE = 7 * 86400.0
 
 
 class Duration(click.ParamType[float]):
-    """``30s``, ``5m``, ``1h30m``, ``250ms`` or plain seconds, as seconds."""
+    """A duration: ``30s``, ``5m``, ``1h30m``, ``250ms`` or plain seconds."""
 
     name = "duration"
 
@@ -32,7 +35,7 @@ class Duration(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds as a float."""
+        """The duration in seconds; fails with a usage error."""
         if isinstance(value, int | float):
             return float(value)
         try:
@@ -49,7 +52,7 @@ class Duration(click.ParamType[float]):
 
 
 class Rate(click.FloatRange):
-    """A number a second above 0; Click's own range lets NaN through."""
+    """A positive number per second; Click's own range accepts NaN."""
 
     name = "number"
 
@@ -57,7 +60,7 @@ class Rate(click.FloatRange):
         super().__init__(min=0.001, max=1e6)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number as a float."""
+        """The rate per second; fails with a usage error."""
         rate = super().convert(value, param, ctx)
         if math.isnan(rate):
             self.fail(f"{printable(str(value), 40)} is not a number", param, ctx)
@@ -72,7 +75,7 @@ class JsonValue(click.ParamType[Any]):
         self.name = "JSON list" if kind is list else "JSON object"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value; NaN and Infinity, which JSON does not have, are refused."""
+        """The parsed value; NaN and Infinity, which JSON does not have, are refused."""
         if isinstance(value, self._kind):
             return value
         try:
@@ -80,14 +83,14 @@ class JsonValue(click.ParamType[Any]):
         except RecursionError:
             self.fail("it is nested too deeply", param, ctx)
         except ValueError as error:
-            self.fail(f"{printable(value, 60)} is not JSON: {error}", param, ctx)
+            self.fail(f"{printable(value, 60)} is not valid JSON: {error}", param, ctx)
         if not isinstance(found, self._kind):
             self.fail(f"{printable(value, 60)} is not a {self.name}", param, ctx)
         return found
 
 
 class NameList(click.ParamType[tuple[str, ...]]):
-    """Names with commas between them."""
+    """Names that are separated by commas."""
 
     name = "names"
 
@@ -99,12 +102,12 @@ class NameList(click.ParamType[tuple[str, ...]]):
             return value
         names = tuple(dict.fromkeys(value.split(",")))
         if not all(names):
-            self.fail(f"{printable(value, 60)} holds an empty name; write a,b", param, ctx)
+            self.fail(f"{printable(value, 60)} has an empty name; write a,b", param, ctx)
         return names
 
 
 def queues_option(text: str) -> Callable[[Command], Command]:
-    """``-Q a,b``, several times: `all_names` joins them. text: the help."""
+    """Add ``-Q a,b``, which may be repeated: `all_names` joins the values. text: its help."""
     option: Callable[[Command], Command] = click.option(
         "-Q", "--queues", type=NameList(), multiple=True, help=text
     )
@@ -112,7 +115,7 @@ def queues_option(text: str) -> Callable[[Command], Command]:
 
 
 def all_names(given: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The names of an option that may be given several times, each once, in order."""
+    """The names of a repeatable option, each once, in order."""
     return tuple(dict.fromkeys(name for names in given for name in names))
 
 
@@ -121,20 +124,20 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def app_option(command: Command) -> Command:
-    """``-A``, before the command or after it; the later one wins."""
+    """Add ``-A``, before the command or after it; the last one wins."""
     option: Callable[[Command], Command] = click.option(
         "-A",
         "--app",
         metavar="MODULE:APP",
         expose_value=False,
         callback=_remember_app,
-        help="The app, for example shop.tasks:app (or the environment variable AZTASK_APP).",
+        help="Use this app, for example shop.tasks:app (or set AZTASK_APP).",
     )
     return option(command)
 
 
 def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """``--json``, on every reading command, which gets it as ``as_json``."""
+    """Add ``--json``, which the command gets as ``as_json``."""
 
     # Click names the environment variable after the parameter: AZTASK_TASKS_JSON.
     @click.option("--json", is_flag=True, help="Print JSON, one object per line.")
@@ -146,7 +149,7 @@ def json_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def chosen_app(ctx: click.Context) -> str | None:
-    """What ``-A`` or AZTASK_APP said, None without either."""
+    """The app that ``-A`` or AZTASK_APP names, None without either."""
     spec: str | None = ctx.find_root().meta.get(_APP_KEY)
     return spec
 

@@ -1,6 +1,6 @@
-"""What commands print: tables for people, JSON lines for programs. Data goes to stdout.
+"""What commands print on stdout: tables for people, JSON lines for programs.
 
-Nothing from outside reaches a terminal as it is: see `aztask.cli.failures.visible`.
+Control characters in foreign text never reach a terminal: see `aztask.cli.failures.visible`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ GAP = "  "
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON."""
+    """Print any value as one line of JSON."""
     click.echo(to_json(value))
 
 
 def to_json(value: Any) -> str:
     """Any value as one line of JSON.
 
-    Dates are ISO 8601 text, UUIDs and Decimals text, bytes base64 text. What JSON cannot hold (NaN,
-    a dict whose keys are tuples) becomes its repr as text.
+    Dates become ISO 8601 text, UUIDs and Decimals text, bytes base64 text. Values that JSON cannot
+    hold (NaN, a dict whose keys are tuples) become their repr as text.
     """
     try:
         return json.dumps(value, default=_plain, allow_nan=False)
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """An aligned table; numbers to the right, long texts cut where the terminal is narrow."""
+    """Print an aligned table: numbers to the right, long texts cut on a narrow terminal."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
         max([len(header), *(len(row[column]) for row in cells)])
@@ -91,7 +91,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def fit(widths: list[int], headers: Sequence[int], room: int) -> None:
-    """Make the widest columns narrower until the table fits, as far as that goes."""
+    """Narrow the widest columns until the table fits into `room`, if it can fit."""
     least = [max(SHORTEST_COLUMN, header) for header in headers]
     while sum(widths) + len(GAP) * (len(widths) - 1) > room:
         spare = [width - low for width, low in zip(widths, least, strict=True)]
@@ -119,7 +119,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) 
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:
-    """``name: value`` lines, aligned, for one thing; what is None is left out."""
+    """Print aligned ``name: value`` lines; values that are None are skipped."""
     shown = [(name, value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in shown), default=0) + 1
     for name, value in shown:
@@ -149,12 +149,12 @@ def iso_time(at: float | None) -> str | None:
 
 
 def ago(at: float, now: float) -> str:
-    """How long ago, in one unit."""
+    """How long ago, in one unit: ``5m ago``."""
     return f"{span(now - at)} ago"
 
 
 def span(seconds: float) -> str:
-    """So many seconds, in one unit; a negative time is none."""
+    """A duration in one unit: ``5m``; a negative one is ``0s``."""
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m")):
         if seconds >= 2 * size:
             return f"{int(seconds / size)}{unit}"
@@ -162,5 +162,5 @@ def span(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 message``, ``2 messages``."""
+    """A number and its noun: ``1 message``, ``2 messages``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

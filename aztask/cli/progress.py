@@ -1,4 +1,4 @@
-"""Progress on stderr: one line that is rewritten on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: on a terminal one line that is rewritten, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_SECONDS = 2.0
 
 
 class Progress:
-    """Shows how many of `total` are done."""
+    """Shows how many of `total` items are done, and how fast."""
 
     def __init__(
         self, total: int, noun: str, *, clock: Callable[[], float] = time.monotonic
@@ -28,7 +28,7 @@ class Progress:
         self._drawn_at = self._started - (REDRAW_SECONDS if self._live else 0.0)
 
     def show(self, done: int, note: str = "", *, last: bool = False) -> None:
-        """Show it, unless it was shown a moment ago. last: always."""
+        """Show the progress, unless it was shown a moment ago. last: show it in any case."""
         now = self._clock()
         pause = REDRAW_SECONDS if self._live else LINE_SECONDS
         if not last and now - self._drawn_at < pause:
@@ -45,6 +45,6 @@ class Progress:
         click.echo(f"\r{(bar + text)[:width]}\x1b[K", err=True, nl=last)
 
     def clear(self) -> None:
-        """Take the line away, before something else is written."""
+        """Erase the line before something else is written."""
         if self._live:
             click.echo("\r\x1b[K", err=True, nl=False)

@@ -1,4 +1,4 @@
-"""``aztask queues``: list, create, delete."""
+"""``aztask queues``: list, create and delete queues."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from aztask.results.base import Provisioned
 def command(ctx: click.Context, as_json: bool) -> None:
     """List, create and delete queues.
 
-    Without a command, list them.
+    Without a command, it lists the queues.
     """
     if ctx.invoked_subcommand is None:
         _print_queues(as_json=as_json)
     elif as_json:
-        raise click.UsageError("--json goes behind the command: aztask queues list --json")
+        raise click.UsageError("--json belongs after the command: aztask queues list --json")
 
 
 @command.command("list")
@@ -42,10 +42,11 @@ def command(ctx: click.Context, as_json: bool) -> None:
 def list_(as_json: bool) -> None:
     """List the queues and how many messages each one holds.
 
-    Queues of other programs, whose names aztask does not use, are skipped and named on stderr.
+    Queues of other programs, whose names aztask cannot use, are skipped and named on stderr.
 
-    Where the app shares lease advice: also the lease in use, and the deliveries whose lease was
-    lost or whose settlement came too late; with --json the advice with its reason and evidence.
+    If the app shares lease advice, two columns are added: the lease in use, and the number of
+    deliveries whose lease was lost or that were settled too late. --json adds the advice with its
+    reason and evidence.
     """
     _print_queues(as_json=as_json)
 
@@ -53,31 +54,38 @@ def list_(as_json: bool) -> None:
 @command.command("create")
 @app_option
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--lease", type=Duration(least=0.1, most=LONGEST_LEASE), help="The queue's lease.")
+@click.option(
+    "--lease", type=Duration(least=0.1, most=LONGEST_LEASE), help="Set the queue's lease."
+)
 @click.option(
     "--duplicate-window",
     type=Duration(),
-    help="Time within which a message id is stored once; 0 switches it off.",
+    help="Store a message id only once within this time; 0 switches this off.",
 )
-@click.option("--time-to-live", type=Duration(least=1.0), help="Time after which messages expire.")
+@click.option("--time-to-live", type=Duration(least=1.0), help="Expire messages after this time.")
 @click.option(
-    "--max-deliveries", type=click.IntRange(1, 2**31 - 1), help="The broker's own delivery limit."
+    "--max-deliveries",
+    type=click.IntRange(1, 2**31 - 1),
+    help="Set the broker's own delivery limit.",
 )
-@click.option("--sessions/--no-sessions", default=None, help="Messages of one session in order.")
+@click.option(
+    "--sessions/--no-sessions", default=None, help="Keep the messages of one session in order."
+)
 def create(names: tuple[str, ...], **options: Any) -> None:
-    """Create each queue NAME that is missing, as the app and the options say.
+    """Create each queue NAME that is missing.
 
-    What the service cannot change on a queue that exists is left as it is. Where the app keeps its
-    results in Azure Tables, their table and container are created as well.
+    It gets the settings of the app and of the options. On an existing queue, settings that the
+    service cannot change stay as they are. If the app keeps its results in Azure Tables, their
+    table and container are created too.
     """
     given = {name: value for name, value in options.items() if value is not None}
     with open_app(creates=True) as app:
         for name in names:
             app.broker.declare(name, app.queue_options(name).insisting(**given))
-            click.echo(f"queue {visible(name)} is there")
+            click.echo(f"queue {visible(name)} exists")
         if isinstance(app.results, Provisioned):
             for place in app.results.create():
-                click.echo(f"{place} is there")
+                click.echo(f"{place} exists")
 
 
 @command.command("delete")
@@ -119,7 +127,7 @@ def _print_queues(*, as_json: bool) -> None:
 def _lease_record(
     learned: LeaseDocument, queue: str, leases: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What workers learned about the queue's lease."""
+    """What workers have learned about the queue's lease, for --json."""
     entry = learned.entry(queue)
     advice = entry.advice
     return {
@@ -139,7 +147,7 @@ def _stats(app: App) -> list[QueueStats]:
 
 
 def _living(stats: QueueStats) -> int:
-    """All messages but the dead, also where the service does not tell them apart."""
+    """The number of messages without dead letters; some services report only their sum."""
     if stats.total is not None:
         return stats.total
     return sum(count or 0 for count in _counts(stats)[:-1])

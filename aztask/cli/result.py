@@ -1,4 +1,4 @@
-"""``aztask result``: how a task ended, or what ran last."""
+"""``aztask result``: show how a task ended, or list the newest runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.cli.damage import warn_of_damage
 from aztask.cli.failures import NotFound, visible
+from aztask.cli.listing import warn_of_damage
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import (
     iso_time,
@@ -27,14 +27,21 @@ from aztask.settlement import name_of
 @click.command("result")
 @app_option
 @click.argument("task_id", required=False, metavar="[ID]")
-@click.option("--state", type=click.Choice([each.value for each in State]), help="Only these runs.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=20, help="Runs to list.")
+@click.option(
+    "--state",
+    type=click.Choice([each.value for each in State]),
+    help="List only runs in this state.",
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=20, help="List at most this many runs."
+)
 @json_option
 def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """Show how a task ended, or the newest runs.
+    """Show how a task ended, or list the newest runs.
 
-    With ID: the task, its value or error, and all its runs. Without: the newest runs of all tasks.
-    Damaged runs are skipped and named on stderr; --state unreadable lists those that workers found.
+    With ID, it shows the task, its value or error, and all its runs. Without, it lists the newest
+    runs of all tasks. Damaged runs are skipped and named on stderr; --state unreadable lists those
+    that workers have found.
     """
     with open_app() as app:
         store = results_of(app)
@@ -73,9 +80,9 @@ def _print_recent(store: ResultStore, state: State | None, limit: int, *, as_jso
 def _readable(
     store: ResultStore, state: State | None, limit: int, found: list[RunRecord]
 ) -> list[RunRecord]:
-    """Up to `limit` runs whose rows can be read; damage is named on stderr.
+    """Up to `limit` runs whose rows can be read; damaged ones are named on stderr.
 
-    Damaged rows take no other run's place in the listing: where there are some, more is asked for.
+    A damaged row does not take the place of another run: if there are some, more runs are read.
     """
     asked = limit
     while True:
@@ -92,7 +99,7 @@ def _readable(
 def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> None:
     latest = store.get(task_id)
     if latest is None:
-        raise NotFound(f"nothing is known of a task {task_id!r}; it may not have started yet")
+        raise NotFound(f"the result store has no task {task_id!r}; it may not have started yet")
     runs = store.history(task_id)
     if as_json:
         print_json(
@@ -180,7 +187,7 @@ def _error_line(run: RunRecord) -> str | None:
 
 
 def _value(app: App, run: RunRecord) -> Any:
-    """The task's value; a value that this version cannot read is described, not refused."""
+    """The task's value; if this version cannot read it, a text that says why."""
     if run.outcome is None or run.outcome.value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""``aztask running``: what workers run now."""
+"""``aztask running``: list the tasks that workers run now."""
 
 from __future__ import annotations
 
@@ -24,27 +24,31 @@ class _Row(NamedTuple):
 
 @click.command("running")
 @app_option
-@queues_option("Those of these queues, a,b or several times.")
-@click.option("--task", help="Those of this task.")
-@click.option("--longer", type=Duration(), default=0.0, help="Those that have run for so long.")
+@queues_option("Only tasks from these queues: a,b or -Q a -Q b.")
+@click.option("--task", help="Only runs of this task.")
+@click.option(
+    "--longer",
+    type=Duration(),
+    default="0s",
+    help="Only tasks that have run for at least this time.",
+)
 @json_option
 def command(
     queues: tuple[tuple[str, ...], ...], task: str | None, longer: float, as_json: bool
 ) -> None:
-    """List the tasks that workers run now, the longest first.
+    """List the tasks that workers run now, the longest-running first.
 
-    Workers tell of themselves every 5 seconds. Of one that is silent, what it ran when it was last
-    heard of is listed: such a task runs again when its lease ends. Of each worker the 100 tasks
-    that have run longest are known.
+    Each worker reports its tasks every 5 seconds, at most the 100 that have run longest. For a
+    silent worker, its last reported tasks are shown: they run again when their leases expire.
     """
     with open_app() as app:
         records = readable_workers(results_of(app))
-    wanted = all_names(queues)
+    names = all_names(queues)
     rows = [
         row
         for row in _rows(records, time.time())
         if row.seconds >= longer
-        and (not wanted or row.task.queue in wanted)
+        and (not names or row.task.queue in names)
         and (task is None or row.task.task == task)
     ]
     rows.sort(key=lambda row: row.seconds, reverse=True)

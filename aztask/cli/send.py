@@ -1,4 +1,4 @@
-"""``aztask send TASK``: one invocation, by name."""
+"""``aztask send TASK``: send one invocation by the task's name."""
 
 from __future__ import annotations
 
@@ -27,21 +27,29 @@ from aztask.task import SendOptions
 @app_option
 @click.argument("task")
 @click.option(
-    "--args", type=JsonValue(list), default="[]", help="Positional arguments, a JSON list."
+    "--args", type=JsonValue(list), default="[]", help="Positional arguments, as a JSON list."
 )
 @click.option(
-    "--kwargs", type=JsonValue(dict), default="{}", help="Keyword arguments, a JSON object."
+    "--kwargs", type=JsonValue(dict), default="{}", help="Keyword arguments, as a JSON object."
 )
-@click.option("--delay", type=Duration(), help="Time until it may start.")
-@click.option("-q", "--queue", help="Where to send it. [default: the task's queue]")
-@click.option("--task-id", help="An id of your own; one that is known already is not sent again.")
+@click.option("--delay", type=Duration(), help="Start the task no earlier than after this time.")
+@click.option("-q", "--queue", help="Send it to this queue. [default: the task's queue]")
+@click.option("--task-id", help="Use your own id; if the id is already known, nothing is sent.")
 @click.option(
-    "--expires", type=Duration(least=0.001), help="Time after which it is not started any more."
+    "--expires", type=Duration(least=0.001), help="Do not start the task once this time has passed."
 )
-@click.option("--session", help="Tasks of one session run in order; the queue must have sessions.")
-@click.option("--force", is_flag=True, help="Send a known --task-id again, to run once more.")
-@click.option("--wait", is_flag=True, help="Wait for the end, and print the value as JSON.")
-@click.option("--timeout", type=Duration(), help="With --wait: how long. [default: no limit]")
+@click.option(
+    "--session", help="Run in order with this session's tasks; the queue must have sessions."
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Send even if --task-id is already known: the task runs once more.",
+)
+@click.option(
+    "--wait", is_flag=True, help="Wait until the task has ended, and print its value as JSON."
+)
+@click.option("--timeout", type=Duration(), help="Wait at most this long. [default: no limit]")
 def command(
     task: str,
     args: list[Any],
@@ -52,18 +60,19 @@ def command(
 ) -> None:
     """Send one invocation of TASK and print its id.
 
-    With --wait the id goes to stderr, and stdout gets the value alone. Without -A, TASK need not be
-    known here: the message goes to --queue, or to "default"; with --session that has sessions.
+    With --wait, the id goes to stderr and only the value goes to stdout. Without -A, any name is
+    accepted as TASK, and the message goes to --queue or to "default"; with --session, that queue
+    is taken to have sessions.
     """
     if timeout is not None and not wait:
-        raise click.UsageError("--timeout goes with --wait", click.get_current_context())
+        raise click.UsageError("--timeout needs --wait", click.get_current_context())
     given = {name: value for name, value in options.items() if value not in (None, False)}
     _check_texts(task, given)
     with open_app(creates=True) as app:
         if app_spec() is None and given.get("session"):
             app.queue(given.get("queue") or app.settings.default_queue, sessions=True)
         if wait:
-            results_of(app)  # say now that there is nothing to wait for, not after the send
+            results_of(app)  # without results there is nothing to wait for: fail before the send
         _check_call(app, task, args, kwargs)
         try:
             result = app.send(task, args, kwargs, **SendOptions(**given))  # type: ignore[typeddict-item]  # names and types are those of the options above
@@ -75,14 +84,15 @@ def command(
 
 
 def _check_texts(task: str, options: dict[str, Any]) -> None:
-    """What is empty was meant to be something: an unset shell variable, mostly."""
+    """Refuse empty values: they mostly come from unset shell variables."""
     for name, value in (("TASK", task), *options.items()):
         if value == "":
-            raise click.UsageError(f"{name.replace('_', '-')} is empty")
+            option = name if name == "TASK" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is empty; is a shell variable unset?")
 
 
 def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Where the app is known, so are its tasks and what they take."""
+    """Check task and arguments if the app is known."""
     if app_spec() is None:
         return
     known = app.tasks.get(task)

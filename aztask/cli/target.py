@@ -1,6 +1,4 @@
-"""The app that a command works on: the one that -A names, or a nameless one on the environment's
-addresses (AZTASK_BROKER, AZTASK_RESULTS).
-"""
+"""The app of a command: the one that -A names, else one for AZTASK_BROKER and AZTASK_RESULTS."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ NAMELESS = "aztask"
 
 @contextmanager
 def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
-    """The app; its connections are closed at the end.
+    """Open the app; its connections are closed at the end of the block.
 
-    required: what needs an app of the user's own, for the error when none is named. creates:
-    whether the command may be the first one to use the default queue file.
+    required: the command that cannot do without -A, for the error. creates: whether the command may
+    create the default queue file.
     """
     app = find_app(required=required)
     if not creates:
@@ -41,14 +39,14 @@ def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
 def find_app(*, required: str = "") -> App:
     """As `open_app`, without closing.
 
-    Raises ImportFailed where the module cannot be used, and the ConfigurationError of the module's
-    own settings where that is what is wrong.
+    Raises ImportFailed if the module cannot be imported, or the ConfigurationError that its own
+    settings raised.
     """
     spec = app_spec()
     if spec is None:
         if required:
             raise click.UsageError(
-                f"{required} needs an app: name it with -A module:app, or in AZTASK_APP"
+                f"{required} needs an app: name it with -A module:app or in AZTASK_APP"
             )
         return App(NAMELESS)
     try:
@@ -60,26 +58,26 @@ def find_app(*, required: str = "") -> App:
 
 
 def app_spec() -> str | None:
-    """What -A said."""
+    """The ``module:app`` of -A or AZTASK_APP, None without either."""
     return chosen_app(click.get_current_context())
 
 
 def _check_default_file() -> None:
-    """Without any word of where the queues are, an empty answer would be a wrong one."""
+    """Raise ConfigurationError if no queues are configured: an empty listing would mislead."""
     named = app_spec() or read_environment("AZTASK_BROKER")
     if not named and not (Path.cwd() / DEFAULT_FILE).exists():
         raise ConfigurationError(
-            f"there is no queue file {DEFAULT_FILE} here: name the app with -A module:app, or say "
-            "in AZTASK_BROKER where the queues are"
+            f"there is no queue file {DEFAULT_FILE} here: name the app with -A module:app, or set "
+            "AZTASK_BROKER to the address of the queues"
         )
 
 
 def results_of(app: App) -> ResultStore:
-    """The app's result store; ConfigurationError where it has none."""
+    """The app's result store. Raises ConfigurationError if it has none."""
     store = app.results
     if store is None:
         raise ConfigurationError(
             "no result store is configured: set AZTASK_RESULTS, for example to local://, or name "
-            "an app that has one with -A"
+            "an app with a result store with -A"
         )
     return store

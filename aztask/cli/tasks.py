@@ -1,4 +1,4 @@
-"""``aztask tasks``: what an app registers."""
+"""``aztask tasks``: list the tasks that an app registers."""
 
 from __future__ import annotations
 

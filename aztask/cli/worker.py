@@ -1,4 +1,4 @@
-"""``aztask worker``: receive, run, settle, until stopped."""
+"""``aztask worker``: receive, run and settle tasks until stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
 from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, queues_option
-from aztask.cli.reload import Reloader
+from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError
@@ -35,71 +35,88 @@ SHORTEST_LEASE = 0.1
 
 @click.command("worker")
 @app_option
-@queues_option("Queues to receive from, a,b or several times. [default: those that the app names]")
+@queues_option("Receive from these queues: a,b or -Q a -Q b. [default: those that the app names]")
 @click.option(
     "-c",
     "--concurrency",
     type=click.IntRange(1, MOST_CONCURRENCY),
     default=8,
-    help="Tasks that run at once.",
+    help="Run this many tasks at the same time.",
 )
 @click.option(
     "--pool",
     type=click.Choice(POOLS),
     default=POOLS[0],
-    help="processes: one task in each; threads: all in one child process.",
+    help="Run each task in a process of its own, or all in threads of one child process.",
 )
 @click.option(
     "--prefetch",
     type=click.IntRange(0, 100_000),
-    help="Deliveries to hold beyond those that run. [default: as many as the measured speed asks]",
+    help="Hold this many deliveries beyond the running ones. [default: adapts to the speed]",
 )
-@click.option("--burst", is_flag=True, help="End when the queues are empty, delays included.")
-@click.option("--max-tasks", type=click.IntRange(1), help="End after so many tasks.")
+@click.option(
+    "--burst", is_flag=True, help="End when the queues are empty, delayed messages included."
+)
+@click.option("--max-tasks", type=click.IntRange(1), help="End after this many tasks.")
 @click.option(
     "--shutdown-timeout",
     type=Duration(),
     default="30s",
-    help="What running tasks get to end in after SIGTERM or Ctrl-C; then they are given back.",
+    help="After SIGTERM, let running tasks finish for this time, then give them back.",
 )
 @click.option(
     "--lease",
     type=Duration(least=SHORTEST_LEASE, most=LONGEST_LEASE),
-    help="How long a delivery is held before it must be renewed. [default: as the app says]",
+    help="Hold each delivery under a lease of this length, renewed in time. [default: the app's]",
 )
 @click.option(
     "--max-lease",
     type=Duration(least=SHORTEST_LEASE),
-    help="How long one run may hold its message, renewals included. [default: as the app says]",
+    help="Stop a run that has held its message for this time, renewals included. "
+    "[default: the app's]",
 )
 @click.option(
     "--poll-ceiling",
     type=Duration(least=0.02, most=3600.0),
-    help="Longest pause between looks at an empty Storage queue. [default: as the app says]",
+    help="Pause at most this long between polls of an empty Storage queue. [default: the app's]",
 )
 @click.option(
     "--max-sessions",
     type=click.IntRange(1, MOST_SESSIONS),
-    help="Sessions of a queue to work on at a time. [default: the concurrency, at most 32]",
+    help="Serve this many sessions of a queue at the same time. "
+    "[default: the concurrency, at most 32]",
 )
 @click.option(
     "--session-share",
     type=Duration(least=0.01),
     default="5s",
-    help="How long to stay with one session while others may wait.",
+    help="Give a session up after this time if others may wait.",
 )
-@click.option("--name", default="", help="The worker's name. [default: made of host and process]")
-@click.option("--reload", is_flag=True, help="Start anew when the app's source files change.")
-@click.option("--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="On stderr.")
+@click.option(
+    "--name",
+    default="",
+    show_default=False,
+    help="Name the worker. [default: made of host and process id]",
+)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="Restart when the app's source files change; needs pip install 'aztask[reload]'.",
+)
+@click.option(
+    "--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="Format the log on stderr."
+)
 def command(
     queues: Sequence[tuple[str, ...]], reload: bool, log_format: str, **options: Any
 ) -> None:
-    """Run tasks from queues until stopped.
+    """Run tasks from queues until the worker is stopped.
 
-    SIGTERM or Ctrl-C: receive nothing more, let running tasks end, give back the rest. A second
-    one: give everything back now.
+    At SIGTERM or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives the rest
+    back to the queues. A second signal gives everything back at once.
     """
-    server = first_server()  # before there is a thread, a connection or anything of the app's
+    if reload:
+        require_library()
+    server = first_server()  # before there is a thread, a connection or any module of the app
     with contextlib.closing(server) if server else contextlib.nullcontext():
         restart = _start(server, queues, log_format, options, reload=reload)
     if restart:
@@ -114,7 +131,7 @@ def _start(
     *,
     reload: bool,
 ) -> bool:
-    """Work until stopped; whether to start anew."""
+    """Work until stopped; returns whether to restart, for --reload."""
     configure(log_format)
     app = find_app(required="a worker")
     try:
@@ -126,10 +143,10 @@ def _start(
 
 
 def _check(app: App, options: WorkerOptions) -> None:
-    """Find now what would otherwise be found again and again: a wrong name, a broker away."""
+    """Fail now for errors that every receive would repeat: a wrong name, a missing queue."""
     if app.address.partition("?")[0].endswith(MEMORY):
         raise ConfigurationError(
-            f"{app.address} is seen by one process alone, so a worker finds nothing there; "
+            f"{app.address} is visible to one process only, so a worker finds nothing there; "
             "give the app a file, for example local://"
         )
     for queue in options.queues:
@@ -161,12 +178,12 @@ def _run(
 
 
 def _warn(app: App, options: WorkerOptions) -> None:
-    """Say which settings of the queues contradict the app's, as far as they may be read."""
+    """Log the settings of the queues that contradict the app's, if they may be read."""
     try:
         for finding in contradictions(app, options.queues, options.lease):
             logger.warning("%s", finding)
-    except AztaskError as error:  # the worker goes on: its intakes try again
-        logger.warning("the queues' settings cannot be looked at now: %s", error)
+    except AztaskError as error:  # the worker continues: its intakes retry
+        logger.warning("the queues' settings were not checked: %s", error)
 
 
 def _start_line(app: App, name: str, options: WorkerOptions) -> str:

@@ -1,4 +1,4 @@
-"""``aztask workers``: who told of itself lately."""
+"""``aztask workers``: list the workers with a recent heartbeat."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import time
 
 import click
 
-from aztask.cli.damage import warn_of_damage
+from aztask.cli.listing import warn_of_damage
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import open_app, results_of
 from aztask.results.base import ResultStore, WorkerRecord
 
 SILENT_SECONDS = 15.0
-"""A worker gives a sign of life every 5 s; after three that are missing it is called silent."""
+"""Workers send a heartbeat every 5 s; a worker is silent after three missing heartbeats."""
 
 
 @click.command("workers")
 @app_option
 @json_option
 def command(as_json: bool) -> None:
-    """List the workers of the last day.
+    """List the workers of the last day and their states.
 
-    alive: it told of itself within the last seconds. silent: killed, frozen or cut off. stopped:
-    it ended as it should. leased: messages that it holds, to run them now or soon.
+    alive: its last heartbeat is at most 15 seconds old. silent: it was killed, is frozen, or cannot
+    reach the result store. stopped: it ended normally. leased: the messages that it holds.
     """
     with open_app() as app:
         records = readable_workers(results_of(app))
@@ -65,12 +65,12 @@ def readable_workers(store: ResultStore) -> list[WorkerRecord]:
     """The workers whose heartbeats can be read; the others are named on stderr."""
     found = store.workers()
     damaged = [(worker.name, worker.damage) for worker in found if worker.damage]
-    warn_of_damage("worker", damaged, "a living one repairs its row with its next heartbeat")
+    warn_of_damage("worker", damaged, "a running worker repairs its row with its next heartbeat")
     return [worker for worker in found if not worker.damage]
 
 
 def state_of(worker: WorkerRecord, now: float) -> str:
-    """alive, silent or stopped."""
+    """The state of a worker: alive, silent or stopped."""
     if worker.stopped:
         return "stopped"
     return "alive" if now - worker.seen_at <= SILENT_SECONDS else "silent"

@@ -1,11 +1,10 @@
-"""A lane: where a stage's batches of work are done, inline or on threads of its own.
+"""A lane: does a stage's work in batches, inline or on threads of its own.
 
-A stage that only touches a local file runs inline, in the supervisor's turn: a hand-over to a
-thread would cost more than the work. A stage that waits for a network runs on threads, and takes
-as one batch whatever came while the former batch was under way. One thread does so as long as it
-keeps up: several would share the work in many small batches, each of which costs as much as a large
-one. Another one takes over what has waited for `PATIENCE`, so that a batch that is stuck holds up
-nothing behind it.
+A stage that only touches a local file runs inline, in the supervisor's turn, because passing it to
+a thread would cost more than the work. A stage that waits for a network runs on threads: all that
+arrived during one batch becomes the next batch. One thread does this as long as it keeps up, since
+a small batch costs as much as a large one. A second thread takes over items that have waited for
+`PATIENCE` seconds, so that a stuck batch does not block the items behind it.
 """
 
 from __future__ import annotations
@@ -17,35 +16,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from aztask.worker.mailbox import Mailbox
+
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
 BATCH = 256
 PATIENCE = 0.02
-"""Seconds that an item waits for a thread that is busy."""
-
-
-class Mailbox:
-    """Calls that other threads post to the supervisor's turn; posting wakes it."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
-        self._wake = wake
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Have `call` run in the supervisor's next turn."""
-        self._calls.append(call)
-        self._wake()
-
-    def run(self) -> None:
-        """Run what was posted."""
-        while self._calls:
-            self._calls.popleft()()
+"""Seconds that an item waits for a busy thread before another thread takes it."""
 
 
 class Lane(Generic[Item]):
-    """Gives batches to `work` and what it did to `done`, which always runs in the turn."""
+    """Gives batches to `work`, then to `done`, which always runs in the supervisor's turn."""
 
     def __init__(
         self,
@@ -56,7 +39,7 @@ class Lane(Generic[Item]):
         *,
         threads: int = 0,
     ) -> None:
-        """threads: 0 means inline."""
+        """threads: how many the lane starts; with 0 it works inline, in `turn`."""
         self._name = name
         self._work = work
         self._done = done
@@ -84,7 +67,7 @@ class Lane(Generic[Item]):
         return not self._threads and bool(self._items)
 
     def submit(self, items: Iterable[Item]) -> None:
-        """Queue these; an inline lane does them at its `turn`."""
+        """Queue these items; an inline lane works on them in its next `turn`."""
         if not self._threads:
             self._items.extend(items)
             return
@@ -96,7 +79,7 @@ class Lane(Generic[Item]):
                 self._condition.notify()
 
     def turn(self) -> None:
-        """Do everything that is queued now, if this lane is inline."""
+        """Work on everything that is queued, if this lane is inline."""
         if self._threads:
             return
         for _ in range(len(self._items) // BATCH + 1):
@@ -126,8 +109,12 @@ class Lane(Generic[Item]):
                 self._working += 1
             try:
                 self._work(batch)
-            except Exception:  # the items come back undone, and whoever submitted tries again
-                logger.exception("a batch of %d failed in %s", len(batch), self._name)
+            except Exception:  # the items return as they were, and their stage is tried again
+                logger.exception(
+                    "stage %s failed for %d deliveries, it will be tried again",
+                    self._name,
+                    len(batch),
+                )
             with self._condition:
                 self._working -= 1
             self._mailbox.post(lambda batch=batch: self._returned(batch))  # type: ignore[misc]

@@ -1,9 +1,9 @@
 """The log of a worker and of its pool processes: plain lines or JSON lines on stderr.
 
 Rules
-1. A record that is written while a task runs carries that task's id.
-2. Every handler masks secrets: the filter sits on the handler, because a filter on a logger does
-   not see the records of its children.
+1. A record that is written while a task runs carries the task's id.
+2. Every handler masks secrets. The filter is on the handler, because a filter on a logger does not
+   see the records of its child loggers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from datetime import UTC, datetime
 from typing import Final
 
 from aztask.context import current_context
+from aztask.settlement import DeadLetter, Decision, Resubmit
 from aztask.support.masking import SecretFilter
 
 FORMATS: Final = ("plain", "json")
-NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp")
-"""Loggers that tell of every request at level INFO."""
+NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp", "watchfiles")
+"""Loggers that write a line for each request or each file at level INFO."""
 
 
 class TaskFilter(logging.Filter):
-    """Adds ``task_id`` and ``task`` to records, "" outside of tasks."""
+    """Adds ``task_id`` and ``task`` to records; both are "" outside tasks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Always True."""
+        """Add the fields; always True, so every record is kept."""
         context = current_context()
         record.task_id = context.task_id if context else ""
         record.task = context.task if context else ""
@@ -39,7 +40,7 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        """The line, with the task's id in front of the message where there is one."""
+        """The line, with the task's id before the message if a task runs."""
         task_id = getattr(record, "task_id", "")
         if task_id:
             record.message = f"[{task_id}] {record.message}"
@@ -47,12 +48,12 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ts (ISO 8601, UTC), level, logger, message, and where there is one
-    task_id, task, error (the traceback).
+    """One JSON object per line: ts (ISO 8601, UTC), level, logger, message; within a task also
+    task_id and task; after an exception also error (the traceback).
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """The record as one line of JSON."""
         fields = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -69,8 +70,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+def next_step(decision: Decision) -> str:
+    """What follows a failed run, for its log line; the retry strategy decides when."""
+    if isinstance(decision, Resubmit):
+        return "it will be retried"
+    if isinstance(decision, DeadLetter):
+        return f"it is dead-lettered ({decision.reason})"
+    return "it is not retried"
+
+
 def configure(log_format: str, level: int = logging.INFO) -> None:
-    """Send the root logger's records to stderr in `log_format`, in place of what was set up."""
+    """Write the root logger's records to stderr in `log_format`, replacing earlier handlers."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else PlainFormatter())
     handler.addFilter(TaskFilter())
@@ -81,7 +91,7 @@ def configure(log_format: str, level: int = logging.INFO) -> None:
 
 
 def configured() -> tuple[str, int]:
-    """(format, level) as they are now, for a pool process to take over."""
+    """The current (format, level), which a pool process takes over."""
     root = logging.getLogger()
     is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
     return ("json" if is_json else "plain"), root.getEffectiveLevel()

@@ -1,4 +1,4 @@
-"""How a worker is to run: what the command line or a caller asked for, checked."""
+"""The options of a worker, from the command line or a caller, checked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ MOST_SESSIONS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """queues: where to receive. concurrency: tasks at once. pool: "processes" or "threads".
+    """What `aztask worker` runs with. Raises ConfigurationError for values that make no sense.
 
-    prefetch: deliveries held beyond those that run; None follows the measured speed, 0 none. burst:
-    end when the queues are empty, delayed messages included. max_tasks: end after so many.
-    shutdown_timeout: seconds that running tasks get after SIGTERM. lease, max_lease: seconds,
-    instead of what the queues and tasks say. name: of this worker; made up where empty.
-    poll_ceiling: seconds between two looks at an empty queue, where the service is polled; None as
-    the app says. max_sessions: sessions of a queue that are worked on at a time; None as many as
-    the concurrency, at most 32. session_share: seconds after which a session is given up while
-    others may wait.
+    * queues: the queues to receive from.
+    * concurrency: tasks that run at the same time.
+    * pool: "processes" or "threads".
+    * prefetch: deliveries held beyond those that run. None: adapts to the measured speed. 0: none.
+    * burst: end when the queues are empty, delayed messages included.
+    * max_tasks: end after this many tasks.
+    * shutdown_timeout: seconds that running tasks get to finish after SIGTERM.
+    * lease, max_lease: seconds, instead of the settings of queues and tasks.
+    * name: the worker's name. "": made of host name and process id.
+    * poll_ceiling: longest pause, in seconds, between polls of an empty Storage queue. None: the
+      app's setting.
+    * max_sessions: sessions of one queue that are served at the same time. None: the concurrency,
+      at most 32.
+    * session_share: seconds after which a session is given up while other sessions may wait.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -41,7 +47,7 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         if not self.queues:
-            raise ConfigurationError("a worker needs a queue; name one with -Q")
+            raise ConfigurationError("a worker needs at least one queue; name it with -Q")
         if self.pool not in POOLS:
             raise ConfigurationError(
                 f"there is no pool {self.pool!r}; pools are {', '.join(POOLS)}."
@@ -62,12 +68,12 @@ class WorkerOptions:
 
     @property
     def processes(self) -> int:
-        """How many pool processes."""
+        """The number of pool processes."""
         return self.concurrency if self.pool == "processes" else 1
 
     @property
     def slots(self) -> int:
-        """How many tasks run at once in each."""
+        """The number of tasks that run at the same time in each pool process."""
         return self.concurrency // self.processes
 
 

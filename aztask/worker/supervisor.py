@@ -1,36 +1,29 @@
 """The supervisor: one loop that moves deliveries from the intakes through the pool to settlement.
 
-Threads: this loop; an intake for each queue; the lease keeper; lanes where the broker or the result
-store is remote. Only the loop changes items' stages and pool processes; the others post to it.
-No task code runs in this process, so nothing a task does delays a renewal.
+Threads: this loop; an intake for each queue; the lease keeper; and, if the broker or the result
+store is remote, lanes. Only the loop changes the stages of items and the pool processes; the other
+threads post calls to its mailbox. No task code runs in this process, so a task cannot delay a
+renewal.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import selectors
 import signal
-import socket
-import uuid
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 from aztask.app import App
 from aztask.brokers.delivery import Delivery
-from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease
 from aztask.results.base import WorkerRecord
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
-from aztask.worker.alarm import Alarm
-from aztask.worker.intake.intakes import Intakes, Source, tell_over
-from aztask.worker.intake.prefetch import prefetch
+from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
-from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.lane import Lane
 from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolPlan
@@ -38,23 +31,21 @@ from aztask.worker.pool.dispatcher import PoolDispatcher
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.pool.timelimits import TimeLimits
+from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.housekeeping import Housekeeping
-from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.leasewatch import LeaseWatch
-from aztask.worker.upkeep.uploader import worker_sink
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 IDLE_TICK_SECONDS = 1.0
-LANE_THREADS = 4
 
 
 class Supervisor:
-    """One worker: `run` returns when it has stopped.
+    """One worker: `run` returns when the worker has stopped.
 
-    server: the fork server, where one was made before the app was imported.
+    server: the fork server, if one was made before the app was imported.
     """
 
     def __init__(
@@ -66,61 +57,50 @@ class Supervisor:
         clock: Clock = SYSTEM_CLOCK,
         server: ForkServerHandle | None = None,
     ) -> None:
-        self.app, self.options, self._clock = app, options, clock
-        self.name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        alarm = self._alarm = Alarm()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(alarm, selectors.EVENT_READ, alarm.quiet)
-        mailbox = self._mailbox = Mailbox(alarm.ring)
-        self.journal = Journal(worker_sink(app, self.name), clock)
-        self.keeper = LeaseKeeper(
-            app.broker,
-            clock=clock,
-            renew_at=app.settings.renew_at,
-            on_lost=lambda lease: mailbox.post(lambda: self._lease_lost(lease)),
-            on_renewed=lambda lease, age: mailbox.post(lambda: self._renewed(lease, age)),
-            on_settleable=alarm.ring,
+        runtime = self._runtime = WorkerRuntime.create(
+            app, options, clock, on_lost=self._lease_lost, on_renewed=self._renewed
         )
+        self.name, self.app, self.options, self._clock = runtime.name, app, options, clock
+        self.keeper, self.journal = runtime.keeper, runtime.journal
+        self._mailbox, self._deliveries = runtime.mailbox, runtime.deliveries
         self.pipeline = Pipeline(app, self.keeper, name=self.name, clock=clock)
-        threads = LANE_THREADS if app.remote else 0
-        self._claims: Lane[WorkItem] = Lane(
-            "claim", self.pipeline.claim, self._claimed, mailbox, threads=threads
-        )
-        self._finishes: Lane[WorkItem] = Lane(
-            "finish", self.pipeline.finish, self._finished, mailbox, threads=threads
-        )
-        # across a network the next claims go out while the pool is busy
-        self._claims_ahead = options.concurrency if threads else 0
+        self._claims = self._lane("claim", self.pipeline.claim, self._claimed)
+        self._finishes = self._lane("finish", self.pipeline.finish, self._finished)
+        # A claim across a network takes time: the next ones are sent while the pool is busy.
+        self._claims_ahead = options.concurrency if runtime.lane_threads else 0
         plan = PoolPlan(app_spec, options.processes, options.slots, self.name)
         self._pool = Pool(plan, clock=clock, server=server)
-        limits = TimeLimits(self._pool, self.keeper, app.settings, options, self.journal, clock)
-        requests = TaskRequests(app, self.keeper, limits, mailbox, clock, threads=threads)
-        self._limits, self._requests = limits, requests
-        self._deliveries = Deliveries(self.name, clock)
+        self._limits = TimeLimits(runtime, self._pool)
+        self._requests = TaskRequests(runtime, self._limits)
         self._dispatcher = PoolDispatcher(
+            runtime,
             self._pool,
-            self._deliveries,
             self.pipeline,
-            self.keeper,
             self._requests,
-            self._selector,
-            clock=clock,
             finish=self._finishes.submit,
             over=self._over,
         )
-        self._chores = Housekeeping(app, clock, mailbox, options.queues, self.journal)
-        self._leases = LeaseWatch(app, options, self.keeper, mailbox, self.journal, clock)
+        self._chores = Housekeeping(runtime)
+        self._leases = LeaseWatch(runtime)
         self._intakes = Intakes(app, options, self._leases.seconds, self._take)
+        self._heartbeat = Heartbeat(runtime, self._pool)
         self._next_tick = 0.0
         self._signals = 0
         self._draining_until: float | None = None
-        self._sign = Heartbeat(self.name, options.queues, self._pool, self._deliveries, clock)
         self.finished = 0
+
+    def _lane(
+        self,
+        name: str,
+        work: Callable[[Sequence[WorkItem]], None],
+        done: Callable[[Sequence[WorkItem]], None],
+    ) -> Lane[WorkItem]:
+        return Lane(name, work, done, self._mailbox, threads=self._runtime.lane_threads)
 
     # -- life --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until told to stop (a signal, `stop`), or until `burst` or `max_tasks` says so."""
+        """Work until a signal or `stop` ends the worker, or `burst` or `max_tasks` is reached."""
         self._pool.fill()
         self.keeper.start()
         self._intakes.start()
@@ -133,9 +113,9 @@ class Supervisor:
         self._shut()
 
     def stop(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        """Drain and end; a second time: give everything back now. A signal handler."""
+        """Drain and end; the second call gives everything back at once. A signal handler."""
         self._signals += 1
-        self._alarm.ring()
+        self._mailbox.wake()
 
     def _done(self) -> bool:
         if self._draining_until is None:
@@ -153,13 +133,13 @@ class Supervisor:
         return self.options.max_tasks is not None and self.finished >= self.options.max_tasks
 
     def _drained(self) -> bool:
-        """Whether a burst has come to its end: nothing held, nothing found, nothing delayed."""
+        """Whether a burst is complete: nothing is held, queued or delayed."""
         if not self.options.burst or self._deliveries:
             return False
-        return self._intakes.idle and self._chores.drained(self.options.queues)
+        return self._intakes.idle and self._chores.drained()
 
     def _record(self, *, stopped: bool = False) -> WorkerRecord:
-        return self._sign.record(self.finished, stopped=stopped)
+        return self._heartbeat.record(self.finished, stopped=stopped)
 
     def _stop_cancelled(self, task_ids: Sequence[str]) -> None:
         for item, _ in self._pool.running():
@@ -167,11 +147,17 @@ class Supervisor:
                 self._limits.cancel(item)
 
     def _drain(self) -> None:
-        """Receive nothing more, give back what has not started, let the rest finish."""
+        """Stop receiving, give back what has not started, and let running tasks finish."""
         self._draining_until = self._clock.monotonic() + self.options.shutdown_timeout
         self._intakes.stop()
         self._abandon_held(math.inf)
         self._give_back_waiting()
+        if running := len(self._pool.running()):
+            logger.info(
+                "the worker stops: it waits up to %g s for %d running tasks",
+                self.options.shutdown_timeout,
+                running,
+            )
 
     def _give_back_waiting(self) -> None:
         waiting = self._deliveries.waiting()
@@ -180,38 +166,38 @@ class Supervisor:
         self._give_back(waiting)
 
     def _give_back(self, items: Sequence[WorkItem]) -> None:
-        """Release what has not started."""
+        """Release deliveries that have not started."""
         if items:
             self.pipeline.release(items)
             self._over(items)
 
     def _give_back_running(self) -> None:
-        """End the pool: what ran is given back, and its start does not count."""
+        """Kill the pool and give back the running tasks; their starts do not count."""
         items = list(self._deliveries)
         for process in self._pool.processes:
-            process.kill("the worker stops")
+            process.kill("the worker stopped")
         for process in self._pool.processes:
             process.wait()
-        logger.warning("%d running tasks are given back", len(items))
+        logger.warning("gave back %d running tasks: other workers run them again", len(items))
         self.pipeline.release([item for item in items if item.decided is None])
         self._over(items)
 
     def _give_back_begun(self, items: Sequence[WorkItem]) -> None:
-        """After an error that ends the worker: what was begun counts as a start (see `abandon`)."""
+        """After an error that ends the worker: started tasks count as started (see `abandon`)."""
         begun = [item for item in items if item.claimed is not None and not item.settled]
         self.pipeline.abandon(begun)
         self.pipeline.release([item for item in items if item not in begun])
         self._over(items)
 
     def _shut(self, give_back: Callable[[Sequence[WorkItem]], None] | None = None) -> None:
-        """End everything. give_back: takes what is still held, instead of `_give_back`."""
+        """End all parts. give_back: takes what is still held, instead of `_give_back`."""
         self._intakes.stop()
         for process in self._pool.processes:
             process.retire()
         self._intakes.join(5.0)
         self._mailbox.run()
-        # After an unexpected error of this loop tasks may still be running: the pool ends first, so
-        # that nothing is given back while it runs.
+        # After an unexpected error of this loop, tasks may still be running. The pool ends first,
+        # so that no task is given back while it runs.
         self._pool.close()
         (give_back or self._give_back)(list(self._deliveries))
         for lane in (self._claims, self._finishes):
@@ -223,16 +209,13 @@ class Supervisor:
         self._leases.stop()
         self._intakes.close()
         self.journal.close()
-        self._selector.close()
-        self._alarm.close()
+        self._mailbox.close()
 
     # -- the turn ----------------------------------------------------------------------------
 
     def _turn(self) -> None:
         self.journal.flush()
-        for key, _ in self._selector.select(self._patience()):
-            key.data()
-        self._mailbox.run()
+        self._mailbox.wait(self._patience())
         self._finishes.turn()
         self._claim()
         self._dispatcher.feed()
@@ -251,7 +234,7 @@ class Supervisor:
         return max(0.0, self._next_tick - self._clock.monotonic())
 
     def _tick(self, now: float) -> None:
-        """What is looked at regularly: limits, retries of stages, stuck and missing processes."""
+        """Check time limits, retry stages that are due, replace stuck and missing processes."""
         busy = bool(self._deliveries) or self.options.burst or self._draining_until is not None
         self._next_tick = now + (TICK_SECONDS if busy else IDLE_TICK_SECONDS)
         self._limits.enforce(now)
@@ -261,7 +244,7 @@ class Supervisor:
         self._finishes.submit(item for item in due if item.decided is not None)
         self._claims.submit(item for item in due if item.decided is None)
         self._pool.fill()
-        self._chores.tick(now, self._record, self._sign.running_ids, self._stop_cancelled)
+        self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)
 
     # -- receiving ---------------------------------------------------------------------------
@@ -270,7 +253,7 @@ class Supervisor:
         self._mailbox.post(lambda: self._received(source, deliveries))
 
     def _received(self, source: Source, deliveries: list[Delivery]) -> None:
-        """New deliveries: hold their leases, open them, and send them on their way."""
+        """Hold the leases of new deliveries, open them, and pass them to the next stage."""
         hit("received", len(deliveries))
         session = source if isinstance(source, SessionSlot) else None
         items = [
@@ -278,7 +261,7 @@ class Supervisor:
             for each in deliveries
         ]
         self.keeper.hold(source.receiver, [item.lease for item in items])
-        if self._draining_until is not None:  # a receive that was under way when the drain began
+        if self._draining_until is not None:  # this receive had begun before the drain
             self._give_back(items)
             return
         self.pipeline.open(items)
@@ -288,7 +271,7 @@ class Supervisor:
         self._deliveries.opened.extend(item for item in items if item.decided is None)
 
     def _allow(self) -> None:
-        """Tell the intakes how much more there is room for."""
+        """Tell the intakes how many more deliveries there is room for."""
         window = self._pool.capacity + prefetch(self.options, self._pool)
         if self.options.max_tasks is not None:
             window = min(window, self.options.max_tasks - self.finished)
@@ -300,7 +283,7 @@ class Supervisor:
     # -- stages ------------------------------------------------------------------------------
 
     def _claim(self) -> None:
-        """Claim what the pool can take now, no more: a claim counts as a start."""
+        """Claim only what the pool can take now, because a claim counts as a start."""
         opened = self._deliveries.opened
         if opened:
             room = self._pool.room() + self._claims_ahead
@@ -337,12 +320,14 @@ class Supervisor:
         self._over(done)
 
     def _hold(self, item: WorkItem) -> None:
-        """Wait for its retry beside the slots; past the bound it waits in the queue (see `Hold`):
-        its lease is left to lapse, so that neither memory nor renewals grow without end.
+        """Keep the item under its lease until its retry is due; it occupies no slot.
+
+        A worker holds at most `max_held` such items. Beyond that the lease is left to expire, and
+        the message waits in the queue (see `Hold`): memory and renewals stay bounded.
         """
         self.journal.ended(item)
         item.rest()
-        if item.session is not None:  # these are bounded by the sessions that a worker holds
+        if item.session is not None:  # the number of sessions already bounds these
             item.session.held()
         room = item.session is not None or self._deliveries.held < self.app.settings.max_held
         if self._draining_until is not None or room:
@@ -360,9 +345,9 @@ class Supervisor:
         self._next_tick = min(self._next_tick, self._deliveries.try_later(item))
 
     def _over(self, items: Sequence[WorkItem]) -> None:
-        """These deliveries are done with, however they ended; some may have been so before.
+        """End these deliveries, whatever their outcome. Those that have ended before are skipped.
 
-        A session is told once for each: a second time would start its next message too early.
+        A session is told once for each: a second call would start its next message too early.
         """
         for item in items:
             item.end()
@@ -382,7 +367,7 @@ class Supervisor:
             self._dispatcher.tell(item, ["renewed", item.number, lease.deadline])
 
     def _lease_lost(self, lease: Lease) -> None:
-        """The broker or the clock says that it is over: stop the task, settle nothing."""
+        """The broker or the clock says that the lease has ended: stop the task, settle nothing."""
         item = self._deliveries.of(lease)
         if item is not None and item.stage is Stage.RUNNING:
             self._limits.stop(item, "lease", lease.lost_reason)
@@ -390,4 +375,8 @@ class Supervisor:
             item.note("lease_lost", lease.lost_reason)
             self._over([item])
         elif item is not None:
-            logger.info("lease of %s lost while it waited: %s", item.number, lease.lost_reason)
+            logger.info(
+                "%s: the lease was lost before the task started, it will be redelivered: %s",
+                item.label,
+                lease.lost_reason,
+            )

@@ -230,6 +230,46 @@ class TestSignals:
 
 
 class TestReload:
+    @pytest.fixture
+    def reloading(self, folder):
+        """Starts a worker that reloads; returns its process and what its log says by now."""
+        log = folder.path / "log"
+
+        def start(*options):
+            with log.open("wb") as stream:
+                worker = folder.start(
+                    "worker", "-c", "1", "--reload", *options, stdout=stream, stderr=stream
+                )
+            wait_until(lambda: "queues default" in log.read_text(), 20, "the worker starts")
+            return worker, log.read_text
+
+        return start
+
+    def test_a_task_that_runs_during_the_change_ends_once(self, folder, reloading):
+        worker, log = reloading()
+        napping = folder.start("send", "shop.nap", "--args", "[2]", "--wait", "--timeout", "60s")
+        wait_until((folder.path / "napping").exists, 20, "the task runs")
+        (folder.path / "shop.py").write_text(SHOP.replace("return 1", "return 2"))
+        wait_until(lambda: log().count("queues default") == 2, 30, "the worker restarts")
+        out, err = napping.communicate(timeout=60)
+        assert out == '"rested"\n'
+        (line,) = folder.run("result", "--json", err.strip())[1].splitlines()
+        (run,) = json.loads(line)["runs"]
+        assert (run["state"], run["starts"]) == ("succeeded", 1)
+        worker.terminate()
+        assert worker.wait(20) == 0
+
+    def test_a_task_that_outlasts_the_drain_runs_again_in_the_new_worker(self, folder, reloading):
+        worker, log = reloading("--shutdown-timeout", "500ms")
+        napping = folder.start("send", "shop.nap", "--args", "[60]", "--wait", "--timeout", "60s")
+        wait_until((folder.path / "napping").exists, 20, "the task runs")
+        (folder.path / "shop.py").write_text(SHOP.replace("time.sleep(seconds)", "pass"))
+        out, _ = napping.communicate(timeout=60)
+        assert out == '"rested"\n'
+        assert log().count("queues default") == 2
+        worker.terminate()
+        assert worker.wait(20) == 0
+
     def test_a_changed_source_starts_the_worker_anew(self, folder):
         log = folder.path / "log"
         with log.open("wb") as stream:
@@ -263,7 +303,7 @@ class TestReload:
         (["-c", "0"], 2, "is not in the range"),
         (["--lease", "10s", "--max-lease", "5s"], 4, "must be longer than"),
         (["-A", "nosuch"], 2, "there is no module 'nosuch'"),
-        (["-A", "memory"], 4, "is seen by one process alone"),
+        (["-A", "memory"], 4, "is visible to one process only"),
     ],
     ids=range(9),
 )

@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read_or_marked_keeps_no_other_one_waiting(
     keeping._blobs.close()
     assert task_ids(target) == {"t-2", "t-3"}
     assert [file.name for file in waiting_files(tmp_path)] == [first.name, second.name]
-    assert "stays where it is: Permission denied" in caplog.text
+    assert "could not be uploaded, it is kept: Permission denied" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["reset", "drop-reply"])
@@ -183,7 +183,7 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_told(tmp_path, target, pro
     assert (uploader.dropped_files, uploader.dropped_bytes) == (2, 2 * size)
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "ERROR"]
-    assert "2 event files dropped" in caplog.text
+    assert "dropped 2 event files" in caplog.text
     assert KEY not in caplog.text
     proxy.set("pass")
     uploader._next_try = 0.0

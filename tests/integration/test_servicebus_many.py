@@ -145,7 +145,7 @@ def test_prefetched_messages_whose_lock_lapsed_are_not_run_and_the_log_says_why(
         other = site.worker(*arguments)
         wait_until(lambda: {*ahead} <= {*site.counts("end")}, 40, "another one takes over")
         frozen.signal(signal.SIGCONT)
-        said = "lapsed while the message waited|lost while it waited"
+        said = "expired while the message waited|lost before the task started"
         wait_until(lambda: re.search(said, frozen.log), 15, "it says why")
         time.sleep(0.5)
         starts = site.counts("start")

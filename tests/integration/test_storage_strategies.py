@@ -38,7 +38,7 @@ def test_failures_are_counted_without_a_result_store(site: Site) -> None:
 def test_deferring_is_refused_when_the_worker_starts(site: Site) -> None:
     worker = site.worker(*ARGUMENTS, LEDGER_STRATEGY="defer")
     assert worker.wait() == 4, worker.log
-    assert "retry_strategy='defer' is not possible" in worker.log
+    assert "does not support retry_strategy='defer'" in worker.log
     assert "resubmit, abandon, lease-timeout, hold" in worker.log
     assert "Traceback" not in worker.log
 

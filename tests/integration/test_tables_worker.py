@@ -185,7 +185,7 @@ def test_an_outage_of_the_tables_while_a_task_runs(account: Account, tmp_path: P
         sent = app.send(work.name, ["a", 1.0])
         wait_until(lambda: site.lines("start", "a"), 20, "it runs")
         account.tables.set("reset")
-        wait_until(lambda: "deliveries wait: the table" in worker.log, 20, "the outage is met")
+        wait_until(lambda: "deliveries are retried: the table" in worker.log, 20, "the outage is met")
         time.sleep(2 * LEASE)
         assert total(site) == 1, "it is not settled before its outcome is recorded"
         account.tables.set("pass")
@@ -218,7 +218,7 @@ def test_rights_that_are_missing_keep_deliveries_waiting_and_the_worker_alive(
         app.results.create()
         worker = site.worker(*ARGUMENTS, LEDGER_RESULTS=reading)
         app.send(work.name, ["a"])
-        wait_until(lambda: "1 deliveries wait: the service refused" in worker.log, 30, "refused")
+        wait_until(lambda: "1 deliveries are retried: the service refused" in worker.log, 30, "refused")
         assert "assign the role Storage Table Data Contributor" in worker.log
         assert "Traceback" not in worker.log
         assert token.partition("sig=")[2] not in worker.log
@@ -278,9 +278,9 @@ def test_from_an_empty_account_by_the_command_line(tmp_path: Path, fresh: str) -
     created = command(tmp_path, fresh, "queues", "create", "orders")
     assert created.returncode == 0, created.stderr
     assert created.stdout.splitlines() == [
-        "queue orders is there",
-        "the table 'aztaskresults' of tables://devstoreaccount1 is there",
-        "the container 'aztask-results' of tables://devstoreaccount1 is there",
+        "queue orders exists",
+        "the table 'aztaskresults' of tables://devstoreaccount1 exists",
+        "the container 'aztask-results' of tables://devstoreaccount1 exists",
     ]
     assert command(tmp_path, fresh, "queues", "create", "orders").returncode == 0
     sent = command(tmp_path, fresh, "send", "shop.ship", "--args", "[1]", "--task-id", "one")

@@ -41,6 +41,7 @@ LIBRARIES = {
     "pyarrow": ("spark",),
     "pandas": ("spark",),
     "jinja2": ("spark.report",),
+    "watchfiles": ("cli",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")

@@ -1,10 +1,10 @@
-"""An intake: the threads that receive from one queue, as much as there is room for.
+"""An intake: the threads that receive from one queue, as long as there is room.
 
 Rules
-1. One thread always receives. Others help where the broker says that receives side by side pay
-   (`Capabilities.receives_at_once`), and only while batches are full and there is room for another:
-   a queue that is not busy costs no request more.
-2. What a receive that is under way may bring counts as room that is taken.
+1. One thread always receives. Helper threads receive at the same time if the broker gains from it
+   (`Capabilities.receives_at_once`), but only while batches are full and there is room for another
+   one: a quiet queue costs no further request.
+2. The deliveries that a pending receive may bring count as room that is taken.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.delivery import Delivery
@@ -24,57 +25,60 @@ SHORTEST_PAUSE = 0.2
 LONGEST_PAUSE = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSource:
+    """How an intake receives from one queue.
+
+    lease: called before each receive; the lease to ask for, in seconds. wait: the longest time that
+    one receive takes when the queue is empty, in seconds. poll_ceiling: as `Broker.receiver` takes
+    it.
+    """
+
+    queue: str
+    lease: Callable[[], float]
+    wait: float
+    poll_ceiling: float | None = None
+
+
 class Intake:
-    """Receives and hands over. A broker that is away is tried again, slower and slower."""
+    """Receives and hands over. An unreachable broker is retried, with growing pauses."""
 
     def __init__(
-        self,
-        broker: Broker,
-        queue: str,
-        *,
-        lease: Callable[[], float],
-        wait: float,
-        poll_ceiling: float | None = None,
-        take: Callable[[Intake, list[Delivery]], None],
+        self, broker: Broker, source: QueueSource, take: Callable[[Intake, list[Delivery]], None]
     ) -> None:
-        """lease: asked before each receive: seconds. wait: seconds that one receive may take.
-
-        take: gets the deliveries, on this thread. poll_ceiling: as `Broker.receiver` takes it.
-        """
-        self.queue = queue
+        """take: gets the deliveries, on a thread of this intake."""
+        self.queue = source.queue
         self._broker = broker
-        self._lease = lease
+        self._source = source
         self._asked = 0.0
-        self._wait = wait
-        self._poll_ceiling = poll_ceiling
         self._take = take
         self._limit = broker.capabilities.receive_limit
         self._room = 0
         self._under_way = 0
-        self._helping = broker.capabilities.receives_at_once - 1  # until they wait for the first
+        self._helping = broker.capabilities.receives_at_once - 1  # each one until its first wait
         self._full = self._empty = False
         self._stopping = False
         self._condition = threading.Condition()
         self._receiver: Receiver | None = None
         self._threads = [
             threading.Thread(
-                target=self._run, args=(n > 0,), name=f"aztask-in-{queue}-{n}", daemon=True
+                target=self._run, args=(n > 0,), name=f"aztask-in-{self.queue}-{n}", daemon=True
             )
             for n in range(broker.capabilities.receives_at_once)
         ]
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was found, and no helper may find something still."""
+        """Whether the last receive found nothing and no helper is still receiving."""
         return self._empty and not self._helping
 
     def start(self) -> None:
-        """Begin to receive, once there is room."""
+        """Start to receive as soon as there is room."""
         for thread in self._threads:
             thread.start()
 
     def allow(self, room: int) -> None:
-        """There is room for that many deliveries now."""
+        """Set how many more deliveries there is room for."""
         if room != self._room:
             with self._condition:
                 self._room = room
@@ -82,29 +86,29 @@ class Intake:
                     self._condition.notify_all()
 
     def stop(self) -> None:
-        """Receive nothing more; a receive that is under way is still handed over."""
+        """Stop receiving; the deliveries of a pending receive are still handed over."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
 
     def join(self, timeout: float) -> None:
-        """Wait for the ends of the threads, up to `timeout` seconds in all."""
+        """Wait until the threads have ended, for `timeout` seconds in all."""
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     @property
     def receiver(self) -> Receiver:
-        """What the deliveries are renewed and settled through."""
+        """The receiver through which the deliveries are renewed and settled."""
         if self._receiver is None:
-            self._asked = self._lease()
+            self._asked = self._source.lease()
             self._receiver = self._broker.receiver(
-                self.queue, lease=self._asked, poll_ceiling=self._poll_ceiling
+                self.queue, lease=self._asked, poll_ceiling=self._source.poll_ceiling
             )
         return self._receiver
 
     def close(self) -> None:
-        """Close the receiver."""
+        """Close the receiver, once `join` has returned."""
         if self._receiver is not None:
             self._receiver.close()
 
@@ -112,24 +116,24 @@ class Intake:
         failures = 0
         while (limit := self._begin(helps)) > 0:
             try:
-                wait = 0.0 if helps else self._wait
+                wait = 0.0 if helps else self._source.wait
                 deliveries = self._at_the_lease_of_now().receive(limit, wait)
-            except Exception as error:  # whatever an SDK raises: a worker that is deaf helps nobody
+            except Exception as error:  # an SDK may raise anything; the worker must keep receiving
                 if not isinstance(error, AztaskError):
-                    logger.exception("queue %s: receiving failed", self.queue)
+                    logger.exception("queue %s: the receive failed unexpectedly", self.queue)
                 failures += 1
                 self._end(limit, None)
                 self._pause(error, failures)
                 continue
             if failures:
-                logger.info("queue %s answers again", self.queue)
+                logger.info("queue %s: receiving works again", self.queue)
                 failures = 0
             self._end(limit, len(deliveries))
             if deliveries:
                 self._take(self, deliveries)
 
     def _begin(self, helps: bool) -> int:
-        """Wait until this thread may receive; how many, 0 to end."""
+        """Wait until this thread may receive; returns how many deliveries, 0 to end."""
         with self._condition:
             self._helping -= helps
             while not self._stopping:
@@ -143,7 +147,7 @@ class Intake:
             return 0
 
     def _end(self, limit: int, found: int | None) -> None:
-        """A receive of at most `limit` has brought `found`; None: it failed."""
+        """A receive of at most `limit` deliveries brought `found`, or failed (None)."""
         with self._condition:
             self._under_way -= limit
             self._room -= found or 0
@@ -153,7 +157,7 @@ class Intake:
             self._condition.notify_all()
 
     def _at_the_lease_of_now(self) -> Receiver:
-        receiver, lease = self.receiver, self._lease()
+        receiver, lease = self.receiver, self._source.lease()
         if lease != self._asked:
             self._asked = lease
             receiver.set_lease(lease)
@@ -166,9 +170,9 @@ class Intake:
 
 
 def pause_after(queue: str, error: Exception, failures: int) -> float:
-    """How long to wait after that many failures in a row, the last one `error`; logged."""
+    """Log `error`; returns how long to wait after `failures` in a row, in seconds."""
     seconds = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2.0 ** min(failures, 10))
     if not isinstance(error, BrokerError):
         seconds = LONGEST_PAUSE
-    logger.warning("queue %s: %s; trying again in %.1f s", queue, error, seconds)
+    logger.warning("queue %s: cannot receive, retry in %.1f s: %s", queue, seconds, error)
     return seconds

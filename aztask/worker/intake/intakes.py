@@ -1,4 +1,4 @@
-"""All intakes of a worker: one for each queue, of the kind that the queue needs."""
+"""All intakes of a worker: one per queue, with sessions or without, and how much they may hold."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from typing import Final, TypeAlias
 from aztask.app import App
 from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError
-from aztask.worker.intake.intake import Intake
+from aztask.worker.intake.intake import Intake, QueueSource
 from aztask.worker.intake.sessions import SessionIntake, SessionSlot
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import WorkItem
+from aztask.worker.pool.children import Pool
 
 Source: TypeAlias = Intake | SessionSlot
-"""Where deliveries come from: it has a `queue` and a `receiver`."""
+"""The part of an intake that received a delivery; it has a `queue` and a `receiver`."""
 
 WAIT: Final = 1.0
 BURST_WAIT: Final = 0.05
 SESSION_WAIT: Final = 20.0
-"""Seconds to look for a session where each look costs a new connection."""
+"""Seconds to wait for a session if each try costs a new connection."""
 
 USUAL_SESSIONS: Final = 32
+FIRST_PREFETCH: Final = 4
+"""Deliveries to hold before the first task has ended: its duration is not known yet."""
+
+PREFETCH_SECONDS: Final = 0.25
+MOST_PREFETCH: Final = 1000
 
 
 class Intakes:
-    """Begins, bounds and ends receiving."""
+    """Starts, bounds and stops the intakes of all queues."""
 
     def __init__(
         self,
@@ -35,9 +41,10 @@ class Intakes:
         lease: Callable[[str], float],
         take: Callable[[Source, list[Delivery]], None],
     ) -> None:
-        """lease: seconds to ask for now, of a queue. take: gets deliveries, on an intake's thread.
+        """lease: the lease to ask for now, in seconds, by queue name. take: gets the deliveries, on
+        an intake's thread.
 
-        Raises CapabilityError where a queue is to have sessions and the broker has none.
+        Raises CapabilityError if a queue is declared with sessions and the broker has none.
         """
         self._app = app
         self._options = options
@@ -47,52 +54,49 @@ class Intakes:
         self._sessions: list[SessionIntake] = []
         for queue in options.queues:
             if app.has_sessions(queue):
-                self._sessions.append(self._of_sessions(queue))
+                self._sessions.append(self._session_intake(queue))
             else:
-                self._plain.append(self._of(queue))
+                self._plain.append(self._plain_intake(queue))
         self._all: list[Intake | SessionIntake] = [*self._plain, *self._sessions]
 
-    def _of(self, queue: str) -> Intake:
-        return Intake(
-            self._app.broker,
-            queue,
-            lease=lambda: self._lease(queue),
-            wait=BURST_WAIT if self._options.burst else WAIT,
-            poll_ceiling=self._options.poll_ceiling,
-            take=self._take,
-        )
+    def _plain_intake(self, queue: str) -> Intake:
+        source = self._source(queue, BURST_WAIT if self._options.burst else WAIT)
+        return Intake(self._app.broker, source, self._take)
 
-    def _of_sessions(self, queue: str) -> SessionIntake:
+    def _session_intake(self, queue: str) -> SessionIntake:
         broker, options = self._app.broker, self._options
         if not broker.capabilities.sessions:
             raise CapabilityError(
-                f"queue {queue!r} is to have sessions, which {broker.capabilities.name} does not "
-                "have; use Service Bus or local://, or leave sessions=True out"
+                f"queue {queue!r} is declared with sessions, which {broker.capabilities.name} does "
+                "not have; use Service Bus or local://, or remove sessions=True"
             )
         wait = SESSION_WAIT if broker.capabilities.remote else WAIT
         return SessionIntake(
             broker,
-            queue,
-            lease=lambda: self._lease(queue),
-            wait=BURST_WAIT if options.burst else wait,
-            most=options.max_sessions or min(options.concurrency, USUAL_SESSIONS),
+            self._source(queue, BURST_WAIT if options.burst else wait),
+            self._take,
+            max_sessions=options.max_sessions or min(options.concurrency, USUAL_SESSIONS),
             share=options.session_share,
-            poll_ceiling=options.poll_ceiling,
-            take=self._take,
         )
+
+    def _source(self, queue: str, wait: float) -> QueueSource:
+        return QueueSource(queue, lambda: self._lease(queue), wait, self._options.poll_ceiling)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was found, anywhere."""
+        """Whether no intake found anything."""
         return all(intake.idle for intake in self._all)
 
     def start(self) -> None:
-        """Begin to receive, once there is room."""
+        """Start to receive as soon as there is room."""
         for intake in self._all:
             intake.start()
 
     def allow(self, room: int, *, wait: bool) -> None:
-        """There is room for that many deliveries. wait: better for a fuller batch soon."""
+        """Set how many more deliveries there is room for.
+
+        wait: plain queues wait for more room, because a fuller batch costs less.
+        """
         if not wait:
             for plain in self._plain:
                 plain.allow(max(0, room))
@@ -100,24 +104,36 @@ class Intakes:
             sessions.allow(room)
 
     def stop(self) -> None:
-        """Receive nothing more."""
+        """Stop all intakes; returns at once."""
         for intake in self._all:
             intake.stop()
 
     def join(self, timeout: float) -> None:
-        """Wait for the ends of their threads, up to `timeout` seconds in all."""
+        """Wait until their threads have ended, for `timeout` seconds in all."""
         until = time.monotonic() + timeout
         for intake in self._all:
             intake.join(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
-        """Close the receivers."""
+        """Close the receivers, once `join` has returned."""
         for intake in self._all:
             intake.close()
 
 
+def prefetch(options: WorkerOptions, pool: Pool) -> int:
+    """How many deliveries to hold beyond those that run: ``--prefetch``, or without it about a
+    quarter of a second's work at the measured speed.
+    """
+    if options.prefetch is not None:
+        return options.prefetch
+    mean = pool.mean_seconds
+    if mean is None:
+        return FIRST_PREFETCH
+    return min(MOST_PREFETCH, int(pool.capacity * PREFETCH_SECONDS / max(mean, 1e-5)))
+
+
 def tell_over(items: Iterable[WorkItem]) -> None:
-    """Tell the sessions of these that they are done with."""
+    """Tell the sessions of these items that they have ended."""
     for item in items:
         if item.session is not None:
             item.session.over(item)

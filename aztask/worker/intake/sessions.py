@@ -1,15 +1,16 @@
 """The intake of a queue with sessions: holds several sessions at a time, one delivery of each.
 
 Rules
-1. A session's next message is received when the one before is done with: settled, or given back. So
-   the messages of a session run in order, one at a time, whatever the broker would hand out.
-2. At most `most` sessions are worked on at a time. One whose message waits for its retry (`hold`)
-   or for the end of its lease does not count, so that failing sessions do not stop the others; with
-   those it is at most `most` * `HELD_PER_WORKED`. Each is a receiver: on Service Bus a connection.
-3. Where nothing is to be had, one slot alone keeps looking. As soon as it finds a session, the
-   others look too.
-4. A session is given up when nothing is left in it, and after `share` seconds if others may wait:
-   while another slot looks and finds nothing, nobody does.
+1. A session's next message is received when the previous one has been settled or given back. So the
+   messages of a session run in order, one at a time, whatever the broker would hand out.
+2. At most `max_sessions` sessions are served at a time. A session whose message waits for its retry
+   (`hold`) or for the end of its lease does not count, so that failing sessions do not stop the
+   others. With those, at most `max_sessions` * `HELD_PER_WORKED` are held. Each one is a receiver,
+   on Service Bus a connection.
+3. While no session has messages, a single slot keeps looking. As soon as it finds a session, the
+   other slots look too.
+4. A session is given up when it is empty. It is also given up after `share` seconds if other
+   sessions may wait; none does while another slot looks and finds nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.brokers.delivery import Delivery
 from aztask.errors import AztaskError
 from aztask.support.clock import SYSTEM_CLOCK, Clock
-from aztask.worker.intake.intake import pause_after
+from aztask.worker.intake.intake import QueueSource, pause_after
 from aztask.worker.pipeline.work import WorkItem
 
 logger = logging.getLogger(__name__)
@@ -33,32 +34,26 @@ HELD_PER_WORKED: Final = 4
 
 
 class SessionIntake:
-    """Receives from the sessions of one queue and hands over, on threads of its own."""
+    """Receives from the sessions of one queue and hands the deliveries over."""
 
     def __init__(
         self,
         broker: Broker,
-        queue: str,
-        *,
-        lease: Callable[[], float],
-        wait: float,
-        most: int,
-        share: float,
-        poll_ceiling: float | None = None,
+        source: QueueSource,
         take: Callable[[SessionSlot, list[Delivery]], None],
+        *,
+        max_sessions: int,
+        share: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """lease: asked before each look: seconds. wait: seconds that one look may take.
+        """take: gets the deliveries, one at a time, on a thread of this intake.
 
-        most, share: see rules 2 and 4. take: gets the deliveries, one at a time, on a thread of
-        this intake.
+        max_sessions: see rule 2. share: seconds, see rule 4.
         """
-        self.queue = queue
+        self.queue = source.queue
+        self.source = source
         self._broker = broker
-        self.lease = lease
-        self._poll_ceiling = poll_ceiling
-        self.wait = wait
-        self._most = most
+        self._max_sessions = max_sessions
         self._share = share
         self.take = take
         self._clock = clock
@@ -74,19 +69,19 @@ class SessionIntake:
         return self._quiet and not self._working and not self._waiting
 
     def start(self) -> None:
-        """Begin to look for sessions, once there is room."""
+        """Start to look for sessions as soon as there is room."""
         with self._condition:
             self._add_slot()
 
     def allow(self, room: int) -> None:
-        """There is room for that many deliveries; below 0 even the sessions at hand are let go."""
+        """Set how many more deliveries there is room for; below 0, sessions are given up too."""
         if room != self._room:
             with self._condition:
                 self._room = room
                 self._condition.notify_all()
 
     def stop(self) -> None:
-        """Receive nothing more. Sessions are given up when their deliveries are done with."""
+        """Stop receiving. Each session is given up when its delivery has ended."""
         with self._condition:
             self.stopping = True
             self._condition.notify_all()
@@ -95,27 +90,27 @@ class SessionIntake:
             slot.stop()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the threads' end; whether they have ended."""
+        """Wait `timeout` seconds for the threads; returns whether all have ended."""
         give_up_at = self._clock.monotonic() + timeout
         for slot in self._slots:
             slot.join(max(0.0, give_up_at - self._clock.monotonic()))
         return not any(slot.alive for slot in self._slots)
 
     def close(self) -> None:
-        """Close the receivers."""
+        """Close the receivers, which gives their sessions back."""
         for slot in self._slots:
             slot.close()
 
     def receiver(self, lease: float) -> Receiver:
-        """One more receiver of any session. Raises ConfigurationError, BrokerUnavailable."""
+        """Open a receiver of any session. Raises ConfigurationError, BrokerUnavailable."""
         return self._broker.receiver(
-            self.queue, lease=lease, session=ANY_SESSION, poll_ceiling=self._poll_ceiling
+            self.queue, lease=lease, session=ANY_SESSION, poll_ceiling=self.source.poll_ceiling
         )
 
-    # -- what slots ask and tell -------------------------------------------------------------
+    # -- called by the slots -----------------------------------------------------------------
 
     def begin_look(self, slot: SessionSlot) -> bool:
-        """Wait until one more slot may look for a session; False when it is all over."""
+        """Wait until `slot` may look for a session; False when the intake stops."""
         with self._condition:
             self._resting += 1
             while not self.stopping and not self._may_look():
@@ -130,12 +125,12 @@ class SessionIntake:
         return (
             self._room > self._looking
             and not (self._quiet and self._looking)
-            and self._working + self._looking < self._most
-            and held < self._most * HELD_PER_WORKED
+            and self._working + self._looking < self._max_sessions
+            and held < self._max_sessions * HELD_PER_WORKED
         )
 
     def end_look(self, slot: SessionSlot, *, found: bool) -> None:
-        """The slot looked, and holds a session now or does not."""
+        """The slot has looked. found: it holds a session now."""
         with self._condition:
             slot.looks = False
             self._looking -= 1
@@ -148,19 +143,22 @@ class SessionIntake:
             self._condition.notify_all()
 
     def go_on(self, since: float) -> bool:
-        """Whether a slot that has its session since then may take the next message of it."""
+        """Whether a slot may receive the next message of the session that it holds since `since`.
+
+        since: on the clock of the deadlines.
+        """
         if self.stopping or self._room < 0:
             return False
         return self._looking > 0 or self._clock.monotonic() - since < self._share
 
     def given_up(self) -> None:
-        """A slot holds no session any more."""
+        """A slot has given its session up."""
         with self._condition:
             self._working -= 1
             self._condition.notify_all()
 
     def set_aside(self, change: int) -> None:
-        """One session more (1) or less (-1) only waits: see rule 2."""
+        """One more session (1) or one less (-1) only waits: see rule 2."""
         with self._condition:
             self._waiting += change
             self._working -= change
@@ -169,19 +167,19 @@ class SessionIntake:
             self._condition.notify_all()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass; ends early when all is over."""
+        """Wait for `seconds`, or until the intake stops."""
         with self._condition:
             self._condition.wait_for(lambda: self.stopping, timeout=seconds)
 
     def _add_slot(self) -> None:
-        if len(self._slots) < self._most * HELD_PER_WORKED:
+        if len(self._slots) < self._max_sessions * HELD_PER_WORKED:
             slot = SessionSlot(self, len(self._slots), self._clock)
             self._slots.append(slot)
             slot.start()
 
 
 class SessionSlot:
-    """One receiver and its thread: holds one session after the other."""
+    """One receiver and its thread, which serve one session after the other."""
 
     def __init__(self, intake: SessionIntake, number: int, clock: Clock) -> None:
         self.queue = intake.queue
@@ -198,61 +196,61 @@ class SessionSlot:
         )
 
     def start(self) -> None:
-        """Begin to look for sessions."""
+        """Start the thread, which looks for sessions."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End a look that is under way: closing may take a moment, so it is not waited for."""
+        """End a pending look. Closing may take a moment, so another thread does it."""
         if self.looks:
             threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
-        """Close the receiver, which lets go of its session."""
+        """Close the receiver, which gives its session back."""
         if self._receiver is not None:
             self._receiver.close()
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread's end."""
+        """Wait `timeout` seconds for the thread to end."""
         self._thread.join(timeout)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread has not ended yet."""
+        """Whether the thread is still running."""
         return self._thread.is_alive()
 
     @property
     def receiver(self) -> Receiver:
-        """What the deliveries are renewed and settled through."""
+        """The receiver through which the deliveries are renewed and settled."""
         if self._receiver is None:
-            self._asked = self._intake.lease()
+            self._asked = self._intake.source.lease()
             self._receiver = self._intake.receiver(self._asked)
         return self._receiver
 
     def _at_the_lease_of_now(self) -> Receiver:
-        receiver, lease = self.receiver, self._intake.lease()
+        receiver, lease = self.receiver, self._intake.source.lease()
         if lease != self._asked:
             self._asked = lease
             receiver.set_lease(lease)
         return receiver
 
-    # -- what the supervisor tells -----------------------------------------------------------
+    # -- called by the supervisor ------------------------------------------------------------
 
     def held(self) -> None:
-        """The delivery waits for its retry, under its lease."""
+        """The delivery waits for its retry, under its lease (rule 2)."""
         self._set_aside = True
         self._intake.set_aside(1)
 
     def over(self, item: WorkItem) -> None:
-        """The delivery is done with, however it ended."""
+        """The delivery has ended, with whatever outcome."""
         self._over.put(item)
 
     # -- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         while self._intake.begin_look(self):
-            delivery = self._receive(self._intake.wait)
+            delivery = self._receive(self._intake.source.wait)
             if self._intake.stopping:
-                delivery = None  # closing gives it back with its session
+                delivery = None  # closing the receiver gives it back with its session
             self._intake.end_look(self, found=delivery is not None)
             if delivery is not None:
                 self._serve(delivery)
@@ -262,12 +260,12 @@ class SessionSlot:
     def _serve(self, delivery: Delivery | None) -> None:
         """Hand over the deliveries of a session until it is given up.
 
-        If this process dies, the session's lease lapses, and others go on with the message that
-        was not settled.
+        If this process dies, the session's lease expires, and another worker continues with the
+        message that was not settled.
         """
         session, since = "", 0.0
         while delivery is not None:
-            if delivery.session != session:  # where it costs nothing the receiver takes the next
+            if delivery.session != session:  # some receivers move on to the next session at once
                 session, since = delivery.session or "", self._clock.monotonic()
             self._intake.take(self, [delivery])
             item = self._over.get()
@@ -291,12 +289,12 @@ class SessionSlot:
         except AztaskError as error:
             self._failed(error)
             return None
-        except Exception as error:  # whatever an SDK raises: a worker that is deaf helps nobody
-            logger.exception("queue %s: receiving failed", self.queue)
+        except Exception as error:  # an SDK may raise anything; the worker must keep receiving
+            logger.exception("queue %s: the receive failed unexpectedly", self.queue)
             self._failed(error)
             return None
         if self._failures:
-            logger.info("queue %s answers again", self.queue)
+            logger.info("queue %s: receiving works again", self.queue)
             self._failures = 0
         return deliveries[0] if deliveries else None
 
@@ -306,19 +304,25 @@ class SessionSlot:
             self._intake.pause(pause_after(self.queue, error, self._failures))
 
     def _wait_for_lapse(self, item: WorkItem) -> None:
-        """A message that is left to lapse comes again when the lease ends, not before."""
+        """Wait until the lease of an unsettled message expires: only then is it redelivered."""
         if item.left_to_lapse:
             self._intake.set_aside(1)
             self._intake.pause(item.delivery.deadline - self._clock.monotonic())
             self._intake.set_aside(-1)
 
     def _let_go(self) -> None:
-        """Give the session back; what was not settled comes first for whoever takes it next."""
+        """Give the session back; its next holder receives the unsettled message first."""
         holder = self.receiver
         assert isinstance(holder, SessionHolder)  # every receiver of sessions is one
         try:
             holder.let_go()
         except AztaskError as error:
-            logger.info("a session of %s is left to lapse: %s", self.queue, error)
-        except Exception:  # whatever an SDK raises: the slot must go on
-            logger.exception("a session of %s is left to lapse", self.queue)
+            logger.info(
+                "queue %s: a session could not be given back, its lease will expire: %s",
+                self.queue,
+                error,
+            )
+        except Exception:  # an SDK may raise anything; the slot must continue
+            logger.exception(
+                "queue %s: a session could not be given back, its lease will expire", self.queue
+            )

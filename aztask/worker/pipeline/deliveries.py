@@ -19,10 +19,10 @@ RENEWAL_PAUSE = 0.01
 
 
 class Deliveries:
-    """All items, two queues: opened (to be claimed) and ready (to be sent to the pool), and those
-    that are held aside until their retry is due.
+    """All items of a worker; only the supervisor's loop uses it.
 
-    Only the supervisor's loop uses it.
+    opened: items to be claimed. ready: items to be sent to the pool. Beside these queues, items are
+    held until their retry is due, or wait until their stage is tried again.
     """
 
     def __init__(self, worker: str, clock: Clock) -> None:
@@ -39,7 +39,7 @@ class Deliveries:
 
     @property
     def held(self) -> int:
-        """How many are held until their retry is due; they occupy no slot and no room."""
+        """How many items are held until their retry is due; they take no slot and no room."""
         return len(self._held)
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Deliveries:
         delivery: Delivery,
         session: SessionSlot | None = None,
     ) -> WorkItem:
-        """A new delivery becomes a item."""
+        """Make an item of a new delivery."""
         number = next(self._numbers)
         lease = Lease.of(delivery)
         item = WorkItem(
@@ -77,12 +77,12 @@ class Deliveries:
         return self._by_lease.get(lease)
 
     def swapped(self, item: WorkItem) -> None:
-        """It is held under another lease now: that of the message its pointer points to."""
+        """Note that the item has the lease of the deferred message, no longer its pointer's."""
         if item.pointer is not None and self._by_lease.pop(item.pointer.lease, None) is not None:
             self._by_lease[item.lease] = item
 
     def remove(self, item: WorkItem) -> bool:
-        """Done with; False when it was already."""
+        """Forget an item that has ended; False if it was forgotten before."""
         self._by_lease.pop(item.lease, None)
         if item.pointer is not None:
             self._by_lease.pop(item.pointer.lease, None)
@@ -90,13 +90,13 @@ class Deliveries:
         return self._jobs.pop(item.number, None) is not None
 
     def back(self, items: Iterable[WorkItem]) -> None:
-        """These were taken out of `ready` too early: put them in front, in order."""
+        """Put items that were taken out of `ready` too early back in front, in order."""
         self.ready.extendleft(reversed(list(items)))
 
     def try_later(self, item: WorkItem) -> float:
-        """A stage could not be done: when to try again (clock of the deadlines).
+        """Note that a stage failed; returns when to retry it (clock of the deadlines).
 
-        At once when only a renewal was in the way, slower and slower when something is down.
+        Almost at once if only a renewal was in the way, with growing pauses during an outage.
         """
         pause = RENEWAL_PAUSE
         if item.tries:
@@ -106,21 +106,21 @@ class Deliveries:
         return at
 
     def due(self, now: float) -> list[WorkItem]:
-        """The items whose stage is to be tried again now."""
+        """Take out the items whose stage is to be tried again now."""
         due = [item for at, item in self._later if at <= now]
         if due:
             self._later = [entry for entry in self._later if entry[0] > now]
         return due
 
     def hold(self, item: WorkItem) -> float:
-        """Keep it aside until `WorkItem.held_until`; returns that."""
+        """Hold an item until `WorkItem.held_until`; returns that."""
         until = item.held_until
         self._held[item.number] = item
         heapq.heappush(self._held_until, (until, item.number))
         return until
 
     def let_go(self, now: float) -> list[WorkItem]:
-        """Take out those that are held no longer."""
+        """Take out the held items whose time has come."""
         items = []
         while self._held_until and self._held_until[0][0] <= now:
             item = self._held.pop(heapq.heappop(self._held_until)[1], None)
@@ -129,7 +129,7 @@ class Deliveries:
         return items
 
     def waiting(self) -> list[WorkItem]:
-        """Take out everything that has not been sent to the pool and has no outcome."""
+        """Take out the items that were not sent to the pool and have no outcome."""
         waiting = [
             *self.opened,
             *self.ready,

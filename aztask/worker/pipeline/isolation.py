@@ -1,8 +1,8 @@
-"""One bad delivery in a batch: find it, and let its neighbours through.
+"""One bad delivery in a batch: find it, and process the others.
 
-A stage works on whole batches, because a batch costs one request or one transaction. When a batch
-fails for a reason that no outage explains, it is split in halves until the delivery that fails
-stands alone. A batch of 256 with one bad delivery costs 16 further calls.
+A stage works on batches, because a batch costs one request or one transaction. If a batch fails for
+a reason other than an outage, it is split in halves until the bad delivery is alone. A batch of 256
+with one bad delivery costs 16 further calls.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from aztask.errors import BrokerError, ConfigurationError
 from aztask.worker.pipeline.work import WorkItem
 
 UNDONE = (BrokerError, ConfigurationError)
-"""What a broker or a store raises when it did nothing, or not everything: every delivery waits.
-Permissions that are refused may be granted again, and a worker does not end because of them."""
+"""Errors after which a broker or a store did nothing, or not everything: every delivery waits.
+A missing permission is one of them: it may be granted again, so it does not end the worker."""
 
 
 def isolated(
@@ -24,11 +24,11 @@ def isolated(
     unavailable: Callable[[Sequence[WorkItem], Exception], None],
     refused: Callable[[WorkItem, Exception], None],
 ) -> None:
-    """Give `items` to `work`, so that a delivery that cannot be processed harms no other one.
+    """Give `items` to `work`, so that a bad delivery does not harm the others.
 
-    `work` may be called again with some of the items after it raised, so it must be repeatable.
-    `unavailable` gets the items of a call that raised one of `UNDONE`, `refused` each item that
-    makes `work` raise anything else when it is alone.
+    * work: may be called again with some of the items after it raised, so it must be repeatable.
+    * unavailable: gets the items of a call that raised one of `UNDONE`.
+    * refused: gets each item that makes `work` raise any other error when it is alone.
     """
     if not items:
         return

@@ -1,21 +1,20 @@
 """The path of a delivery, from its receipt to its settlement, for many deliveries at once.
 
     open     verify the signature, read the headers, find the task
-    claim    a pointer? receive what it points to. Ended before? repeat its settlement. Cancelled,
-             started too often, expired? decide so. Else own the start row: from here on the run is
-             ours
+    claim    a pointer? receive the message that it points to. Ended before? repeat its settlement.
+             Cancelled, started too often, expired? decide so. Else own the start row: from here on
+             the run is ours
     (the pool runs the task under the lease, and the retry policy decides: see `verdict`)
     finish   record the outcome, settle or wait as the retry strategy says, book the answer
 
 Rules
-1. Nothing is settled before its outcome is durable. Where broker and result store share a file,
-   both are one transaction.
-2. Each stage gets whole batches. It changes items, never the supervisor: the supervisor reads off
-   the items what became of them.
-3. A store or a broker that is unreachable leaves the item as it was: it is tried again under its
-   lease, and dropped unsettled when the lease ends.
-4. Whatever a store, a codec or a broker raises for one delivery is that delivery's alone: see
-   `isolation` and `refusals`.
+1. Nothing is settled before its outcome is durable. If broker and result store share a file, both
+   are one transaction.
+2. Each stage gets batches. It changes items, never the supervisor; the supervisor reads the items.
+3. If a store or a broker is unreachable, the item stays as it was. Its stage is retried under its
+   lease, and the item is dropped unsettled when the lease ends.
+4. An error that a store, a codec or a broker raises for one delivery affects that delivery only:
+   see `isolation` and `refusals`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ INTERRUPTED = "Interrupted"
 
 
 class Pipeline:
-    """The stages. One per worker; `claim` and `finish` may run on lane threads."""
+    """The stages, one object per worker; `claim` and `finish` may run on lane threads."""
 
     def __init__(
         self, app: App, keeper: LeaseKeeper, *, name: str, clock: Clock = SYSTEM_CLOCK
@@ -75,7 +74,7 @@ class Pipeline:
     # -- open --------------------------------------------------------------------------------
 
     def open(self, items: Iterable[WorkItem]) -> None:
-        """Verify and read the headers. What cannot be read is decided right here."""
+        """Verify and read the headers. Messages that cannot be read become dead letters."""
         for item in items:
             try:
                 message = self._app.codec.from_envelope(item.delivery.envelope, item.queue)
@@ -83,26 +82,28 @@ class Pipeline:
                 self.verdicts.early(item)
             except CodecError as error:
                 item.decide(DeadLetter(UNDECODABLE, str(error)))
-                logger.warning("message %s on %s: %s", item.delivery.position, item.queue, error)
+                logger.warning("%s cannot be read, it is dead-lettered: %s", item.label, error)
             except Exception as error:  # a hostile message must not end the worker
                 item.decide(DeadLetter(UNDECODABLE, text_of(error)))
-                logger.exception("message %s on %s", item.delivery.position, item.queue)
+                logger.exception("%s cannot be read, it is dead-lettered", item.label)
 
     # -- claim -------------------------------------------------------------------------------
 
     def claim(self, items: Sequence[WorkItem]) -> None:
-        """Own the start rows. Crash window: a worker that dies from here on until the outcome is
-        recorded leaves a start row whose owner is gone; the redelivery takes it over.
+        """Own the start rows.
+
+        Crash window: if the worker dies between here and the record of the outcome, the start row's
+        owner has ended; the redelivery takes the row over.
         """
         isolated(
             items,
             self._claim,
-            unavailable=partial(self._put_off, "the result store does not answer"),
+            unavailable=partial(self._put_off, "the result store is unreachable"),
             refused=self._refusals.unclaimable,
         )
 
     def _claim(self, items: Sequence[WorkItem]) -> None:
-        """As `claim`; repeated for a start row that is ours already, it changes nothing."""
+        """As `claim`, and repeatable: claiming a start row again changes nothing."""
         try:
             items = self._pointers.fetch(items)
         except BrokerError as error:
@@ -111,13 +112,13 @@ class Pipeline:
         for item, answer in zip(items, self._started(items), strict=True):
             try:
                 self.verdicts.claimed(item, answer)
-            except Exception as error:  # noqa: BLE001  # it is this delivery's alone
+            except Exception as error:  # noqa: BLE001  # it affects this delivery only
                 self._refusals.unclaimable(item, error)
         self._complete_first([item for item in items if item.stage is Stage.READY])
         hit("claimed", sum(item.claimed is not None for item in items))
 
     def _started(self, items: Sequence[WorkItem]) -> Sequence[StartAnswer]:
-        """What the store says to their starts. Without one the service's count stands for it."""
+        """The store's answers to these starts; without a store, the service's delivery counts."""
         if self._results is None:
             return [
                 Owned(item.delivery.delivery_count - message_of(item).delivery_base)
@@ -135,9 +136,9 @@ class Pipeline:
         )  # fmt: skip
 
     def _complete_first(self, items: list[WorkItem]) -> None:
-        """At most once: the message goes before the task runs; a crash from here on loses it.
+        """Complete at-most-once messages before their tasks run; a crash from here on loses them.
 
-        What could not be removed for sure does not run.
+        A task does not run unless its message was certainly removed.
         """
         once = [item for item in items if item.task and item.task.delivery == "at-most-once"]
         isolated(
@@ -167,7 +168,7 @@ class Pipeline:
         )
 
     def _finish(self, items: Sequence[WorkItem]) -> None:
-        """As `finish`, and repeatable: what is recorded or settled is not done again."""
+        """As `finish`, and repeatable: recorded and settled items are skipped."""
         items = [
             item
             for item in items
@@ -187,7 +188,7 @@ class Pipeline:
         hit("settled", sum(item.settled for item in kept))
 
     def _still_ours(self, item: WorkItem) -> bool:
-        """Whether its lease holds. Where it does not, nothing is recorded and nothing settled."""
+        """Whether its lease is held. If not, the item ends: nothing is recorded or settled."""
         if item.settled or item.lease.alive(self._clock.monotonic()):
             return True
         item.note("lease_lost", item.lease.lost_reason or "its deadline passed")
@@ -195,7 +196,7 @@ class Pipeline:
         return False
 
     def _record(self, items: list[WorkItem]) -> list[WorkItem]:
-        """The items whose outcome stands; those that another worker took over end here."""
+        """Record outcomes; returns the items to settle. Items that another worker owns end here."""
         if self._results is None:
             return items
         due: list[WorkItem] = []
@@ -214,17 +215,17 @@ class Pipeline:
                 item.note("lease_lost", "another worker took the run over")
                 self._keeper.drop(item.leases)
                 item.end()
-            elif self._joint is None:  # else the transaction may still be taken back
+            elif self._joint is None:  # else the transaction may still be rolled back
                 item.recorded()
         return [item for item in items if item not in fenced] if fenced else items
 
     # -- giving back -------------------------------------------------------------------------
 
     def release(self, items: Sequence[WorkItem], why: str = "the worker stopped") -> None:
-        """Give back deliveries that did not run, or whose run shall not count.
+        """Give back deliveries that did not run, or whose run must not count.
 
-        What is delivered at most once cannot be given back any more: its run has failed, as `why`
-        says.
+        An at-most-once delivery can no longer be given back: its run has failed, with the error
+        `why`.
         """
         gone = [item for item in items if item.settled]
         if gone:
@@ -255,7 +256,8 @@ class Pipeline:
     def abandon(self, items: Sequence[WorkItem]) -> None:
         """Give back deliveries after an error that ends the worker. Their starts count.
 
-        One of them may have caused the error: uncounted, it would end every worker that gets it.
+        One of them may have caused the error: if it did not count, that delivery would end every
+        worker that receives it.
         """
         for item in items:
             item.decide(Abandon())
@@ -270,16 +272,16 @@ class Pipeline:
 
     def _not_settled(self, items: Sequence[WorkItem], error: Exception) -> None:
         self._settling.undo(items)
-        self._put_off("could not record or settle", items, error)
+        self._put_off("outcomes could not be recorded or settled", items, error)
 
     def _put_off(self, what: str, items: Sequence[WorkItem], error: Exception) -> None:
-        logger.warning("%s, %d deliveries wait: %s", what, len(items), error)
+        logger.warning("%s, %d deliveries are retried: %s", what, len(items), error)
         for item in items:
             item.tries += 1
 
     @contextmanager
     def _transaction(self, items: Sequence[WorkItem]) -> Iterator[None]:
-        """One transaction where broker and store share a file. Taken back, the leases are held."""
+        """One transaction if broker and store share a file. A rollback holds the leases again."""
         try:
             with self._joint.transaction() if self._joint is not None else nullcontext():
                 yield
@@ -289,7 +291,7 @@ class Pipeline:
 
 
 def _joint(app: App) -> Transactional | None:
-    """The broker, where its settlements and the store's records can be one transaction."""
+    """The broker, if its settlements and the store's records can be one transaction."""
     broker, results = app.broker, app.results
     shared = (
         isinstance(broker, Transactional)

@@ -6,24 +6,24 @@ the original is deferred, and settled *after* the deferred message is.
 
 Rules
 1. A run on behalf of a pointer is a run of the deferred message: its key, its lease, its start row.
-   The pointer is kept under a lease of its own until the other is settled.
-2. A pointer ends only when its message needs it no more: settled for good, deferred anew with the
-   next pointer, or gone. Where the message goes back to the deferred ones, so does its pointer.
-3. A pointer whose message is not among the deferred ones waits: it may be about to be deferred, or
-   be leased on behalf of another copy. After `LAST_LOOK` looks, two leases and more, it is not
-   needed: the message has become an ordinary one again, or runs under another pointer.
+   The pointer is held under its own lease until the message is settled.
+2. A pointer ends when its message no longer needs it: the message is settled, deferred again with
+   the next pointer, or gone. If the message returns to the deferred ones, its pointer returns too.
+3. A pointer whose message is not among the deferred ones waits: the message may be about to be
+   deferred, or be leased on behalf of another copy. After `LAST_LOOK` looks (more than two leases)
+   the pointer is not needed: the message is an ordinary one again, or runs under another pointer.
 
-Crash windows, all but the last closed by leases that lapse:
+Crash windows. Expiring leases close all but the last:
 
-* Pointer sent, message not deferred: the message comes again by itself and runs, sooner than it
-  was due. The pointer finds it running, or gone, or deferred anew, and then runs it early.
-* Pointer received, nothing settled: both leases lapse. The message is deferred again, the pointer
-  comes again and calls for it.
-* Message settled, pointer not: the pointer comes again and finds the message gone, or deferred
-  anew, and then runs it early.
+* Pointer sent, message not deferred: the message is redelivered and runs, sooner than it was due.
+  The pointer finds it running, or gone, or deferred again, and then runs it early.
+* Pointer received, nothing settled: both leases expire. The message is deferred again, the pointer
+  is redelivered and calls for it.
+* Message settled, pointer not: the pointer is redelivered and finds the message gone, or deferred
+  again, and then runs it early.
 * A pointer that the broker itself dead-letters (it killed one worker after the other) leaves its
-  message deferred. The run is recorded as failed then, and the pointer's replay runs the message as
-  a new generation.
+  message deferred. The run is then recorded as failed, and a replay of the pointer runs the message
+  as a new generation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LAST_LOOK = 7
 
 
 class Pointers:
-    """Fetches what pointers point to, and settles them. Any thread may call."""
+    """Receives the messages that pointers point to, and settles pointers. Any thread may call."""
 
     def __init__(self, app: App, keeper: LeaseKeeper, redelivery: Redelivery) -> None:
         self._app = app
@@ -73,9 +73,10 @@ class Pointers:
     # -- receiving ---------------------------------------------------------------------------
 
     def fetch(self, items: Sequence[WorkItem]) -> list[WorkItem]:
-        """The items that can go on: each pointer's item has become the deferred message's.
+        """Receive the deferred messages of the pointers among `items`.
 
-        The others have a settlement. Raises BrokerError; asking again does no harm.
+        Returns the items that can continue: the item of each pointer has become that of its
+        message. The others have a settlement. Raises BrokerError; calling again is harmless.
         """
         pointing = [item for item in items if _points(item)]
         if not pointing:
@@ -90,8 +91,8 @@ class Pointers:
 
     def _fetch_group(self, items: list[WorkItem]) -> None:
         receiver = items[0].receiver
-        wanted = {message_of(item).pointer for item in items}
-        found = receiver.receive_deferred([each for each in wanted if each is not None])
+        positions = {message_of(item).pointer for item in items}
+        found = receiver.receive_deferred([each for each in positions if each is not None])
         by_position = {int(each.position): each for each in found}
         for item in items:
             delivery = by_position.pop(message_of(item).pointer or 0, None)
@@ -101,7 +102,7 @@ class Pointers:
                 self._become(item, delivery)
 
     def _become(self, item: WorkItem, delivery: Delivery) -> None:
-        """From now on the item is the deferred message's, and holds both leases."""
+        """Make the item that of the deferred message; it holds both leases from now on."""
         pointing = message_of(item)
         item.pointer = Pointer(item.delivery, item.lease)
         item.delivery = delivery
@@ -114,7 +115,7 @@ class Pointers:
             return
         if message.id != pointing.id:
             item.decide(Abandon())  # it is deferred again, for its own pointer
-            text = f"it points to message {delivery.position}, which belongs to another task id"
+            text = f"it points to message {delivery.position}, which has another task id"
             self._settle_pointer(item, DeadLetter(FOREIGN_POINTER, text))
             return
         item.open(self._called(message, pointing, delivery), item.task)
@@ -124,7 +125,7 @@ class Pointers:
     ) -> TaskMessage:
         """The deferred message with the counts that hold for this run."""
         if pointing.generation > message.generation:
-            # the pointer was replayed out of the dead letters: so is its message, which starts over
+            # the pointer was replayed from the dead letters, so its message starts over too
             return replace(
                 message,
                 generation=pointing.generation,
@@ -143,16 +144,18 @@ class Pointers:
         )
 
     def _not_there(self, item: WorkItem) -> Decision:
-        """Its message is not among the deferred ones: see rule 3."""
+        """What becomes of a pointer whose message is not among the deferred ones: see rule 3."""
         position = message_of(item).pointer or 0
         found = self._app.broker.peek(item.queue, after=position - 1, limit=1)
         if not found or found[0].position != position:
-            logger.info("message %d of %s is gone, its pointer ends", position, item.queue)
+            logger.info(
+                "message %d on queue %s is gone: its pointer is completed", position, item.queue
+            )
             return Complete()
         looks = item.delivery.delivery_count
         if looks >= LAST_LOOK:
             logger.warning(
-                "message %d of %s is not deferred: it comes by itself, its pointer ends",
+                "message %d on queue %s is no longer deferred: its pointer is completed",
                 position,
                 item.queue,
             )
@@ -164,10 +167,10 @@ class Pointers:
     # -- settling ----------------------------------------------------------------------------
 
     def send(self, items: Iterable[WorkItem]) -> None:
-        """Send the pointers of those that are about to be deferred. Raises BrokerError.
+        """Send the pointers of items that are about to be deferred. Raises BrokerError.
 
-        Crash window: a worker that dies after this leaves a pointer to a message that is not
-        deferred; see above.
+        Crash window: if the worker dies after this, the pointer's message is not deferred; see
+        above.
         """
         queues: dict[str, list[WorkItem]] = {}
         for item in items:
@@ -180,7 +183,7 @@ class Pointers:
     def follow(
         self, items: Sequence[WorkItem], answers: Sequence[Settled | Lost | Unknown]
     ) -> None:
-        """Settle the pointers of messages that were settled just now (rule 2)."""
+        """Settle the pointers of messages that have just been settled (rule 2)."""
         for item, answer in zip(items, answers, strict=True):
             if item.pointer is not None and isinstance(answer, Settled):
                 hit("parted")
@@ -190,7 +193,7 @@ class Pointers:
                 )
 
     def _settle_pointer(self, item: WorkItem, how: Settlement) -> None:
-        """One that cannot be settled comes again, and finds what became of its message."""
+        """Settle a pointer. If that fails it is redelivered, and finds its message settled."""
         pointer = item.pointer
         if pointer is None:
             return
@@ -198,9 +201,13 @@ class Pointers:
             self._keeper.begin(pointer.lease)
             answer = item.receiver.settle([(pointer.delivery, how)])[0]
         except LeaseError as error:
-            logger.info("the pointer to message %s is not ours: %s", item.delivery.position, error)
+            logger.info(
+                "%s: the lease of its pointer was lost, it is redelivered: %s", item.label, error
+            )
         except BrokerError as error:
-            logger.warning("a pointer on %s was not settled: %s", item.queue, error)
+            logger.warning(
+                "%s: its pointer was not settled, it is redelivered: %s", item.label, error
+            )
             self._keeper.settlement_failed(pointer.lease)
         else:
             self._keeper.book([(pointer.lease, answer)])

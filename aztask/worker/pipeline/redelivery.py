@@ -1,22 +1,22 @@
-"""How a message that shall run again waits meanwhile: the retry strategies.
+"""How a message waits for its next run: the retry strategies.
 
-A retry policy decides *whether* and *when*; here that decision becomes what the strategy makes of
-it, with the clone and the counts that go with it.
+A retry policy decides *whether* and *when* a task runs again. Here its retry strategy turns that
+decision into a settlement, with the clone and the counts that it needs.
 
-    resubmit       a scheduled clone, then the original is completed
-    abandon        back into the queue at once; the policy's delay does not count
-    lease-timeout  nothing is settled: the lease lapses, and the delay is what is left of it
-    hold           the lease is kept and renewed without a slot, then abandoned when it is time
-    defer          a scheduled pointer, then the original is set aside for it (see `pointers`)
+    resubmit       sends a scheduled clone, then completes the original
+    abandon        returns the message to the queue at once, without the policy's delay
+    lease-timeout  settles nothing: the lease expires, and the delay is what is left of it
+    hold           keeps and renews the lease without a slot, then abandons the message
+    defer          sends a scheduled pointer, then defers the original (see `pointers`)
 
 Rules
-1. A clone carries its counts. Where the same message comes again they are kept in the run's row of
-   the result store; without one, in the message itself where the service can change it, and else
-   the service's delivery count stands for them: then a crash counts as a failure too, and what is
-   no failure (a snooze) resubmits, so that it is not taken for one.
-2. A delay that the task itself asked for is kept: `abandon` and `lease-timeout`, which cannot wait
-   for it, resubmit for once.
-3. A decision follows from the message, the record and the clock alone, so that it can be repeated.
+1. A clone carries its counts. If the same message is redelivered, its counts are in the run's row
+   of the result store. Without a store they are in the message itself, if the service can change
+   it; otherwise the service's delivery count replaces them. Then a crash counts as a failure too,
+   and a snooze resubmits, so that it does not count as one.
+2. A delay that the task itself asked for is kept: `abandon` and `lease-timeout`, which cannot wait,
+   resubmit this once.
+3. A decision depends on the message, the record and the clock only, so that it can be repeated.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ UNTIMED = frozenset({"abandon", "lease-timeout"})
 
 
 class Redelivery:
-    """Turns decisions into what the strategy makes of them. Any thread may call."""
+    """Turns the decisions of retry policies into settlements. Any thread may call."""
 
     def __init__(self, app: App, keeper: LeaseKeeper, clock: Clock) -> None:
-        """Raises CapabilityError where a task's strategy is beyond the broker."""
+        """Raises CapabilityError if the broker does not support the strategy of a task."""
         self._app = app
         self._keeper = keeper
         self._clock = clock
@@ -70,21 +70,22 @@ class Redelivery:
         for task in app.tasks.values():
             if task.retry_strategy not in can.retry_strategies:
                 raise CapabilityError(
-                    f"task {task.name!r}: retry_strategy={task.retry_strategy!r} is not possible "
-                    f"on {can.name}; it can {', '.join(can.retry_strategies)}"
+                    f"task {task.name!r}: {can.name} does not support "
+                    f"retry_strategy={task.retry_strategy!r}; it supports "
+                    f"{', '.join(can.retry_strategies)}"
                 )
 
     # -- counts ------------------------------------------------------------------------------
 
     def strategy(self, item: WorkItem) -> str:
-        """The retry strategy of the item's task, in a session one that suits it."""
+        """The retry strategy of the item's task; in a session, one that keeps the order."""
         default = self._app.settings.retry_strategy
         if item.session is not None:
             return strategy_in_session(item.task, default, ordered=item.in_order)
         return item.task.retry_strategy if item.task else default
 
     def own(self, item: WorkItem, answer: Owned) -> None:
-        """The run is ours: its message gets the counts of what happened to it so far (rule 1)."""
+        """Note that the run is ours, and give its message the counts so far (rule 1)."""
         item.claim(answer.starts)
         if answer.saved is not None:
             item.rewrite(saved=answer.saved)
@@ -99,7 +100,7 @@ class Redelivery:
             )
 
     def start_limit(self, item: WorkItem) -> int:
-        """How often it may be started without an outcome that counts by itself."""
+        """How often it may be started without a recorded outcome."""
         limit = self._app.settings.max_deliveries
         if self._counted_by_service(item) and item.task is not None:
             limit = max(limit, item.task.retry.max_retries + 1)
@@ -115,7 +116,7 @@ class Redelivery:
     # -- decisions ---------------------------------------------------------------------------
 
     def decide(self, item: WorkItem, decision: Decision) -> Decision:
-        """What becomes of a run that failed, given what its retry policy said."""
+        """The settlement of a failed run. decision: of its retry policy."""
         if not isinstance(decision, Resubmit) or item.settled:
             return decision
         made = self._made(item, decision)
@@ -125,11 +126,11 @@ class Redelivery:
             return DeadLetter(EXPIRED, "it would expire before its next run")
         return made
 
-    def _made(self, item: WorkItem, wanted: Resubmit) -> Decision:
+    def _made(self, item: WorkItem, retry: Resubmit) -> Decision:
         strategy = self.strategy(item)
-        if wanted.asked and strategy in UNTIMED:
+        if retry.asked and strategy in UNTIMED:
             strategy = "hold" if item.in_order else "resubmit"
-        if not wanted.counted and self._counted_by_service(item):
+        if not retry.counted and self._counted_by_service(item):
             strategy = "hold" if item.in_order else "resubmit"
         match strategy:
             case "abandon":
@@ -137,29 +138,29 @@ class Redelivery:
             case "lease-timeout":
                 return Lapse()
             case "hold":
-                return Hold(wanted.delay, self._clock.wall() + wanted.delay)
+                return Hold(retry.delay, self._clock.wall() + retry.delay)
             case "defer":
-                due = self._clock.wall() + wanted.delay
-                return Defer(wanted.delay, due, counted=wanted.counted)
-        return self.resubmit(wanted.delay, counted=wanted.counted)
+                due = self._clock.wall() + retry.delay
+                return Defer(retry.delay, due, counted=retry.counted)
+        return self.resubmit(retry.delay, counted=retry.counted)
 
     def put_off(self, item: WorkItem, delay: float) -> Decision:
-        """Let it wait uncounted, whatever its task says, but keep its place in a session."""
+        """Let it wait without counting, whatever its strategy; in a session it keeps its place."""
         if item.in_order:
             return Hold(delay, self._clock.wall() + delay)
         return self.resubmit(delay, counted=False)
 
     def resubmit(self, delay: float, *, counted: bool) -> Resubmit:
-        """A clone for later, with the time that it is due."""
+        """A resubmission that is due in `delay` seconds."""
         return Resubmit(delay=delay, due=self._clock.wall() + delay, counted=counted)
 
     # -- carrying out ------------------------------------------------------------------------
 
     def write_counts(self, items: list[WorkItem]) -> None:
-        """Without a result store: the counts into the messages that come again themselves.
+        """Without a result store: write the counts into the messages that will be redelivered.
 
-        Crash window: a worker that dies before has not counted the failure, one that dies after
-        has, and in both cases the message comes again when its lease ends.
+        Crash window: if the worker dies before this, the failure is not counted; if it dies after,
+        it is. In both cases the message is redelivered when its lease ends.
         """
         if not self._counts_in_message:
             return
@@ -177,14 +178,16 @@ class Redelivery:
             try:
                 self._keeper.update(item.lease, item.receiver, self._app.codec.to_envelope(message))
             except (CodecError, LeaseError) as error:
-                logger.warning("a failure of %s is not counted: %s", message.id, error)
+                logger.warning(
+                    "task %s: its failure is not counted, it will run again: %s", message.id, error
+                )
 
     def waits(self, item: WorkItem) -> bool:
-        """Whether nothing is settled now."""
+        """Whether its settlement is to wait under the lease, so that nothing is settled now."""
         return isinstance(item.settlement, Hold | Lapse)
 
     def keep(self, item: WorkItem) -> None:
-        """Its outcome is durable: wait as was decided."""
+        """Start to wait as decided; the outcome is durable."""
         hold = item.settlement
         if isinstance(hold, Hold):
             left = hold.delay if hold.due is None else max(0.0, hold.due - self._clock.wall())
@@ -195,7 +198,7 @@ class Redelivery:
             item.end()
 
     def check(self, item: WorkItem) -> None:
-        """Raise CodecError where the broker would refuse the clone that `item` is settled with."""
+        """Raise CodecError if the broker would refuse the clone that settles `item`."""
         settlement = item.settlement
         if isinstance(settlement, Resubmit) and not item.settled:
             self._app.broker.check(self._app.codec.to_envelope(self._clone(item, settlement)))
@@ -205,12 +208,13 @@ class Redelivery:
         return [(item.delivery, self.ready(item)) for item in items]
 
     def ready(self, item: WorkItem) -> Settlement:
-        """The settlement as the broker takes it: a resubmission with its clone and what is left
-        of its delay. The clone follows from the message and the record alone, so a repeated
-        settlement sends the same clone under the same id.
+        """The settlement as the broker takes it; a resubmission gets its clone and its delay.
+
+        The clone depends on the message and the record only, so a repeated settlement sends the
+        same clone under the same id.
         """
         settlement = item.settlement
-        assert not isinstance(settlement, Hold | Lapse)  # those that wait are not settled
+        assert not isinstance(settlement, Hold | Lapse)  # waiting items are not settled
         if not isinstance(settlement, Resubmit):
             return settlement
         clone = self._clone(item, settlement)
@@ -219,9 +223,9 @@ class Redelivery:
         return with_envelope(settlement, envelope, delay)
 
     def pointer(self, item: WorkItem) -> Envelope:
-        """The pointer to a item that is about to be deferred; repeated, it has the same id."""
+        """The pointer to an item that is about to be deferred, under a deterministic id."""
         settlement = item.settlement
-        assert isinstance(settlement, Defer)  # asked for no others
+        assert isinstance(settlement, Defer)  # no other settlement has a pointer
         message = message_of(item).pointing(
             int(item.delivery.position),
             counted=settlement.counted,
@@ -249,5 +253,5 @@ class Redelivery:
         )
 
     def delivery_base(self, item: WorkItem) -> int:
-        """What the clone's deliveries count from: its own, where the broker's count goes on."""
+        """The delivery count at which the clone starts: 0, unless the broker's count continues."""
         return item.delivery.delivery_count if self._in_place else 0

@@ -1,12 +1,12 @@
-"""Deliveries that fail alone: what they carry makes a stage raise an error that no outage explains.
+"""Deliveries that fail alone: their content makes a stage raise an error that no outage explains.
 
 Rules
-1. A stage is tried `TRIES` times for such a delivery. Then it is dead-lettered with the error as
-   the description, so that it neither blocks a queue nor is lost.
-2. If not even the dead letter can be recorded or stored, the lease is left to end. The start
+1. Such a delivery's stage is tried `TRIES` times. Then it is dead-lettered with the error as the
+   description, so that it neither blocks a queue nor is lost.
+2. If the dead letter cannot be recorded or stored either, the lease is left to expire. The start
    counts, so the delivery limit applies.
-3. A recorded outcome stays as it is. When the retry that it decided on cannot be sent, that retry
-   is recorded as failed, and its message is the dead letter.
+3. A recorded outcome does not change. If the retry that it decided cannot be sent, that retry is
+   recorded as failed, and its message becomes the dead letter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRIES = 3
 
 
 class Refusals:
-    """Decides what becomes of deliveries that fail alone. Any thread may call."""
+    """Retries or dead-letters deliveries that fail alone. Any thread may call."""
 
     def __init__(
         self,
@@ -41,39 +41,50 @@ class Refusals:
         *,
         name: str,
     ) -> None:
-        """name: the worker's, in what is recorded."""
+        """name: the worker's name, for the records."""
         self._redelivery = redelivery
         self._settling = settling
         self._results = results
         self._name = name
 
     def unclaimable(self, item: WorkItem, error: Exception) -> None:
-        """Claiming `item` alone raised `error`."""
+        """Handle `error`, which claiming `item` alone raised."""
         text = text_of(error)
         item.tries += 1
-        logger.warning("message %s could not be claimed: %s", item.delivery.position, text)
-        if item.tries >= TRIES:
+        last = item.tries >= TRIES
+        then = "it is dead-lettered" if last else "it will be tried again"
+        logger.warning("%s could not be claimed, %s: %s", item.label, then, text)
+        if last:
             item.decide(DeadLetter(UNPROCESSABLE, text))
 
     def unfinishable(self, item: WorkItem, error: Exception) -> None:
-        """Recording or settling `item` alone raised `error`."""
+        """Handle `error`, which recording or settling `item` alone raised."""
         self._settling.undo([item])
         item.tries += 1
         text = text_of(error)
-        name = item.delivery.position if item.opened is None else item.opened.message.id
-        logger.warning("%s could not be recorded or settled: %s", name, text)
+        logger.warning(
+            "%s could not be recorded or settled, try %d of %d: %s",
+            item.label,
+            item.tries,
+            TRIES,
+            text,
+        )
         if item.tries < TRIES:
             return
         if item.decided is not None and item.decided.refused:
-            logger.error("%s is left to its lease: it cannot be dead-lettered either", name)
+            logger.error(
+                "%s cannot be dead-lettered either: it is redelivered when its lease expires",
+                item.label,
+            )
             item.note("settle_failed", text)
             item.end()
         elif self._dead_letter(item, DeadLetter(UNPROCESSABLE, text)):
             item.tries = 0
 
     def sendable(self, item: WorkItem) -> bool:
-        """Whether `item` can be settled now. A retry that the broker would refuse becomes a dead
-        letter, before anything is recorded.
+        """Whether `item` can be settled now.
+
+        A retry that the broker would refuse becomes a dead letter before anything is recorded.
         """
         try:
             self._redelivery.check(item)
@@ -83,7 +94,7 @@ class Refusals:
         return True
 
     def _dead_letter(self, item: WorkItem, dead: DeadLetter) -> bool:
-        """Decide so; False where the store cannot record it now, and it is tried again later."""
+        """Decide to dead-letter; False if the store cannot record that now: try again later."""
         decided = item.decided
         outcome = decided.outcome if decided is not None else None
         if decided is None or outcome is None:
@@ -106,7 +117,7 @@ class Refusals:
         return True
 
     def _buried(self, item: WorkItem, failed: Outcome) -> bool:
-        """Whether the run that was to follow is recorded as failed (rule 3)."""
+        """Record the run that was to follow as failed (rule 3); whether that worked."""
         if self._results is None:
             return True
         key = RunKey(item.key.task_id, item.key.generation, item.key.hop + 1)
@@ -115,7 +126,11 @@ class Refusals:
             run = RunRecord(key, task, item.queue, State.FAILED, self._name, outcome=failed)
             self._results.bury([run])
         except UNDONE as error:
-            logger.warning("the failure of %s could not be recorded: %s", item.key.task_id, error)
+            logger.warning(
+                "%s: its failure could not be recorded, it will be tried again: %s",
+                item.label,
+                error,
+            )
             item.tries += 1
             return False
         return True

@@ -1,11 +1,11 @@
 """Carrying out settlements: one batch for each receiver, and what the broker answered.
 
 Rules
-1. A delivery that cannot be settled harms no other one. Outside of a joint transaction each
-   receiver's batch stands by itself; within one, an error takes the whole transaction back, and the
-   caller splits the batch.
-2. What has to be stored first is stored first: the pointer to a deferred message, and the note of a
-   dead letter where the service shows only a few.
+1. A delivery that cannot be settled does not harm the others. Without a joint transaction, each
+   receiver's batch succeeds or fails alone. In a joint transaction, an error rolls everything back,
+   and the caller splits the batch.
+2. Two things are stored before the settlement: the pointer to a deferred message, and the note of
+   a dead letter if the service lists only a few dead letters.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
-from aztask.results.deadindex import DeadIndex
+from aztask.results.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.settlement import DeadLetter, Defer
 from aztask.support.clock import Clock
-from aztask.worker.pipeline.deadnotes import note_dead
+from aztask.support.failpoint import hit
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RefusedSettlement:
-    """Settling this delivery raised an error that no outage explains."""
+    """The settlement of this delivery raised an error that no outage explains."""
 
     error: Exception
 
@@ -55,7 +55,7 @@ class Settler:
         clock: Clock,
         joint: bool,
     ) -> None:
-        """joint: settlements are part of the caller's transaction."""
+        """dead_index: where dead letters are noted. joint: the caller's transaction covers all."""
         self._keeper = keeper
         self._redelivery = redelivery
         self._pointers = pointers
@@ -64,11 +64,11 @@ class Settler:
         self._joint = joint
 
     def settle(self, items: Sequence[WorkItem]) -> None:
-        """Carry out and book; an answer that is not clear leaves the lease held."""
+        """Carry out and book; after an ambiguous answer the lease stays held."""
         self.book(self.carry_out(items))
 
     def carry_out(self, items: Sequence[WorkItem]) -> Answers:
-        """The broker's answers, of the items whose leases may be settled now.
+        """Settle the items whose leases allow it now; returns the broker's answers.
 
         If this raises, nothing is settled and the leases are held again.
         """
@@ -79,8 +79,8 @@ class Settler:
             if may:
                 groups.setdefault((id(item.receiver), self._first(item)), []).append(item)
             elif item.settled or item.lease.state is not LeaseState.RENEWING:
-                # settled before, or the lease is unknown or lost: what is recorded is recorded,
-                # and the redelivery will settle from it
+                # settled before, or the lease is unknown or lost: the outcome is recorded, and the
+                # redelivery will settle from it
                 item.end()
         try:
             return [answer for group in groups.values() for answer in self._settle_group(group)]
@@ -89,9 +89,9 @@ class Settler:
             raise
 
     def book(self, answers: Answers) -> list[tuple[WorkItem, Exception]]:
-        """Note the answers, once they are sure (a joint transaction is committed).
+        """Note the answers, once they are final (a joint transaction is committed).
 
-        Returns the items whose settlement was refused, and why.
+        Returns the items whose settlement was refused, each with the error.
         """
         refused = []
         self._keeper.book(
@@ -110,34 +110,34 @@ class Settler:
                 item.end()
             else:
                 item.settled = True
-                if item.stage is not Stage.READY:  # else it is about to run, at most once
+                if item.stage is not Stage.READY:  # else it is at-most-once and runs now
                     item.end()
         return refused
 
     def undo(self, items: Sequence[WorkItem]) -> None:
-        """The settlements that were begun did not happen: the leases are held again."""
+        """Hold the leases again whose settlements were begun but did not happen."""
         for item in items:
             if item.lease.state is LeaseState.SETTLING:
                 self._keeper.settlement_failed(item.lease)
 
     def _first(self, item: WorkItem) -> str:
-        """What has to be stored before it is settled: that may fail without harming others."""
+        """What is stored before its settlement; a group of its own, so that only it can fail."""
         if isinstance(item.settlement, Defer):
             return "pointer"
         return "note" if self._dead_index and isinstance(item.settlement, DeadLetter) else ""
 
     def _settle_group(self, group: list[WorkItem]) -> Answers:
-        """The answers for items of one receiver; rule 1."""
+        """The answers for items of one receiver, under rule 1."""
         if self._joint:
             return self._ask(group)
         answers: dict[WorkItem, Answer] = {}
 
         def unavailable(items: Sequence[WorkItem], error: Exception) -> None:
-            logger.warning("could not settle, %d deliveries wait: %s", len(items), error)
+            logger.warning("%d deliveries could not be settled: %s", len(items), error)
             answers.update((item, Unknown(str(error))) for item in items)
 
         def refused(item: WorkItem, error: Exception) -> None:
-            # settled in the batch that raised because of another one
+            # it was settled in the larger batch, which raised because of another item
             done = isinstance(error, AlreadySettled)
             answers[item] = Settled() if done else RefusedSettlement(error)
 
@@ -151,7 +151,33 @@ class Settler:
 
     def _ask(self, items: Sequence[WorkItem]) -> Answers:
         self._pointers.send(items)
-        note_dead(self._dead_index, items, self._clock.wall())
+        self._note_dead(items)
         answers = items[0].receiver.settle(self._redelivery.pairs(items))
         self._pointers.follow(items, answers)
         return list(zip(items, answers, strict=True))
+
+    def _note_dead(self, items: Sequence[WorkItem]) -> None:
+        """Note the items that are about to be dead-lettered. Raises BrokerUnavailable.
+
+        Crash window: if the worker dies before the dead letter is stored, the note is there too
+        early, or stays without a dead letter if the next delivery ends otherwise; see
+        `aztask.results.deadindex`.
+        """
+        if self._dead_index is None:
+            return
+        now = self._clock.wall()
+        letters = [
+            IndexedDeadLetter(
+                item.queue,
+                item.delivery.envelope,
+                item.settlement.reason,
+                item.settlement.description,
+                now,
+                item.delivery.delivery_count,
+            )
+            for item in items
+            if isinstance(item.settlement, DeadLetter)
+        ]
+        if letters:
+            self._dead_index.note(letters)
+            hit("noted", len(letters))

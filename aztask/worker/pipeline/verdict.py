@@ -1,6 +1,6 @@
-"""What is decided about a delivery: before it runs, and when its run has ended.
+"""The decisions about a delivery: before it runs, and after its run has ended.
 
-Each method decides (`WorkItem.decide`), or makes the item ready to run. Nothing is recorded or sent
+Each method decides (`WorkItem.decide`) or makes the item ready to run. Nothing is recorded or sent
 here.
 """
 
@@ -22,6 +22,7 @@ from aztask.results.base import (
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.support.clock import Clock
 from aztask.support.display import storable
+from aztask.worker.logs import next_step
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
 from aztask.worker.pipeline.work import Step, WorkItem, message_of
 
@@ -35,7 +36,7 @@ LONGEST_UNKNOWN_PAUSE: Final = 30.0
 
 
 class Verdicts:
-    """Decides. Any thread may call."""
+    """Decides how deliveries end. Any thread may call."""
 
     def __init__(self, app: App, redelivery: Redelivery, clock: Clock) -> None:
         self._app = app
@@ -45,8 +46,9 @@ class Verdicts:
     # -- before the run ----------------------------------------------------------------------
 
     def early(self, item: WorkItem) -> bool:
-        """Whether it came before its eta, which foreign producers set: then it is put off in the
-        broker, never held here.
+        """Whether it arrived before its eta, which only foreign producers set.
+
+        If so, it is resubmitted for that time: it waits in the broker, never here.
         """
         message = message_of(item)
         early = (message.eta or 0.0) - self._clock.wall()
@@ -57,14 +59,14 @@ class Verdicts:
         return True
 
     def claimed(self, item: WorkItem, answer: StartAnswer) -> None:
-        """The store has answered to the start."""
+        """Decide after the store's answer to the start."""
         if isinstance(answer, Recorded):
             outcome = answer.outcome
             item.decide(outcome.settlement, outcome, recorded=True, repeated=True)
         elif isinstance(answer, OwnedElsewhere):
             item.decide(Complete())
         elif isinstance(answer, Unreadable):
-            # it may have ended, so it is not run; as a dead letter nothing of it is lost
+            # The run may have ended, so it is not repeated; the dead letter keeps its message.
             item.decide(DeadLetter(UNREADABLE_RECORD, answer.reason))
         elif isinstance(answer, Cancelled):
             item.claim(answer.starts)
@@ -75,14 +77,14 @@ class Verdicts:
         item.tries = 0
 
     def _before_run(self, item: WorkItem, starts: int) -> None:
-        """The reasons not to run a delivery that we own; else it is ready."""
+        """Find a reason not to run a delivery that we own; without one it is ready."""
         message = message_of(item)
         limit = self._redelivery.start_limit(item)
         now = self._clock.wall()
         if message.expires is not None and now >= message.expires:
             self._conclude(item, State.EXPIRED, Complete())
         elif starts > limit:
-            text = f"started {limit} times without an outcome; see the worker's log for the cause"
+            text = f"started {limit} times without an outcome; the worker's log has the cause"
             self._conclude(item, State.FAILED, DeadLetter(DELIVERY_LIMIT, text))
         elif item.task is None:
             self._unknown_task(item, now)
@@ -90,16 +92,20 @@ class Verdicts:
             item.change(Step.CLAIM)
 
     def _unknown_task(self, item: WorkItem, now: float) -> None:
-        """Put it off while a rolling deploy may still bring the task, then give up."""
+        """Resubmit it while a rolling deploy may still bring the task, then dead-letter it."""
         message = message_of(item)
         grace = self._app.settings.unknown_task_grace_seconds
         delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
         since = message.unknown_since if message.unknown_since is not None else now
-        # In its place in a session the same message comes again, and its snoozes tell how long it
-        # has waited.
+        # In a session the same message is redelivered in its place; the number of its snoozes says
+        # how long it has waited.
         waited = message.snooze_count * delay if item.in_order else now - since
         if waited < grace:
-            logger.warning("task %s is unknown here; trying again later", message.task)
+            logger.warning(
+                "%s: this app has no such task, retry in %g s by a worker that has it",
+                item.label,
+                delay,
+            )
             settlement = self._redelivery.put_off(item, delay)
             self._conclude(item, State.SNOOZED, settlement, UNKNOWN_TASK)
         else:
@@ -109,7 +115,7 @@ class Verdicts:
     # -- after the run -----------------------------------------------------------------------
 
     def succeeded(self, item: WorkItem, value: bytes) -> None:
-        """The task returned."""
+        """Decide for a task that returned `value`, encoded."""
         settlement = Complete()
         outcome = Outcome(
             State.SUCCEEDED, settlement, value, at=self._clock.wall(), duration=item.duration
@@ -119,7 +125,7 @@ class Verdicts:
     def failed(
         self, item: WorkItem, decision: Decision, error_type: str, error: str, trace: str
     ) -> None:
-        """The task raised; `decision` is what its retry policy says."""
+        """Decide for a task that raised an error. decision: of its retry policy."""
         state = State.FAILED
         settlement = self._redelivery.decide(item, decision)
         if not isinstance(settlement, DeadLetter) and not item.settled:
@@ -128,13 +134,14 @@ class Verdicts:
         self._conclude(item, state, settlement, error_type, error, trace)
 
     def died(self, item: WorkItem, error_type: str, error: str) -> None:
-        """The task did not end by itself: its process died, or it was killed at a limit."""
+        """Decide for a task whose process died or was killed at a limit."""
         policy = item.task.retry if item.task else self._app.retry
-        settlement = policy.decide_named(error_type, error, message_of(item))
-        self.failed(item, settlement, error_type, error, "")
+        decision = policy.decide_named(error_type, error, message_of(item))
+        logger.warning("%s failed, %s: %s", item.label, next_step(decision), error)
+        self.failed(item, decision, error_type, error, "")
 
     def cancelled(self, item: WorkItem) -> None:
-        """The task was cancelled, before it ran or while it did."""
+        """Decide for a task that was cancelled, before or during its run."""
         self._conclude(item, State.CANCELLED, Complete())
 
     def _conclude(

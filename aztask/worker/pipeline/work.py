@@ -1,4 +1,4 @@
-"""One delivery's life in the worker: its stages, and what is known at each of them.
+"""One delivery in the worker: its stages, and what is known at each of them.
 
 ::
 
@@ -7,11 +7,11 @@
         '-----------------decide------------------------------'  '-hold-> HELD --due--> DECIDED
 
 Rules
-1. Every change of stage is a row of `TRANSITIONS`; a missing row is our own mistake and raises.
+1. Every change of stage is a row of `TRANSITIONS`; a missing row is a bug of ours and raises.
    Any stage may end, and ending twice changes nothing: several threads may notice a lost lease.
-2. What a stage finds out is one frozen part: `Opened`, `Claimed`, `Decided`. A part that is None
-   has not been found out, so no field is valid only now and then.
-3. `Run` is the only part that changes: it is what the worker sees of a running task.
+2. The result of a stage is one frozen part: `Opened`, `Claimed`, `Decided`. A part is None until
+   its stage is done, so no field is valid only at some times.
+3. `Run` is the only part that changes: it describes the running task.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _fields_of = attrgetter(*MESSAGE_FIELDS)
 
 
 class SessionSlot(Protocol):
-    """What holds an item's session; see `aztask.worker.intake.sessions`."""
+    """Holds the session of an item; see `aztask.worker.intake.sessions`."""
 
     def held(self) -> None:
         """The delivery waits for its retry, under its lease."""
 
     def over(self, item: WorkItem) -> None:
-        """The delivery is done with."""
+        """The delivery has ended, with whatever outcome."""
 
 
 class Stage(Enum):
-    """How far a delivery has come.
+    """The stages of a delivery.
 
-    DECIDED: its settlement is known, and its outcome where it ran; both may have to be recorded and
-    carried out still. HELD: it waits for its retry beside the slots, under its lease.
+    DECIDED: its settlement is known, and its outcome if it ran; both may still have to be recorded
+    and carried out. HELD: it waits for its retry under its lease, without a slot.
     """
 
     RECEIVED = "received"
@@ -58,7 +58,7 @@ class Stage(Enum):
 
 
 class Step(Enum):
-    """What can happen to a delivery."""
+    """The events that change a delivery's stage."""
 
     CLAIM = "claim"
     SEND = "send"
@@ -94,7 +94,7 @@ TRANSITIONS: dict[tuple[Stage, Step], Stage] = {
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the message says. task: None where this app does not know its name."""
+    """The message as read. task: None if this app has no task of its name."""
 
     message: TaskMessage
     task: Task[..., Any] | None
@@ -102,7 +102,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The run is ours. starts: how often it was started since its last outcome, this included."""
+    """The run is ours. starts: how often it was started since its last outcome, this one too."""
 
     starts: int
 
@@ -111,10 +111,11 @@ class Claimed:
 class Decided:
     """How the delivery ends.
 
-    settlement: to be carried out. outcome: to be recorded before, or found recorded; None where
-    there is none. clone: what a resubmission sends, where it does not follow from the outcome.
-    recorded: the store has the outcome; repeated: it had it before this delivery. refused: it is a
-    dead letter because the first decision could not be recorded or carried out.
+    * settlement: what to carry out.
+    * outcome: what to record before, or what was found recorded; None if the task did not run.
+    * clone: what a resubmission sends, if it does not follow from the outcome.
+    * recorded: the store has the outcome. repeated: it had it before this delivery.
+    * refused: it is a dead letter because the first decision could not be recorded or carried out.
     """
 
     settlement: Decision
@@ -127,7 +128,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a running task was told to stop. kill_at: on the clock of the deadlines."""
+    """Why a running task was interrupted. kill_at: on the clock of the deadlines."""
 
     reason: str
     kill_at: float
@@ -135,29 +136,34 @@ class Stop:
 
 @dataclass(slots=True)
 class Run:
-    """What the worker sees of a running task. Times are on the clock of the deadlines.
+    """A running task as the worker sees it. Times are on the clock of the deadlines.
 
-    started_at: None until the pool process has noted it. duration: seconds, once it has ended.
-    told: the event of its start is written. soft_told: its soft limit was signalled. cancelled: it
-    was cancelled while it ran.
+    * started_at: None until the pool process has noted the start.
+    * duration: seconds, once it has ended.
+    * start_reported: the event of its start is written.
+    * soft_limit_signalled: the task was interrupted at its soft limit.
+    * cancelled: it was cancelled while it ran.
     """
 
     started_at: float | None = None
     duration: float = 0.0
-    told: bool = False
-    soft_told: bool = False
+    start_reported: bool = False
+    soft_limit_signalled: bool = False
     cancelled: bool = False
     stop: Stop | None = None
 
 
 @dataclass(slots=True, eq=False)
 class WorkItem:
-    """A delivery under its lease, and all that was found out about it so far.
+    """A delivery under its lease, with the results of its stages so far.
 
-    number: unique in this worker. owner: what the start row is owned by. received_at, held_until:
-    on the clock of the deadlines. settled: nothing is left to settle. tries: tries of the present
-    stage that failed in a row. pointer: on whose behalf a deferred message is held. session: what
-    holds the session that it came from.
+    * number: unique in this worker.
+    * owner: the name under which it owns its start row.
+    * received_at, held_until: on the clock of the deadlines.
+    * settled: nothing is left to settle.
+    * tries: failed tries of the current stage in a row.
+    * pointer: the pointer on whose behalf a deferred message is held.
+    * session: the slot that holds its session.
     """
 
     number: int
@@ -180,7 +186,7 @@ class WorkItem:
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:
-        """Move to the stage that the table names. Raises RuntimeError on our mistakes."""
+        """Move to the stage that the table names. RuntimeError if there is none: a bug of ours."""
         after = TRANSITIONS.get((self.stage, step))
         if after is None:
             raise RuntimeError(f"a delivery that is {self.stage.value} cannot {step.value}")
@@ -189,60 +195,61 @@ class WorkItem:
     # -- steps -------------------------------------------------------------------------------
 
     def open(self, message: TaskMessage, task: Task[..., Any] | None) -> None:
-        """The message was read."""
+        """Note the message as read, and the task that it calls."""
         self.opened = Opened(message, task)
 
     def claim(self, starts: int) -> None:
-        """The run is ours; whether it is to run is another question."""
+        """Note that the run is ours; whether it is ready to run is decided later."""
         self.claimed = Claimed(starts)
 
     def sent(self) -> None:
-        """It is in a pool process's socket: it runs as soon as that process reads it."""
+        """Note that it is in a pool process's socket: it runs as soon as that is read."""
         self.change(Step.SEND)
         self.run = Run()
 
     def taken_back(self) -> None:
-        """The pool process has not read it, and will not."""
+        """Note that the pool process has not read it, and will not."""
         self.change(Step.TAKE_BACK)
         self.run = None
 
     def decide(self, settlement: Decision, outcome: Outcome | None = None, **more: Any) -> None:
-        """How it ends is known. more: further fields of `Decided`."""
+        """Note how it ends. more: further fields of `Decided`."""
         self.change(Step.DECIDE)
         self.decided = Decided(settlement, outcome, **more)
 
     def recorded(self) -> None:
-        """The store has the outcome."""
+        """Note that the store has the outcome."""
         if self.decided is not None:
             self.decided = replace(self.decided, recorded=True)
 
     def hold(self, until: float) -> None:
-        """Its outcome is durable, and it waits for its retry beside the slots."""
+        """Let it wait for its retry until `until`, without a slot; its outcome is durable."""
         self.change(Step.HOLD)
         self.held_until = until
 
     def rest(self) -> None:
-        """Its outcome has been told. When it is due it is abandoned, and comes again at once."""
+        """Note that its outcome is reported. When it is due, it is abandoned and redelivered."""
         self.decided = Decided(Abandon())
 
     def due(self) -> None:
-        """It has waited long enough."""
+        """Note that its time to wait has passed."""
         self.change(Step.DUE)
 
     def end(self) -> None:
-        """It is done with, however it ended."""
+        """Note that it has ended, with whatever outcome."""
         self.change(Step.END)
 
     def note(self, kind: str, text: str) -> None:
-        """Remember something for the events: the stage that saw it may run on any thread.
+        """Keep something for the events; any thread may call.
 
-        Of each kind the first: a lease is lost once, although several stages may notice.
+        Only the first note of each kind counts: a lease is lost once, although several stages may
+        notice it.
         """
         if all(kind != known for known, _ in self.notes):
             self.notes.append((kind, text))
 
     def rewrite(self, **changes: Any) -> None:
-        """Change fields of the message, as this delivery goes on to use it."""
+        """Change fields of the message for the rest of this delivery."""
         opened = self.opened
         if opened is not None:
             self.opened = replace(opened, message=replace(opened.message, **changes))
@@ -251,34 +258,36 @@ class WorkItem:
 
     @property
     def task(self) -> Task[..., Any] | None:
-        """The task that it calls, where this app knows it."""
+        """The task that it calls; None if it is not read yet or this app has no such task."""
         return self.opened.task if self.opened is not None else None
 
     @property
     def settlement(self) -> Decision:
-        """What is carried out. Before it is decided: what is delivered at most once is completed
-        before it runs.
+        """The settlement to carry out.
+
+        Before the decision it is Complete, since at-most-once messages are completed before they
+        run.
         """
         return self.decided.settlement if self.decided is not None else Complete()
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the run ended, as far as that is decided."""
+        """How the run ended; None before that is decided, and if it did not run."""
         return self.decided.outcome if self.decided is not None else None
 
     @property
     def duration(self) -> float:
-        """Seconds that the task ran; 0.0 where it did not."""
+        """Seconds that the task ran; 0.0 if it did not."""
         return self.run.duration if self.run is not None else 0.0
 
     @property
     def stop(self) -> Stop | None:
-        """Why its task was told to stop."""
+        """Why its task was interrupted, if it was."""
         return self.run.stop if self.run is not None else None
 
     @property
     def leases(self) -> list[Lease]:
-        """What is held for it and not settled."""
+        """The leases that are held for it and not settled."""
         if self.pointer is None:
             return [] if self.settled else [self.lease]
         return [self.lease, self.pointer.lease]
@@ -290,12 +299,20 @@ class WorkItem:
 
     @property
     def left_to_lapse(self) -> bool:
-        """Whether it was decided to let its lease end by itself."""
+        """Whether its settlement is to let the lease expire."""
         return self.decided is not None and isinstance(self.decided.settlement, Lapse)
 
     @property
+    def label(self) -> str:
+        """Its name in log lines: task and id, or its position if it cannot be read."""
+        if self.opened is None:
+            return f"message {self.delivery.position} on queue {self.queue}"
+        message = self.opened.message
+        return f"task {message.task} {message.id}"
+
+    @property
     def key(self) -> RunKey:
-        """What its outcome is recorded under."""
+        """The key under which its outcome is recorded."""
         return RunKey(*message_of(self).key)
 
     def message_fields(self) -> tuple[Any, ...]:
@@ -305,14 +322,14 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A pointer that was received: the message that called for a deferred one."""
+    """A received pointer: the message that calls for a deferred one."""
 
     delivery: Delivery
     lease: Lease
 
 
 def message_of(item: WorkItem) -> TaskMessage:
-    """The message of a delivery that could be read."""
+    """The message of a delivery that could be read. RuntimeError otherwise: a bug of ours."""
     if item.opened is None:
-        raise RuntimeError("a delivery that could not be read does not get this far")
+        raise RuntimeError("a delivery that could not be read has no message")
     return item.opened.message

@@ -1,6 +1,7 @@
-"""The worker's answers to what tasks asked of it and wait for.
+"""The worker's answers to requests that running tasks wait for.
 
-An answer is "" (done), `LOST`, `TOO_LARGE` and a text, or another text that says why not.
+An answer's error is "" (done), `LOST`, `TOO_LARGE` followed by a text, or any other text that says
+why the request failed.
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from aztask.context import TaskLease
 from aztask.errors import CapabilityError, LeaseLost, MessageTooLarge
 
 LOST = "lost"
-"""Instead of a reason: the lease is lost."""
+"""The lease is lost."""
 
 TOO_LARGE = "too large: "
-"""Before a reason: the value is larger than the broker takes."""
+"""Prefix of the reason: the value is larger than the broker takes."""
 
 
 class Answers:
-    """One answer for each delivery at a time: a task waits for one thing."""
+    """One answer per delivery at a time, because a task waits for one request at a time."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._answers: dict[int, tuple[str, Any]] = {}
 
     def answer(self, number: int, error: str, value: Any = None) -> None:
-        """The worker did it ("") or could not (why)."""
+        """Store the answer and wake the task. error: see the module; value: what was asked for."""
         with self._condition:
             self._answers[number] = (error, value)
             self._condition.notify_all()
 
     def wait(self, number: int, lease: TaskLease) -> Any:
-        """The answer's value.
+        """Wait for the answer and return its value.
 
-        Raises LeaseLost when the lease ends first, MessageTooLarge, CapabilityError.
+        Raises LeaseLost if the lease ends first, MessageTooLarge, CapabilityError.
         """
         with self._condition:
             while number not in self._answers:

@@ -1,11 +1,11 @@
 """A board in shared memory on which a pool process notes what each slot runs, and since when.
 
-The worker reads it to enforce time limits and to report starts: a note costs the pool process well
-under a microsecond, a packet ten. A slot holds (delivery number, start time); number 0 is idle.
+The worker reads it to enforce time limits and to report starts. A note costs the pool process well
+under a microsecond, a packet ten. A slot holds (delivery number, start time); number 0 means idle.
 
-Nothing is locked, so the order counts: the time is written before its number and never taken back,
-and the number is read first. Whoever sees a number sees the time of its start, or of a later one;
-an earlier one would look like a task that has run for hours. Both are stored through a view of the
+Nothing is locked, so the order matters. The time is written before its number and never erased, and
+the number is read first: a reader that sees a number sees the time of its start, or of a later one.
+An earlier time would look like a task that has run for hours. Both are stored through a view of the
 memory, eight bytes at once: `struct.pack_into` would set them to zero first, and the worker could
 read that zero as the time.
 """
@@ -16,11 +16,11 @@ import mmap
 import os
 
 _SLOT_BYTES = 16
-"""Eight for the number, eight for the time."""
+"""Eight bytes for the number and eight for the time."""
 
 
 class Board:
-    """A row of slots in memory that both processes map."""
+    """A row of slots in memory that the worker and the pool process share."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
         self.descriptor = descriptor
@@ -34,22 +34,22 @@ class Board:
 
     @classmethod
     def create(cls, slots: int) -> Board:
-        """A board that lives as long as somebody maps it."""
+        """Make a board; the kernel frees it when no process maps it."""
         descriptor = os.memfd_create("aztask-board")
         os.ftruncate(descriptor, slots * _SLOT_BYTES)
         return cls(descriptor, slots)
 
     def note(self, slot: int, number: int, at: float) -> None:
-        """`slot` runs delivery `number` since `at` (seconds, clock of the deadlines)."""
+        """Note that `slot` runs delivery `number` since `at` (seconds, clock of the deadlines)."""
         self._times[2 * slot + 1] = at
         self._numbers[2 * slot] = number
 
     def clear(self, slot: int) -> None:
-        """`slot` is idle."""
+        """Note that `slot` is idle."""
         self._numbers[2 * slot] = 0
 
     def running(self) -> dict[int, float]:
-        """{delivery number: start} of all slots that run something."""
+        """The busy slots, as {delivery number: start}; seconds on the clock of the deadlines."""
         found = {}
         for slot in range(self.slots):
             number = self._numbers[2 * slot]
@@ -58,7 +58,7 @@ class Board:
         return found
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the memory and close its descriptor."""
         self._numbers.release()
         self._times.release()
         self._map.close()

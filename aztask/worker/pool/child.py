@@ -2,11 +2,12 @@
 
 Forked by `aztask.worker.pool.forkserver`, or started by it as ``python -m aztask.worker.pool.child
 SETUP``. Rules
-1. With one slot, tasks run in the main thread; with more, each slot is a thread.
-2. One thread at a time waits for the next delivery: the others wait for its lock, so that a packet
-   wakes one thread, not all of them.
-3. The control thread listens for renewals, interrupts and answers. When the worker is gone, so is
-   this process: at once through the parent-death signal on Linux, else when the socket closes.
+1. With one slot, tasks run in the main thread. With more, each slot is a thread.
+2. One thread at a time waits for the next delivery, the others wait for a lock. So a packet wakes
+   one thread, not all of them.
+3. The control thread listens for renewals, interrupts and answers.
+4. When the worker ends, this process ends: on Linux at once through the parent-death signal, else
+   when the socket closes.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ from aztask.worker.pool.runner import Runner
 logger = logging.getLogger(__name__)
 
 NAME: Final = b"aztask-pool"
-"""What the kernel calls a pool process, in `top` and `/proc/PID/comm`."""
+"""The name of a pool process in `top` and `/proc/PID/comm`."""
 
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _PR_SET_NAME: Final = 15
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    """Have the kernel kill this process when the thread that started it ends (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call above
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
 
 
 def name_thread(name: bytes) -> None:
-    """Have the kernel show this name, of 15 bytes at most, for the calling thread (Linux)."""
+    """Name the calling thread in the kernel's listings. name: at most 15 bytes (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 def leave_ending_to_worker() -> None:
-    """Have ^C, which reaches a whole terminal, and SIGTERM, which systemd sends to all processes of
-    a service, do nothing here: the worker alone decides when its pool ends.
+    """Make SIGINT and SIGTERM do nothing here: the worker alone decides when its pool ends.
 
-    By a handler: that a signal is ignored would be inherited by the programs that tasks start. What
-    they fork (`multiprocessing`) ends by these signals as usual.
+    ^C reaches every process of a terminal, and systemd sends SIGTERM to every process of a service.
+    Both get a handler that does nothing, because an ignored signal would stay ignored in programs
+    that tasks start. Processes that tasks fork (`multiprocessing`) end by these signals as usual.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
@@ -65,13 +66,13 @@ def leave_ending_to_worker() -> None:
 
 
 def end_as_usual() -> None:
-    """Have ^C and SIGTERM do what they do in any Python program."""
+    """Restore what SIGINT and SIGTERM do in any Python program."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Child:
-    """One pool process."""
+    """One pool process: its connections to the worker, its slots and its threads."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._inbox = self._packets(setup["inbox"])
@@ -90,10 +91,10 @@ class Child:
         return Packets(socket.socket(fileno=descriptor))
 
     def run(self) -> None:
-        """Serve until the worker says that it is enough."""
+        """Import the app, then serve until the worker retires this process."""
         try:
             app = load_app(self._app_spec)
-        except BaseException as error:  # noqa: BLE001  # user code: whatever it is, say it
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             self._outbox.send(["broken", f"{type(error).__name__}: {error}"])
             return
         self._runner = Runner(app, self._board, self._outbox, self._worker)
@@ -124,20 +125,20 @@ class Child:
             self._runner.run(slot, packet)
 
     def _listen(self) -> None:
-        """Control packets; see `Runner` for what they mean. The end of them is the end of us."""
+        """Handle control packets (see `Runner`); when the worker ends, this process ends too."""
         while packet := self._control.receive():
             kind, number, *rest = packet
             if kind == "interrupt":
                 self._runner.interrupt(self._slots, number, *rest)
             else:
-                self._runner.told(kind, number, *rest)
+                self._runner.handle(kind, number, *rest)
         os._exit(0)
 
 
 def serve(setup: dict[str, Any]) -> NoReturn:
-    """Be a pool process until the worker says that it is enough.
+    """Be a pool process until the worker retires it.
 
-    setup: see `aztask.worker.pool.children`, with the parent's process id and four descriptors.
+    setup: see `aztask.worker.pool.children`; also the parent's process id and four descriptors.
     """
     die_with_parent(setup["parent"])
     leave_ending_to_worker()
@@ -147,12 +148,12 @@ def serve(setup: dict[str, Any]) -> NoReturn:
     try:
         Child(setup).run()
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(1)  # the worker is gone; nobody is left to tell
-    os._exit(0)  # threads that tasks left behind do not keep the process
+        os._exit(1)  # the worker has ended: there is no process to report to
+    os._exit(0)  # threads that tasks left behind must not keep the process alive
 
 
 def main() -> None:
-    """Start from the command line."""
+    """Serve with the setup that the command line gives as JSON."""
     serve(json.loads(sys.argv[1]))
 
 

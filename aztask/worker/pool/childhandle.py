@@ -1,8 +1,8 @@
-"""A copy of this process that goes on as the fork server.
+"""A copy of this process that becomes the fork server.
 
-Made where the command ``aztask worker`` begins: all modules of aztask are there, no thread, no
-connection and nothing of the app's. It costs some milliseconds; a new interpreter would import all
-that once more [measured: 0.25 s of processor time].
+It is made at the start of the command ``aztask worker``: the modules of aztask have been imported,
+but there is no thread, no connection and nothing of the app yet. The copy costs some milliseconds;
+a new interpreter would have to import all modules again [measured: 0.25 s of processor time].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STANDARD: Final = 3  # input, output and errors come first
 
 
 class ChildHandle:
-    """The process, as its parent has it: as much of `subprocess.Popen` as is needed."""
+    """The parent's handle of the process: as much of `subprocess.Popen` as is needed."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -33,12 +33,12 @@ class ChildHandle:
         self._ended = False
 
     def kill(self) -> None:
-        """End it now."""
+        """Send SIGKILL, unless the process has ended."""
         if not self._ended:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if self._ended:
             return
         poll = select.poll()
@@ -51,10 +51,10 @@ class ChildHandle:
 
 
 def copied(ours: socket.socket, theirs: socket.socket) -> ChildHandle:
-    """The process, which serves at the other end of `ours`. Raises OSError."""
+    """Fork the process, which serves at the other end of `ours`. Raises OSError."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # or both would write what is left in it
+            stream.flush()  # or both processes would write what is buffered
     parent = os.getpid()
     if pid := os.fork():
         return ChildHandle(pid)
@@ -62,17 +62,17 @@ def copied(ours: socket.socket, theirs: socket.socket) -> ChildHandle:
         ours.close()
         _go_alone(theirs.fileno())
         forkserver.serve(theirs, parent)
-    except BaseException:  # noqa: BLE001  # it must not go on as the worker
+    except BaseException:  # noqa: BLE001  # it must not continue as a second worker
         traceback.print_exc()
     os._exit(1)
 
 
 def _go_alone(kept: int) -> None:
-    """Leave the session, the terminal's input and what else the parent has open."""
+    """Leave the terminal's session and close all that the parent has open, but `kept`."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for descriptor in [int(each.name) for each in _DESCRIPTORS.iterdir()]:
         if descriptor >= _STANDARD and descriptor != kept:
-            with suppress(OSError):  # of the directory that was listed
+            with suppress(OSError):  # one of them was that of the listing itself
                 os.close(descriptor)

@@ -1,13 +1,13 @@
-"""The worker's side of the pool: has processes started, feeds them, and knows what each one holds.
+"""The worker's side of the pool: starts processes, feeds them, and knows what each one holds.
 
 Rules
-1. A delivery is either in the socket (not read: it can be taken back), or read (it counts as
+1. A delivery is either in the socket (not read, so it can be taken back), or read (it counts as
    running), or answered. A process that dies leaves exactly the second kind behind.
-2. Short tasks are sent ahead, about `AHEAD_SECONDS` of work for each slot, so that no slot waits
-   for the worker; long ones are not, so that none waits behind another. What waits behind a task
-   that turns out long is taken back and given to a free slot.
-3. Processes are started and killed on the supervisor's thread only: the kernel's parent-death
-   signal follows that thread.
+2. Short tasks are sent ahead, about `AHEAD_SECONDS` of work per slot, so that no slot waits for the
+   worker. Long tasks are not sent ahead, so that none waits behind another. Deliveries that wait
+   behind an unexpectedly long task are taken back and given to a free slot.
+3. Processes are started and killed on the supervisor's thread only, because the kernel's
+   parent-death signal follows that thread.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ ANSWERS_A_TURN = 512
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """What a pool is made of. app: ``module:app``. slots: tasks that run at once in each process.
+    """The size of a pool and what it runs.
 
-    worker: the worker's name.
+    app: ``module:app``. slots: tasks that run at the same time in each process. worker: the
+    worker's name.
     """
 
     app: str
@@ -50,10 +51,10 @@ class PoolPlan:
 
 
 class PoolProcess:
-    """One pool process as the worker sees it."""
+    """The worker's handle of one pool process."""
 
     def __init__(self, server: ForkServerHandle, plan: PoolPlan) -> None:
-        """Raises OSError where the server is gone."""
+        """Ask `server` for the process. Raises OSError if the server has ended."""
         slots = plan.slots
         theirs: list[socket.socket] = []
         self._sockets: list[Packets] = []
@@ -95,7 +96,7 @@ class PoolProcess:
         return f"pool process {self.forked.pid}"
 
     def send(self, item: WorkItem, packet: list[Any]) -> bool:
-        """Put one delivery into its socket; False when it is full or the process is gone."""
+        """Put one delivery into its socket; False if that is full or the process has ended."""
         try:
             if not self._inbox.send(packet):
                 return False
@@ -106,17 +107,17 @@ class PoolProcess:
         return True
 
     def tell(self, packet: list[Any]) -> None:
-        """A control packet; a process that is gone or does not listen misses it."""
+        """Send a control packet; a process that has ended or does not listen misses it."""
         try:
             if not self._control.send(packet):
-                logger.warning("%s does not listen", self)
+                logger.warning("%s does not read its control socket: it misses %r", self, packet[0])
         except OSError:
-            pass  # it is dead: the fork server says so
+            pass  # it has ended: the fork server will report that
 
     def answers(self) -> list[list[Any]]:
-        """What it has answered since the last call, some hundreds at most."""
+        """Its answers since the last call, at most `ANSWERS_A_TURN`."""
         packets: list[list[Any]] = []
-        if self.outbox.fileno() < 0:  # its end was noticed earlier in the same turn
+        if self.outbox.fileno() < 0:  # it was closed earlier in the same turn
             return packets
         try:
             while len(packets) < ANSWERS_A_TURN and (packet := self.outbox.receive()):
@@ -126,14 +127,14 @@ class PoolProcess:
         return packets
 
     def running(self) -> list[tuple[WorkItem, float]]:
-        """What its slots run, and since when (clock of the deadlines)."""
+        """The items that its slots run, and their starts (clock of the deadlines)."""
         if not self.items:
             return []
         found = ((self.items.get(number), at) for number, at in self.board.running().items())
         return [(item, at) for item, at in found if item is not None]
 
     def take_back(self) -> list[WorkItem]:
-        """The deliveries that it has not read; from now on it will not see them."""
+        """Take back the deliveries that it has not read; it will not see them."""
         items = []
         try:
             while packet := self._peek.receive(socket.MSG_DONTWAIT):
@@ -141,30 +142,30 @@ class PoolProcess:
                     item.taken_back()
                     items.append(item)
         except BlockingIOError:
-            pass  # nothing is left
+            pass  # the socket is empty
         return items
 
     def retire(self) -> None:
-        """Let every slot end after what it has."""
+        """Have every slot end after the deliveries that it holds."""
         self.retiring = True
         try:
             for _ in range(self.slots):
                 self._inbox.send([])
         except OSError:
-            pass  # it is gone already
+            pass  # it has ended already
 
     def kill(self, reason: str, culprit: int | None = None) -> None:
-        """End it now, whatever it does."""
+        """Kill it now. culprit: the delivery because of which it is killed."""
         if not self.kill_reason:
             self.kill_reason, self.culprit = reason, culprit
             self.forked.kill()
 
     def wait(self) -> None:
-        """Until it is dead, once it was killed."""
+        """Wait until the killed process is dead."""
         self.forked.wait()
 
     def ending(self) -> str:
-        """Why it ended, in words."""
+        """Why it ended, as a clause for the log and for records."""
         status = self.forked.status
         if self.kill_reason:
             return self.kill_reason
@@ -181,7 +182,7 @@ class PoolProcess:
         return f"the pool process exited with status {status}"
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close its sockets, its board and its process descriptor."""
         self.forked.close()
         for end in (*self._sockets, self._peek):
             end.close()
@@ -198,7 +199,7 @@ class Pool:
         clock: Clock = SYSTEM_CLOCK,
         server: ForkServerHandle | None = None,
     ) -> None:
-        """server: one that is there already."""
+        """server: a fork server that runs already; without one the pool starts its own."""
         self._plan = plan
         self._wanted = plan.processes
         self._slots = plan.slots
@@ -214,13 +215,13 @@ class Pool:
 
     @property
     def capacity(self) -> int:
-        """How many tasks can run at once."""
+        """How many tasks can run at the same time."""
         return self._wanted * self._slots
 
     def fill(self) -> None:
-        """Start missing processes: the first at once, the others when one has answered.
+        """Start missing processes: the first one at once, the others when it is ready.
 
-        A first task starts sooner that way on a machine with few cores.
+        On a machine with few cores, the first task starts sooner this way.
         """
         while (
             len(self.processes) < self._wanted
@@ -230,32 +231,32 @@ class Pool:
             try:
                 process = PoolProcess(self._serving(), self._plan)
             except OSError as error:
-                logger.error("a pool process cannot start: %s", error)
+                logger.error("a pool process cannot start: %s; it will be tried again", error)
                 self._start_later()
                 return
             self.processes.append(process)
             self.on_process(process)
 
     def served(self, server: ForkServerHandle) -> list[PoolProcess]:
-        """Take what the server says; the processes that have ended. `ended` is told of each."""
+        """Read the server's packets; returns the processes that have ended, for `ended`."""
         over: list[Forked] = server.read()
         if server.gone and self._server is server:
             self._server = None
         return [process for process in self.processes if process.forked in over]
 
     def _serving(self) -> ForkServerHandle:
-        """The fork server, started if there is none. Raises OSError."""
+        """The fork server, started if none runs. Raises OSError."""
         if self._server is None:
             self._server, self._first = self._first or ForkServerHandle(), None
             self.on_server(self._server)
         return self._server
 
     def running(self) -> list[tuple[WorkItem, float]]:
-        """What runs, and since when (clock of the deadlines)."""
+        """The items that run, and their starts (clock of the deadlines)."""
         return [pair for process in self.processes for pair in process.running()]
 
     def room(self) -> int:
-        """How many deliveries can be sent now, those sent ahead included."""
+        """How many deliveries can be sent now, including those that are sent ahead."""
         window = self._slots + self._ahead()
         return sum(
             max(0, window - len(process.items)) for process in self.processes if process.ready
@@ -264,7 +265,7 @@ class Pool:
     def feed(
         self, items: Iterable[WorkItem], packet: Callable[[WorkItem], list[Any]]
     ) -> list[WorkItem]:
-        """Send each to the process with the most room; those that found none come back."""
+        """Send each item to the process with the most room; returns those that found none."""
         window = self._slots + self._ahead()
         left: list[WorkItem] = []
         open_processes = [process for process in self.processes if process.ready]
@@ -278,14 +279,14 @@ class Pool:
         return left
 
     def observe(self, seconds: float) -> None:
-        """A task took that long; how far ahead is sent follows."""
+        """Note how long a task took; the number of deliveries sent ahead follows from it."""
         if self.mean_seconds is None or seconds > self.mean_seconds:
             self.mean_seconds = seconds
         else:
             self.mean_seconds += 0.05 * (seconds - self.mean_seconds)
 
     def take_back_stuck(self, now: float) -> list[WorkItem]:
-        """What waits behind tasks that run longer than expected."""
+        """Take back the deliveries that wait behind tasks that run longer than expected."""
         items: list[WorkItem] = []
         for process in self.processes:
             if process.ready and len(process.items) > process.slots:
@@ -299,7 +300,7 @@ class Pool:
         return items
 
     def ended(self, process: PoolProcess) -> None:
-        """Forget a process that is gone; starting the next waits if it never got ready."""
+        """Forget a process that has ended. If it never got ready, the next start waits."""
         self.processes.remove(process)
         if process.ready:
             self._failed_starts = 0
@@ -308,9 +309,9 @@ class Pool:
         process.close()
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill all processes and end the fork server."""
         for process in self.processes:
-            process.kill("the worker ends")
+            process.kill("the worker ended")
         for process in self.processes:
             process.wait()
             process.close()
@@ -319,13 +320,13 @@ class Pool:
             self._server.close()
 
     def _start_later(self) -> None:
-        """The next start waits, the longer the more of them failed."""
+        """Delay the next start: the more starts failed in a row, the longer."""
         self._failed_starts += 1
         pause = min(30.0, 0.5 * 2**self._failed_starts)
         self._start_after = self._clock.monotonic() + pause
 
     def _ahead(self) -> int:
-        """How many deliveries to send beyond the slots of a process."""
+        """How many deliveries to send to a process beyond its slots."""
         mean = self.mean_seconds
         if mean is None or mean > AHEAD_SECONDS / 2:
             return 0

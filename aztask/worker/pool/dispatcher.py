@@ -3,58 +3,52 @@
 from __future__ import annotations
 
 import logging
-import selectors
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aztask.lease.keeper import LeaseKeeper
 from aztask.settlement import Abandon, from_record
-from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
 NO_DEADLINE = 1e18
+NAMED = 3  # running tasks that the log names when their process ends
 
 
 class PoolDispatcher:
-    """Between the supervisor's loop and the pool."""
+    """Feeds the pool and handles its answers, in the supervisor's loop."""
 
     def __init__(
         self,
+        runtime: WorkerRuntime,
         pool: Pool,
-        deliveries: Deliveries,
         pipeline: Pipeline,
-        keeper: LeaseKeeper,
         requests: TaskRequests,
-        selector: selectors.BaseSelector,
         *,
-        clock: Clock,
         finish: Callable[[Sequence[WorkItem]], None],
         over: Callable[[Sequence[WorkItem]], None],
     ) -> None:
-        """finish: takes items with an outcome. over: takes items with nothing left to do."""
+        """finish: takes items that have an outcome. over: takes items that need nothing more."""
+        self._mailbox = runtime.mailbox
+        self._deliveries = runtime.deliveries
+        self._clock = runtime.clock
         self._pool = pool
-        self._deliveries = deliveries
         self._pipeline = pipeline
         self._verdicts = pipeline.verdicts
-        self._keeper = keeper
         self._requests = requests
-        self._selector = selector
-        self._clock = clock
         self._finish = finish
         self._over = over
         pool.on_process = self._watch
         pool.on_server = self._watch_server
 
     def feed(self) -> None:
-        """Send ready deliveries to the pool; those whose lease lapsed meanwhile never run."""
+        """Send ready deliveries to the pool; those whose lease has expired never run."""
         room = self._pool.room()
         ready = self._deliveries.ready
         if not room or not ready:
@@ -66,11 +60,11 @@ class PoolDispatcher:
             if item.settled or item.lease.alive(now):
                 batch.append(item)
             else:
-                item.note("lease_lost", "it lapsed before the task could start")
+                item.note("lease_lost", "it expired before the task could start")
                 logger.warning(
-                    "task %s: the lease lapsed while the message waited in this worker; "
-                    "lower --prefetch or raise --lease",
-                    item.key.task_id,
+                    "%s: the lease expired while the message waited in this worker, it will be "
+                    "redelivered; lower --prefetch or raise --lease",
+                    item.label,
                 )
                 self._over([item])
         left = self._pool.feed(batch, _packet)
@@ -78,35 +72,39 @@ class PoolDispatcher:
         hit("sent", len(batch) - len(left))
 
     def tell(self, item: WorkItem, packet: list[Any]) -> None:
-        """A control packet to the process that runs the item."""
+        """Send a control packet to the process that runs the item."""
         for process in self._pool.processes:
             if item.number in process.items:
                 process.tell(packet)
 
     def _watch(self, process: PoolProcess) -> None:
-        self._selector.register(process.outbox, selectors.EVENT_READ, lambda: self._read(process))
+        self._mailbox.watch(process.outbox, lambda: self._read(process))
 
     def _watch_server(self, server: ForkServerHandle) -> None:
-        self._selector.register(server, selectors.EVENT_READ, lambda: self._served(server))
+        self._mailbox.watch(server, lambda: self._served(server))
 
     def _served(self, server: ForkServerHandle) -> None:
-        """Pool processes have started or ended, or their server has and all of them with it."""
+        """Handle pool processes that started or ended, or the end of their server and of all."""
         ended = self._pool.served(server)
         if server.gone:
-            self._selector.unregister(server)
+            self._mailbox.unwatch(server)
             server.close()
         for process in ended:
             self._ended(process)
 
     def _read(self, process: PoolProcess) -> None:
-        """Take a process's answers; see `aztask.worker.pool.runner` for what they are."""
+        """Handle a process's answers; `aztask.worker.pool.runner` lists them."""
         concluded: list[WorkItem] = []
         for kind, *rest in process.answers():
             if kind in ("done", "failed", "lost"):
                 number, started_at, seconds, *details = rest
                 item = process.items.pop(number, None)
                 if item is None:
-                    logger.warning("%s answered for run %s, which it does not run", process, number)
+                    logger.warning(
+                        "%s answered for delivery %s, which it does not hold: ignored",
+                        process,
+                        number,
+                    )
                     continue
                 if item.run is not None:
                     item.run.started_at, item.run.duration = started_at, seconds
@@ -117,7 +115,7 @@ class PoolDispatcher:
                 process.ready = True
                 self._pool.fill()
             elif kind == "broken":
-                logger.error("a pool process cannot start: %s", rest[0])
+                logger.error("a pool process cannot import the app: %s", rest[0])
             else:
                 self._requests.answer(process, kind, *rest)
         self._finish(concluded)
@@ -134,15 +132,20 @@ class PoolDispatcher:
             record, error_type, error, trace = details
             self._verdicts.failed(item, from_record(record), error_type, error, trace)
         else:
-            self._gone(item, item.stop.reason if item.stop else "the task gave up")
+            self._gone(
+                item,
+                item.stop.reason
+                if item.stop
+                else "the task ended itself because its lease was lost",
+            )
             return False
         return True
 
     def _gone(self, item: WorkItem, why: str) -> None:
         """The task stopped because of its lease. Nothing is recorded.
 
-        A lost lease is not settled; one that is held still (the task reached its `max_lease`) is
-        abandoned, so that the message need not wait for its end.
+        A lost lease is not settled. A lease that is still held (the task reached its `max_lease`)
+        is abandoned, so that the message is redelivered at once.
         """
         item.note("lease_lost", why)
         if item.settled or not item.lease.alive(self._clock.monotonic()):
@@ -152,22 +155,24 @@ class PoolDispatcher:
             self._finish([item])
 
     def _ended(self, process: PoolProcess) -> None:
-        """A pool process is gone: what it had not read goes on, what it ran has failed."""
+        """A pool process ended: its unread deliveries go to others, its running tasks failed."""
         self._read(process)
-        self._selector.unregister(process.outbox)
+        self._mailbox.unwatch(process.outbox)
         reason = process.ending()
         self._deliveries.back(process.take_back())
         running = list(process.items.values())
         process.items.clear()
         if running or not process.retiring:
-            logger.warning("%s (%d tasks ran in it)", reason, len(running))
+            tasks = ", ".join(item.label for item in running[:NAMED]) or "no task"
+            more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
+            logger.warning("%s ended while it ran %s%s: %s", process, tasks, more, reason)
         self._pool.ended(process)
         for item in running:
             self._interrupted(item, process.culprit, reason)
         self._pool.fill()
 
     def _interrupted(self, item: WorkItem, culprit: int | None, reason: str) -> None:
-        """What ran in a process that is gone: failed, lost, or merely beside the culprit."""
+        """End an item whose process ended: it failed, lost its lease, or ran beside the culprit."""
         run = item.run
         if item.stage is not Stage.RUNNING or run is None:
             return
@@ -188,6 +193,6 @@ class PoolDispatcher:
 
 
 def _packet(item: WorkItem) -> list[Any]:
-    """A delivery as the pool gets it; see `aztask.worker.pool.runner`."""
+    """The packet of a delivery, as `aztask.worker.pool.runner` describes it."""
     deadline = NO_DEADLINE if item.settled else item.delivery.deadline
     return [item.number, item.message_fields(), item.delivery.delivery_count, deadline]

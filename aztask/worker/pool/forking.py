@@ -1,12 +1,12 @@
-"""The worker's side of the fork server: it has pool processes started, and learns how they ended.
+"""The worker's side of the fork server: asks for pool processes and learns how they ended.
 
 Rules
-1. One thread calls, the supervisor's: the kernel's parent-death signal follows it. It waits for the
-   server only when the pool is closed, and for processes only when they are killed: a lease may be
-   short.
-2. A server that is gone has taken its pool processes with it. The next start makes another one.
-3. The first server is a copy of the worker, if that began without threads; a later one, beside
-   threads and connections, is a new interpreter.
+1. Only the supervisor's thread calls, because the kernel's parent-death signal follows it. It waits
+   for the server only when the pool is closed, and for processes only when they are killed: leases
+   may be short.
+2. When a server ends, its pool processes end too. The next start makes another server.
+3. The first server is a copy of the worker, if that began without threads. A later one is a new
+   interpreter, because by then the worker has threads and connections.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _ANSWER_BYTES: Final = 4096
 
 
 class Forked:
-    """A process that a server was asked for. status: how it ended, as `subprocess` has it; None if
-    nobody knows, for its server ended with it. failed: why it could not be started.
+    """A process that a server was asked for.
+
+    status: its exit code, negative for a signal, as in `subprocess`; None while it runs, and if its
+    server ended with it. failed: why it could not be started.
     """
 
     def __init__(self, number: int, server: ForkServerHandle) -> None:
@@ -47,23 +49,23 @@ class Forked:
         self._killed = False
 
     def kill(self) -> None:
-        """End it now, whatever it does; as soon as it is there, if it is not yet."""
+        """Kill it now; if the server has not started it yet, as soon as it has."""
         self._killed = True
         if self._pidfd >= 0:
-            with suppress(ProcessLookupError):  # it has ended, and the server has noticed
+            with suppress(ProcessLookupError):  # it has ended, and the server has reaped it
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def started(self, pid: int, pidfd: int) -> None:
-        """The server has started it."""
+        """Note that the server has started it."""
         self.pid, self._pidfd = pid, pidfd
         if self._killed:
             self.kill()
 
     def wait(self) -> None:
-        """Until it is dead, for `ENDING_SECONDS` at most.
+        """Wait until it is dead, for `ENDING_SECONDS` at most.
 
-        One that was killed and is not dead by then hangs in the kernel, and runs no line any more;
-        one that the server has not started yet holds nothing.
+        A killed process that is not dead by then hangs in the kernel and runs no further line of
+        code. A process that the server has not started yet holds nothing.
         """
         if self._pidfd < 0:
             self._server.wait(self)
@@ -73,24 +75,24 @@ class Forked:
             poll.poll(1000 * ENDING_SECONDS)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor of the process."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
 
 
 class Process(Protocol):
-    """What a server is, to the worker."""
+    """A fork server as the worker needs it: `subprocess.Popen` or `ChildHandle`."""
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the server, which ends its pool processes."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
 
 
 def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
-    """A new interpreter that serves at the other end of `ours`. Raises OSError."""
+    """Start a new interpreter that serves at the other end of `ours`. Raises OSError."""
     return subprocess.Popen(
         [sys.executable, "-m", forkserver.__name__, str(theirs.fileno()), str(os.getpid())],
         pass_fds=[theirs.fileno()],
@@ -100,12 +102,12 @@ def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
 
 
 class ForkServerHandle:
-    """One fork server, until it or the worker ends. gone: whether it has ended."""
+    """The worker's handle of one fork server. gone: whether that has ended."""
 
     def __init__(
         self, start: Callable[[socket.socket, socket.socket], Process] = interpreted
     ) -> None:
-        """start: starts it, with our end and its own. Raises OSError."""
+        """start: starts the server, given our end of the socket and its end. Raises OSError."""
         self.gone = False
         self._processes: dict[int, Forked] = {}
         self._number = 0
@@ -119,7 +121,7 @@ class ForkServerHandle:
         return self._socket.fileno()
 
     def fork(self, setup: Mapping[str, Any], descriptors: Sequence[int]) -> Forked:
-        """Ask for a pool process. Raises OSError where the server is gone.
+        """Ask for a pool process. Raises OSError if the server has ended.
 
         setup: see `aztask.worker.pool.children`. descriptors: those of `forkserver.DESCRIPTORS`.
         """
@@ -130,10 +132,10 @@ class ForkServerHandle:
         return forked
 
     def read(self) -> list[Forked]:
-        """Take what the server says; the processes that have ended.
+        """Read the server's packets; returns the processes that have ended.
 
-        A dying server closes its socket before the kernel strikes its processes: they are dead when
-        this returns, for what they ran may be given to another one then.
+        A dying server closes its socket before the kernel kills its processes. They are dead when
+        this returns, because the caller then gives their tasks to other processes.
         """
         ended = []
         with suppress(BlockingIOError):
@@ -151,7 +153,7 @@ class ForkServerHandle:
         return ended
 
     def wait(self, forked: Forked) -> None:
-        """Until that process was started, or there is none, for `ENDING_SECONDS` at most."""
+        """Wait until that process has started or failed to, for `ENDING_SECONDS` at most."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         give_up_at = time.monotonic() + ENDING_SECONDS
@@ -162,7 +164,7 @@ class ForkServerHandle:
                 self.read()
 
     def close(self) -> None:
-        """End it, and with it what it has started. A second time is nothing."""
+        """End the server and all that it has started. A second call does nothing."""
         self._socket.close()
         try:
             self._process.wait(ENDING_SECONDS)
@@ -171,12 +173,12 @@ class ForkServerHandle:
             self._process.wait()
 
     def _read_one(self) -> Forked | None:
-        """One packet; the process, if it is about its end. Raises BlockingIOError."""
+        """Read one packet; returns the process if it reports an end. Raises BlockingIOError."""
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 self._socket, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC
             )
-        except ConnectionResetError:  # it ended without reading what we said
+        except ConnectionResetError:  # it ended without reading our requests
             data = b""
         if not data:
             self.gone = True
@@ -191,12 +193,14 @@ class ForkServerHandle:
 
 
 def first_server() -> ForkServerHandle | None:
-    """A copy of this process, to be made before it imports the app; None where a later one has to
-    do, for something has threads already.
+    """Fork a server off this process, which must not have imported the app yet.
+
+    None if this process has threads already, or no process can be started: the pool then starts a
+    server later, as a new interpreter.
     """
     if forkserver.has_threads():
         return None
     try:
         return ForkServerHandle(copied)
-    except OSError:  # no more processes: the pool says so, and tries again
+    except OSError:  # no more processes: the pool will report that and try again
         return None

@@ -1,19 +1,22 @@
 """The fork server: it has imported what every pool process needs, and forks them.
 
-A pool process starts in 30 ms instead of 300 that way, and the memory of those modules is there
-once for all [measured]. The user's modules are not among them: each pool process imports these for
-itself, for the threads and connections that a module may make do not survive a fork.
+It is our own: the processes of `multiprocessing`'s fork server outlive a worker that is killed.
 
-The server is a copy of the worker, made before the worker imported the app (see
-`aztask.worker.pool.childhandle`). Where none can be made, it is
+A pool process starts in 30 ms this way instead of 300 ms, and all of them share the memory of the
+imported modules [measured]. Each pool process imports the user's modules itself, because threads
+and connections that a module opens do not survive a fork.
+
+The server is a copy of the worker, made before the worker imports the app (see
+`aztask.worker.pool.childhandle`). Where no copy can be made, it is
 ``python -m aztask.worker.pool.forkserver`` with a socket and the worker's process id.
 
 Rules
-1. Nothing here starts a thread: a fork would copy the locks that it holds. Where something else
-   has (an agent that the interpreter itself loads), pool processes start with a new interpreter.
-2. When the worker is gone, so is this process, and with it every pool process.
-3. Each request is one packet, a pool process's setup with four descriptors; the answer to it is
-   one, with a descriptor of the process. It alone can learn how a pool process ended, and says so.
+1. Nothing here starts a thread: a fork would copy the locks that it holds. If something else did
+   (such as a monitoring agent that the interpreter loads), each pool process is a new interpreter.
+2. When the worker ends, this process ends, and every pool process with it.
+3. Each request is one packet: the setup of a pool process and four descriptors. The answer is one
+   packet with a descriptor of the process. Only this process, as the parent, can learn how a pool
+   process ended; it reports that in a further packet.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ DESCRIPTORS: Final = ("inbox", "outbox", "control", "board")
 
 
 class ForkServer:
-    """The server, in its own process."""
+    """Forks pool processes and reports their ends, in a process of its own."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -46,7 +49,7 @@ class ForkServer:
         self._children: dict[int, tuple[int, int]] = {}  # its descriptor -> (its number, its pid)
 
     def run(self) -> None:
-        """Serve until the worker is gone."""
+        """Serve until the worker ends, which ends this process too."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
@@ -59,7 +62,7 @@ class ForkServer:
             data, descriptors, _, _ = socket.recv_fds(
                 self._socket, REQUEST_BYTES, len(DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
             )
-        except ConnectionResetError:  # it went without reading what we said
+        except ConnectionResetError:  # the worker ended without reading our answers
             os._exit(0)
         if not data:
             os._exit(0)
@@ -91,10 +94,10 @@ class ForkServer:
         try:
             socket.send_fds(self._socket, [json.dumps(answer).encode()], descriptors)
         except OSError:
-            os._exit(0)  # the worker is gone
+            os._exit(0)  # the worker has ended
 
     def _fork(self, setup: dict[str, Any]) -> int:
-        """The process id of a copy of this process, which goes on as a pool process."""
+        """Fork a pool process; returns its process id."""
         if pid := os.fork():
             return pid
         try:
@@ -103,18 +106,18 @@ class ForkServer:
                 os.close(descriptor)
             os.setsid()
             child.serve(setup)
-        except BaseException:  # noqa: BLE001  # it must not go on as the server
+        except BaseException:  # noqa: BLE001  # it must not continue as a second server
             traceback.print_exc()
         os._exit(1)
 
 
 def has_threads() -> bool:
-    """Whether this process has more than one thread: a fork would copy locks of the others."""
+    """Whether this process has more than one thread; a fork would copy the others' locks."""
     return len(list(TASKS.iterdir())) > 1
 
 
 def spawn(setup: dict[str, Any]) -> int:
-    """The process id of a new interpreter, which becomes a pool process."""
+    """Start a new interpreter as a pool process; returns its process id."""
     for name in DESCRIPTORS:
         os.set_inheritable(setup[name], True)
     command = [sys.executable, "-m", child.__name__, json.dumps(setup)]
@@ -122,17 +125,17 @@ def spawn(setup: dict[str, Any]) -> int:
 
 
 def serve(end: socket.socket, parent: int) -> None:
-    """Be the fork server until the worker, of that process id, is gone."""
+    """Be the fork server until the worker ends. parent: the worker's process id."""
     child.name_thread(NAME)
     end.set_inheritable(False)
     child.die_with_parent(parent)
     child.leave_ending_to_worker()
-    gc.freeze()  # a collection would write to, and so copy, the pages that are shared
+    gc.freeze()  # a collection would write to the shared pages, and so copy them
     ForkServer(end).run()
 
 
 def main() -> None:
-    """Start from the command line."""
+    """Serve at the socket and for the worker that the command line names."""
     serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 
 

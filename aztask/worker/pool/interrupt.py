@@ -1,9 +1,10 @@
-"""Raising an error in a running task from outside of it.
+"""Raising an error in a running task from another thread.
 
-A pool process that runs one task at a time runs it in the main thread: a signal interrupts even a
-blocking system call. Slots on threads get an asynchronous exception, which CPython raises at the
-next bytecode (`PyThreadState_SetAsyncExc`, C API); a blocking call has to return first. Code that
-holds the GIL in C can be interrupted by neither: the worker kills its process after a grace.
+A pool process that runs one task at a time runs it in the main thread, where a signal interrupts
+even a blocking system call. Slots on threads get an asynchronous exception, which CPython raises at
+the next bytecode (`PyThreadState_SetAsyncExc`, C API), so a blocking call has to return first. C
+code that holds the GIL cannot be interrupted in either way: the worker kills its process after a
+grace period.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SIGNAL = signal.SIGUSR1
 
 
 class InterruptSlot:
-    """Which delivery a slot runs, so that an interrupt never hits the wrong one."""
+    """Knows which delivery a slot runs, so that an interrupt never hits another one."""
 
     def __init__(self, index: int, *, main_thread: bool) -> None:
         self.index = index
@@ -32,14 +33,14 @@ class InterruptSlot:
             signal.signal(SIGNAL, self._on_signal)
 
     def begin(self, number: int) -> None:
-        """This thread runs delivery `number` from now on."""
+        """The calling thread runs delivery `number` from now on."""
         with self._lock:
             self._number = number
             self._thread = threading.get_ident()
             self._error = None
 
     def end(self) -> None:
-        """It ended: an interrupt that comes now has nothing to hit."""
+        """The delivery has ended: later interrupts for it do nothing."""
         with self._lock:
             self._number = 0
             self._error = None

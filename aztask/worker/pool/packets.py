@@ -1,12 +1,11 @@
 """Packets between the worker and its pool processes, over Unix sockets that keep boundaries.
 
 Rules
-1. One packet is one msgpack value. Packets arrive whole, in order, each at exactly one reader.
-2. The worker keeps a duplicate of the pool process's reading end: it can take back what was not
-   read, atomically, even from a process that hangs or died.
-3. A value over `PACKET_BYTES` travels in a file in memory, whose descriptor the packet carries. The
-   kernel frees it with the last process that has it or could still read the packet: nothing stays,
-   whoever is killed.
+1. One packet is one msgpack value. Packets arrive complete, in order, each at exactly one reader.
+2. The worker keeps a duplicate of the pool process's reading end. So it can take back unread
+   packets, atomically, even from a process that hangs or has died.
+3. A value of more than `PACKET_BYTES` travels in a file in memory, whose descriptor the packet
+   carries. The kernel frees the file when no process can reach it, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # of an enumeration: looked up and or-e
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends. Message boundaries are kept and a closed peer is noticed."""
+    """Two connected ends that keep message boundaries and notice when the peer closes."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (left, right):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
@@ -36,7 +35,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Packets:
-    """One end of a socket, as values. Reading is for one thread at a time; any may send."""
+    """One end of a socket, for values. One thread at a time may receive; any may send."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -45,13 +44,13 @@ class Packets:
         self._view = memoryview(self._buffer)
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """The descriptor of the socket, for selectors."""
         return self.socket.fileno()
 
     def send(self, value: Any) -> bool:
-        """Send one value; False when the socket does not block and is full.
+        """Send one value; False if the socket does not block and is full.
 
-        Raises OSError when the peer is gone.
+        Raises OSError if the peer has closed its end.
         """
         packed = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass")
         try:
@@ -64,10 +63,10 @@ class Packets:
         return True
 
     def receive(self, flags: int = 0) -> Any:
-        """The next value; None at the end (nothing sends None). Raises BlockingIOError.
+        """Receive the next value; None if the peer has closed. Raises BlockingIOError.
 
-        flags: of recv(2); ``socket.MSG_DONTWAIT`` does not wait, whatever the socket's mode, which
-        duplicates of a descriptor share.
+        None itself is never sent. flags: of recv(2). ``socket.MSG_DONTWAIT`` does not wait, even on
+        a blocking socket; duplicates of a descriptor share that mode.
         """
         size, attached, _, _ = self.socket.recvmsg_into(
             self._buffers, _ATTACHED_BYTES, flags | _CLOEXEC
@@ -82,11 +81,11 @@ class Packets:
         )
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end; the peer notices."""
         self.socket.close()
 
     def _send_file(self, packed: bytes) -> None:
-        """Raises BlockingIOError when the socket is full, or too many descriptors are under way."""
+        """Raises BlockingIOError if the socket is full or too many descriptors are in transit."""
         with os.fdopen(os.memfd_create("aztask-value"), "wb", buffering=0) as file:
             left = memoryview(packed)
             while left:
@@ -100,11 +99,11 @@ class Packets:
 
 
 def _read_file(attached: list[tuple[int, int, bytes]]) -> bytes:
-    """What is in the file whose descriptor came with a packet; it is closed."""
+    """Read and close the file whose descriptor came with a packet."""
     descriptors = array.array("i")
     for _, _, data in attached:
         descriptors.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
-    if not descriptors:  # the kernel drops it where the process has no number left for it
+    if not descriptors:  # the kernel drops it if the process has too many open files
         raise OSError(errno.EMFILE, "too many open files to read a large value")
     with os.fdopen(descriptors[0], "rb", buffering=0) as file:
         file.seek(0)

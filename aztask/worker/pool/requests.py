@@ -1,4 +1,4 @@
-"""What a running task asks the worker for: a longer lease, a stored checkpoint, session state."""
+"""The requests of running tasks: a longer lease, a stored checkpoint, the state of a session."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aztask.app import App
 from aztask.brokers.base import SessionHolder
 from aztask.brokers.delivery import Renewed
 from aztask.errors import AztaskError, LeaseError, LeaseLost, MessageTooLarge
-from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
-from aztask.support.clock import Clock
 from aztask.support.display import safe_str
-from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.lane import Lane
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
 from aztask.worker.pool.timelimits import TimeLimits
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
 RETRY_RESERVE = 1024
-"""Bytes kept free beside a checkpoint, for the counters and times that a retry adds."""
+"""Bytes kept free beside a checkpoint for the counters and times that a retry adds."""
 
 
 @dataclass(slots=True)
 class TaskRequest:
-    """kind: "save", "state" or "set-state". error: why it could not be done, "" when it was."""
+    """kind: "save", "state" or "set-state". error: why it failed, "" if it did not."""
 
     process: PoolProcess
     item: WorkItem
@@ -40,28 +38,23 @@ class TaskRequest:
 
 
 class TaskRequests:
-    """Answers them: extensions through the keeper, the others through a lane of their own."""
+    """Answers requests: extensions through the lease keeper, the others on a lane."""
 
-    def __init__(
-        self,
-        app: App,
-        keeper: LeaseKeeper,
-        limits: TimeLimits,
-        mailbox: Mailbox,
-        clock: Clock,
-        *,
-        threads: int,
-    ) -> None:
-        self._app = app
-        self._keeper = keeper
+    def __init__(self, runtime: WorkerRuntime, limits: TimeLimits) -> None:
+        self._app = runtime.app
+        self._keeper = runtime.keeper
+        self._clock = runtime.clock
         self._limits = limits
-        self._clock = clock
         self._lane: Lane[TaskRequest] = Lane(
-            "requests", self._do_all, self._answer_all, mailbox, threads=threads
+            "requests",
+            self._do_all,
+            self._answer_all,
+            runtime.mailbox,
+            threads=runtime.lane_threads,
         )
 
     def answer(self, process: PoolProcess, kind: str, number: int, *details: Any) -> None:
-        """Begin to do what the task that delivery `number` runs asked for."""
+        """Start to handle a request of the task that runs delivery `number`."""
         item = process.items.get(number)
         if item is None:
             return
@@ -76,7 +69,7 @@ class TaskRequests:
             self._lane.turn()
 
     def stop(self) -> None:
-        """Finish what is under way."""
+        """Finish the pending requests and end the lane."""
         self._lane.stop()
 
     def _do_all(self, requests: Sequence[TaskRequest]) -> None:
@@ -86,8 +79,12 @@ class TaskRequests:
                     request.error = self._save(request.item, request.value or b"")
                 else:
                     self._exchange(request)
-            except Exception as error:  # it is this task's alone, and the task waits for an answer
-                logger.exception("task %s: %s failed", request.item.key.task_id, request.kind)
+            except Exception as error:  # the task waits for an answer, and no other task fails
+                logger.exception(
+                    "task %s: request %r failed, the task gets the error",
+                    request.item.key.task_id,
+                    request.kind,
+                )
                 request.error = f"{type(error).__name__}: {safe_str(error)}"
 
     def _answer_all(self, requests: Sequence[TaskRequest]) -> None:
@@ -104,7 +101,7 @@ class TaskRequests:
         item, holder = request.item, request.item.receiver
         session = item.delivery.session or ""
         if not isinstance(holder, SessionHolder):
-            request.error = f"queue {item.queue!r} has no sessions, so there is no state to keep"
+            request.error = f"queue {item.queue!r} has no sessions, so it keeps no session state"
         elif not item.settled and not item.lease.alive(self._clock.monotonic()):
             request.error = LOST
         else:
@@ -116,16 +113,21 @@ class TaskRequests:
             except LeaseLost:
                 request.error = LOST
             except AztaskError as error:
-                logger.warning("the state of session %s: %s", session, error)
+                logger.warning(
+                    "task %s: the state of session %s is unavailable, the task gets the error: %s",
+                    item.key.task_id,
+                    session,
+                    error,
+                )
                 request.error = str(error)
 
     def _save(self, item: WorkItem, state: bytes) -> str:
-        """Why it could not be stored, `LOST` when the lease is; "" when it is stored.
+        """Store a checkpoint; returns "", `LOST`, or why it could not be stored.
 
         One request replaces the content and renews the lease: either both happen or neither.
         """
         if item.opened is None or item.settled:
-            return "a message that is gone already (at-most-once) cannot hold a checkpoint"
+            return "an at-most-once message is completed before it runs: it holds no checkpoint"
         if not self._app.broker.capabilities.update:
             return self._keep(item, state)
         try:
@@ -136,18 +138,19 @@ class TaskRequests:
         return "" if isinstance(answer, Renewed) else LOST
 
     def _checked(self, message: TaskMessage, state: bytes) -> Envelope:
-        """The message with this checkpoint. Raises MessageTooLarge if a retry cannot carry it."""
+        """The message with this checkpoint. Raises MessageTooLarge if a retry would not fit."""
         envelope = self._app.codec.to_envelope(replace(message, saved=state))
         self._app.broker.check(envelope, reserve=RETRY_RESERVE)
         return envelope
 
     def _keep(self, item: WorkItem, state: bytes) -> str:
-        """As `_save`, where the service cannot change a message: in the run's row of the result
-        store. A redelivery finds it there; a clone carries it in its headers as usual.
+        """As `_save`, for services that cannot change a message: store it in the run's row.
+
+        A redelivery finds it in the result store; a clone carries it in its headers as usual.
         """
         results = self._app.results
         if results is None:
-            return "checkpoints need a result store here: this service cannot change a message"
+            return "this broker cannot change a message: checkpoints need a result store"
         try:
             self._checked(message_of(item), state)
             kept = results.save(item.key, item.owner, state)
@@ -157,8 +160,8 @@ class TaskRequests:
 
 
 def _reason(item: WorkItem, error: AztaskError) -> str:
-    """Why a checkpoint is not stored, as `Answers` understands it."""
-    logger.warning("could not store the checkpoint of %s: %s", item.key.task_id, error)
+    """Log why a checkpoint is not stored; returns the error as `Answers` reads it."""
+    logger.warning("task %s: its checkpoint was not stored: %s", item.key.task_id, error)
     if isinstance(error, LeaseError):
         return LOST
     if isinstance(error, MessageTooLarge):

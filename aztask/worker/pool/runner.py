@@ -1,4 +1,4 @@
-"""Runs one delivery's task in a slot and answers with what shall happen to its message.
+"""Runs one delivery's task in a slot and answers with the decision about its message.
 
 Packets from the worker
     inbox:   [number, message fields, delivery_count, deadline, saved]
@@ -11,12 +11,12 @@ Packets to the worker
     | ["state", number] | ["set-state", number, state]
 
 Rules
-1. Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt:
-   the decision of the task's retry policy travels back, and the slot goes on with the next one.
-2. Texts are cleaned here, where they come into being (`aztask.support.display.storable`), so that
-   every store and service can take them.
+1. Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt.
+   The decision of the task's retry policy is the answer, and the slot continues.
+2. Texts are cleaned here, at their source (`aztask.support.display.storable`), so that every store
+   and service can take them.
 3. A process that a task forks has a copy of this one's stack. It must neither answer nor take the
-   next delivery: when the task's function ends there, the process ends.
+   next delivery: when the task's function returns there, the process ends.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from aztask.support.display import safe_str, storable
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
 from aztask.task import Task
+from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
@@ -70,10 +71,10 @@ INTERRUPTS: dict[str, type[AztaskError]] = {
 
 
 class Runner:
-    """Runs deliveries; shared by all slots of a pool process."""
+    """Runs deliveries for all slots of a pool process."""
 
     def __init__(self, app: App, board: Board, outbox: Packets, worker: int) -> None:
-        """worker: its process id."""
+        """worker: the process id of the worker."""
         self._app = app
         self._pid = os.getpid()
         self._worker = worker
@@ -102,8 +103,8 @@ class Runner:
         answer[1:1] = (number, started, boot_seconds() - started)
         self._send(answer)
 
-    def told(self, kind: str, number: int, *rest: Any) -> None:
-        """A control packet about a delivery that may or may not run here still."""
+    def handle(self, kind: str, number: int, *rest: Any) -> None:
+        """Handle a control packet about a delivery, which may have ended here."""
         lease = self._leases.get(number)
         if kind == "answer":
             self._answers.answer(number, *rest)
@@ -113,7 +114,7 @@ class Runner:
             lease.lose(rest[0])
 
     def interrupt(self, slots: list[InterruptSlot], number: int, kind: str, text: str) -> None:
-        """Raise in the task what `kind` stands for."""
+        """Raise the error that `kind` stands for in the task. text: why."""
         lease = self._leases.get(number)
         if lease is not None and kind == "lease":
             lease.lose(text)
@@ -133,7 +134,9 @@ class Runner:
         try:
             try:
                 if task is None:
-                    raise EncodeError(f"the pool process does not know the task {message.task!r}")
+                    raise EncodeError(
+                        f"the pool process has not registered the task {message.task!r}"
+                    )
                 args, kwargs = self._app.codec.decode_arguments(message)
                 saved = self._app.codec.decode_value(message.saved) if message.saved else None
             except CodecError as error:
@@ -175,7 +178,7 @@ class Runner:
                 runner: asyncio.Runner | None = getattr(self._local, "asyncio", None)
                 if runner is None:
                     runner = self._local.asyncio = asyncio.Runner()
-                # in the context of this call: hooks and tasks may have set variables in it
+                # In the context of this call: hooks and tasks may have set variables in it.
                 value = runner.run(_awaited(value), context=contextvars.copy_context())
         return value
 
@@ -186,13 +189,16 @@ class Runner:
             _end_forked(message, error)
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, EncodeError):
-            # running it again would give the same value: fail once
+            # Another run would most likely return the same value, so it is not retried.
             verdict: Any = DeadLetter("unserialisable-result", str(error))
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl | TaskStopped):
             text = safe_str(error, ERROR_CHARACTERS)
-            logger.warning("task %s %s failed: %s", message.task, message.id, text, exc_info=error)
+            logger.warning(
+                "task %s %s failed, %s: %s",
+                message.task, message.id, next_step(verdict), text, exc_info=error,
+            )  # fmt: skip
         return ["failed", to_record(verdict), *_described(error)]
 
     def _save(self, number: int, state: Any, lease: TaskLease) -> None:
@@ -220,7 +226,7 @@ class Runner:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "a process that a task forked cannot use the task's context; "
-                "return what is to be stored to the task itself"
+                "return the value to the task and store it there"
             )
         self._outbox.send(packet)
 
@@ -230,13 +236,13 @@ async def _awaited(value: Any) -> Any:
 
 
 def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:
-    """End a process that the task forked, as the end of a program would (rule 3)."""
+    """End a process that the task forked, as if its program had ended (rule 3)."""
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
         logger.warning(
-            "a process that task %s %s forked ended with an error; the task itself goes on",
+            "task %s %s: a process that it forked ended with an error; the task continues",
             message.task, message.id, exc_info=error,
         )  # fmt: skip
     for stream in (sys.stdout, sys.stderr):
@@ -246,7 +252,7 @@ def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:
 
 
 def _described(error: BaseException) -> tuple[str, str, str]:
-    """(type, text, traceback) of an error, cut and cleaned to what a record can hold."""
+    """(type, text, traceback) of an error, shortened and cleaned for a record."""
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001  # a user's __str__ may fail as well

@@ -1,53 +1,41 @@
-"""Time limits and lost leases: telling tasks to stop, and ending the processes that do not.
+"""Time limits and lost leases: interrupts tasks, and kills the processes of those that ignore it.
 
 Rules
-1. At the soft limit TimeLimitExceeded is raised in the task; at the hard limit its process is
+1. At the soft limit TimeLimitExceeded is raised in the task. At the hard limit its process is
    killed. Both count from the start that the process noted on its board.
-2. A task whose lease cannot be renewed is told to stop before the deadline, and its process is
-   killed when it does not: work stops before anybody else can get the message.
-3. Killing a process for one task interrupts its siblings: they are given back, not failed.
+2. A task whose lease cannot be renewed is interrupted before the deadline; if it does not stop, its
+   process is killed. So its work stops before another worker can receive the message.
+3. Killing a process for one task interrupts the tasks beside it: they are given back, not failed.
 """
 
 from __future__ import annotations
 
 import logging
 
-from aztask.config import Settings
-from aztask.lease.keeper import LeaseKeeper
-from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import Run, Stop, WorkItem, message_of
 from aztask.worker.pool.children import Pool, PoolProcess
-from aztask.worker.upkeep.journal import Journal
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
 STOP_GRACE = 1.0
-MAX_LEASE_REACHED = "it ran for max_lease, the longest that it may be held"
+MAX_LEASE_REACHED = "it ran for max_lease, the longest time that its message may be held"
 
 
 class TimeLimits:
-    """Watches what runs."""
+    """Enforces the limits of running tasks; only the supervisor's loop uses it."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        keeper: LeaseKeeper,
-        settings: Settings,
-        options: WorkerOptions,
-        journal: Journal,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, runtime: WorkerRuntime, pool: Pool) -> None:
         self._pool = pool
-        self._keeper = keeper
-        self._settings = settings
-        self._options = options
-        self._journal = journal
-        self._clock = clock
+        self._keeper = runtime.keeper
+        self._settings = runtime.app.settings
+        self._options = runtime.options
+        self._journal = runtime.journal
+        self._clock = runtime.clock
 
     def enforce(self, now: float) -> None:
-        """Look at everything that runs."""
+        """Check every running task. now: on the clock of the deadlines."""
         for process in self._pool.processes:
             for item, at in process.running():
                 run = item.run
@@ -58,21 +46,26 @@ class TimeLimits:
                 self._check(process, item, run, now - at, now)
 
     def stop(self, item: WorkItem, kind: str, text: str) -> None:
-        """Tell the task to stop, and end its process when it does not within the grace."""
+        """Interrupt the task; if it has not stopped after `STOP_GRACE`, its process is killed."""
         run = item.run
         if run is None or run.stop is not None:
             return
         run.stop = Stop(text, self._clock.monotonic() + STOP_GRACE)
-        logger.warning("task %s must stop: %s", item.key.task_id, text)
+        logger.warning(
+            "task %s is interrupted, and killed in %g s if it goes on: %s",
+            item.key.task_id,
+            STOP_GRACE,
+            text,
+        )
         for process in self._pool.processes:
             if item.number in process.items:
                 process.tell(["interrupt", item.number, kind, text])
 
     def cancel(self, item: WorkItem) -> None:
-        """The task was cancelled: stop it.
+        """Stop a task that was cancelled.
 
-        Crash window: a worker that dies from here on until the end is recorded leaves the mark of
-        the cancellation; the redelivery finds it and is cancelled without a start.
+        Crash window: if the worker dies before the end is recorded, the mark of the cancellation
+        remains; the redelivery finds it and is cancelled without a start.
         """
         if item.run is not None:
             item.run.cancelled = True
@@ -80,7 +73,7 @@ class TimeLimits:
         hit("stopping")
 
     def limit_at(self, item: WorkItem) -> float:
-        """When renewing its lease ends: `max_lease` after the start of the run."""
+        """Until when its lease may be renewed: `max_lease` after the start of the run."""
         task = item.task
         longest = self._options.max_lease or (task.max_lease if task else None)
         started = item.run.started_at if item.run is not None else None
@@ -89,14 +82,14 @@ class TimeLimits:
         return started + (longest or self._settings.max_lease_seconds)
 
     def _started(self, item: WorkItem, run: Run, at: float) -> None:
-        """First seen running: from now on `max_lease` counts, and the task's own lease holds."""
+        """The task has started: `max_lease` counts from now, and the task's own lease applies."""
         run.started_at = at
         self._journal.started(item)
         if item.settled:
             return
-        wanted = item.task.lease if item.task else None
-        if wanted is not None and self._options.lease is None and wanted > item.lease.seconds:
-            self._keeper.extend(item.lease, wanted, self.limit_at(item))
+        lease = item.task.lease if item.task else None
+        if lease is not None and self._options.lease is None and lease > item.lease.seconds:
+            self._keeper.extend(item.lease, lease, self.limit_at(item))
         else:
             self._keeper.limit(item.lease, self.limit_at(item))
 
@@ -109,9 +102,9 @@ class TimeLimits:
         if run.stop is not None and now >= run.stop.kill_at:
             process.kill(f"task {item.key.task_id} did not stop: {run.stop.reason}", item.number)
         elif hard is not None and ran >= hard:
-            process.kill(f"the time limit of {hard:g} s passed", item.number)
-        elif soft is not None and ran >= soft and not run.soft_told:
-            run.soft_told = True
+            process.kill(f"the time limit of {hard:g} s was exceeded", item.number)
+        elif soft is not None and ran >= soft and not run.soft_limit_signalled:
+            run.soft_limit_signalled = True
             process.tell(["interrupt", item.number, "limit", f"soft time limit of {soft:g} s"])
         elif not item.settled and now >= item.lease.stop_at:
             self.stop(item, "lease", "its lease was not renewed in time")

@@ -1,1 +1,1 @@
-"""What a worker does beside its deliveries: heartbeats, events, leases, dead letters, uploads."""
+"""The other work of a worker: heartbeats, events, lease advice, dead letters, uploads."""

@@ -1,9 +1,10 @@
-"""Watches for messages that the broker dead-lettered by itself, by its own count or time to live.
+"""Finds messages that the broker itself dead-lettered, by its own count or time to live.
 
-No worker sees that happen, so without this their results would wait for ever. Each look is one
-page of each queue's dead letters, and the next look goes on where this one ended: what it costs
-does not depend on how many there are, how soon each one is noticed does. Who notices first records
-it, and alone tells of it. Without a result store there is nothing to record, and no watch.
+No worker sees that happen, so without this watch a caller would wait for their results forever.
+Each look reads one page of each queue's dead letters, and the next look continues there. So its
+cost does not depend on the number of dead letters, but the time until each one is found does. The
+first worker to find a dead letter records it, and only that worker reports it. Without a result
+store there is nothing to record, and no watch.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ COUNT_EXCEEDED: Final = "MaxDeliveryCountExceeded"
 TIME_EXPIRED: Final = "TTLExpiredException"
 REASONS: Final = {COUNT_EXCEEDED: State.FAILED, TIME_EXPIRED: State.EXPIRED}
 """The broker's own reasons, as Service Bus spells them (its documentation of dead-letter queues),
-and the state that each one leaves."""
+and the state of a task after each."""
 
 Tell = Callable[[TaskMessage, str, int, DeadLetter], None]
 
 
 class DeadWatch:
-    """Looks at the dead letters of some queues."""
+    """Reads the dead letters of the worker's queues, a page at a time."""
 
     def __init__(self, app: App, queues: Sequence[str], clock: Clock, tell: Tell) -> None:
-        """tell: gets the message, its queue, its delivery count and why it is dead; any thread."""
+        """tell: gets the message, its queue, its delivery count and the dead letter; any thread."""
         self._app = app
         self._clock = clock
         self._tell = tell
@@ -44,25 +45,27 @@ class DeadWatch:
 
     @property
     def useful(self) -> bool:
-        """Whether the broker dead-letters by itself, and there is a store to note it in."""
+        """Whether the broker dead-letters by itself and there is a result store."""
         return self._app.broker.capabilities.native_dead_letter and self._app.results is not None
 
     def look(self) -> None:
-        """One page of each queue. A queue that cannot be looked at does not hinder the others."""
+        """Read one page of each queue. A queue that refuses does not stop the others."""
         for queue, after in self._after.items():
             try:
                 page = self._app.broker.peek(queue, dead_letter=True, after=after, limit=PAGE)
                 self._note(queue, page)
             except AztaskError as error:
-                logger.info("the dead letters of %s cannot be looked at: %s", queue, error)
+                logger.info(
+                    "queue %s: its dead letters cannot be read, retry later: %s", queue, error
+                )
             else:
                 self._after[queue] = page[-1].position if len(page) == PAGE else None
 
     def _note(self, queue: str, page: Sequence[Peeked]) -> None:
-        """Record those that are new, then tell of them.
+        """Record the new ones, then report them.
 
-        Crash window: a process that dies in between has recorded them, so nobody tells of them any
-        more. The results are right; the event and the line in the log are missing.
+        Crash window: if the process dies in between, they are recorded but no worker reports them.
+        The results are right; the event and the log line are missing.
         """
         found = list(self._own(queue, page))
         results = self._app.results
@@ -78,17 +81,17 @@ class DeadWatch:
     def _own(
         self, queue: str, page: Sequence[Peeked]
     ) -> Iterable[tuple[TaskMessage, Peeked, RunRecord]]:
-        """Those that the broker itself dead-lettered, as runs that ended by it."""
+        """The letters that the broker itself made, each with the record of the run it ended."""
         now = self._clock.wall()
         oldest = now - self._app.settings.result_retention_seconds
         for letter in page:
             state = REASONS.get(letter.dead_letter_reason or "")
             if state is None or letter.enqueued_at < oldest:
-                continue  # ours, with an outcome; or one whose result is not kept any more
+                continue  # a worker's own, with an outcome; or older than the results that are kept
             try:
                 message = self._app.codec.from_envelope(letter.envelope, queue)
             except CodecError:
-                continue  # no task of ours
+                continue  # not a message of aztask
             dead = DeadLetter(letter.dead_letter_reason or "", letter.dead_letter_description or "")
             outcome = Outcome(state, dead, None, dead.reason, dead.description, at=now)
             key = RunKey(*message.key)

@@ -1,39 +1,35 @@
-"""The sign of life: what a worker tells of itself, and of what it runs."""
+"""The heartbeat: a worker's record of itself and of the tasks that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from aztask.results.base import RunningTask, WorkerRecord
-from aztask.support.clock import Clock
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.children import Pool
+from aztask.worker.runtime import WorkerRuntime
 
 MOST_TASKS: Final = 100
-"""Tasks in one sign, the longest-running ones: it is written every few seconds."""
+"""Running tasks in one heartbeat, the longest first; it is written every few seconds."""
 
 
 class Heartbeat:
-    """Only the supervisor's loop uses it."""
+    """Builds heartbeats; only the supervisor's loop uses it."""
 
-    def __init__(
-        self, name: str, queues: Sequence[str], pool: Pool, deliveries: Deliveries, clock: Clock
-    ) -> None:
-        self._name = name
-        self._queues = tuple(queues)
+    def __init__(self, runtime: WorkerRuntime, pool: Pool) -> None:
+        self._name = runtime.name
+        self._queues = tuple(runtime.options.queues)
         self._pool = pool
-        self._deliveries = deliveries
-        self._clock = clock
-        self._born = clock.wall()
+        self._deliveries = runtime.deliveries
+        self._clock = runtime.clock
+        self._born = runtime.clock.wall()
 
     def running_ids(self) -> list[str]:
-        """The ids of the tasks that run."""
+        """The ids of the running tasks."""
         return [item.key.task_id for item, _ in self._pool.running()]
 
     def record(self, finished: int, *, stopped: bool = False) -> WorkerRecord:
-        """The worker as it is now. finished: tasks since it began."""
+        """The worker's current state. finished: tasks that ended since the worker started."""
         running = sorted(self._pool.running(), key=lambda pair: pair[1])
         seen_at = self._clock.wall()
         behind = seen_at - self._clock.monotonic()
@@ -46,10 +42,10 @@ class Heartbeat:
             finished,
             stopped,
             len(self._deliveries),
-            tuple(_told(item, at + behind) for item, at in running[:MOST_TASKS]),
+            tuple(_running_task(item, at + behind) for item, at in running[:MOST_TASKS]),
         )
 
 
-def _told(item: WorkItem, started_at: float) -> RunningTask:
+def _running_task(item: WorkItem, started_at: float) -> RunningTask:
     message = message_of(item)
     return RunningTask(message.id, message.task, item.queue, started_at, message.resubmit_count)

@@ -1,6 +1,4 @@
-"""What a worker does beside its deliveries: signs of life, cancelled runs, old results, dead
-letters, the end.
-"""
+"""Periodic chores of a worker: heartbeats, cancelled runs, old results, dead letters."""
 
 from __future__ import annotations
 
@@ -8,13 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from aztask.app import App
 from aztask.errors import AztaskError
 from aztask.results.base import ResultStore, WorkerRecord
-from aztask.support.clock import Clock
-from aztask.worker.lane import Lane, Mailbox
+from aztask.worker.lane import Lane
+from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.deadwatch import DeadWatch
-from aztask.worker.upkeep.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -22,21 +18,25 @@ HEARTBEAT_SECONDS = 5.0
 PURGE_SECONDS = 60.0
 PURGE_AGAIN_SECONDS = 5.0
 PURGED_MANY = 1000
-"""A purge that found as much was perhaps not the end of it: some stores stop after some seconds."""
+"""After a purge of this many records more may be left, since some stores stop after some seconds:
+the next purge comes sooner."""
 
 DRAINED_SECONDS = 0.1
 DEAD_SECONDS = 15.0
 
 
 class Housekeeping:
-    """Told by the supervisor's ticks, done on a thread: no chore may hold up the supervisor."""
+    """Does the chores on a thread of its own, so that none of them delays the supervisor."""
 
-    def __init__(
-        self, app: App, clock: Clock, mailbox: Mailbox, queues: Sequence[str], journal: Journal
-    ) -> None:
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        app, clock, mailbox = runtime.app, runtime.clock, runtime.mailbox
         self._dead = DeadWatch(
-            app, queues, clock, lambda *found: mailbox.post(lambda: journal.buried(*found))
+            app,
+            runtime.options.queues,
+            clock,
+            lambda *found: mailbox.post(lambda: runtime.journal.buried(*found)),
         )
+        self._queues = runtime.options.queues
         self._dead_at = 0.0
         self._app = app
         self._clock = clock
@@ -55,8 +55,10 @@ class Housekeeping:
         running: Callable[[], Sequence[str]],
         stop: Callable[[Sequence[str]], None],
     ) -> None:
-        """Do what is due. running: the ids of the tasks that run; stop: gets those of them that
-        were cancelled meanwhile.
+        """Start the chores that are due.
+
+        record: makes the heartbeat. running: the ids of the running tasks. stop: gets the ids of
+        those that have been cancelled.
         """
         results = self._app.results
         if results is None or len(self._lane):
@@ -85,26 +87,26 @@ class Housekeeping:
             self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
 
     def tell(self, record: WorkerRecord) -> None:
-        """Give a sign of life."""
+        """Write a heartbeat to the result store, if there is one."""
         results = self._app.results
         if results is not None:
             self._lane.submit([partial(results.heartbeat, record)])
 
-    def drained(self, queues: Sequence[str]) -> bool:
-        """Whether the queues hold nothing more, delayed messages included."""
+    def drained(self) -> bool:
+        """Whether the queues are empty, delayed messages included."""
         now = self._clock.monotonic()
         if now < self._look_at:
             return False
         self._look_at = now + DRAINED_SECONDS
         try:
-            stats = [self._app.broker.stats(queue) for queue in queues]
+            stats = [self._app.broker.stats(queue) for queue in self._queues]
         except AztaskError as error:
-            logger.warning("cannot see whether the queues are empty: %s", error)
+            logger.warning("cannot check that the queues are empty, retry follows: %s", error)
             return False
         return not any(each.active or each.leased or each.scheduled or each.total for each in stats)
 
     def stop(self) -> None:
-        """Finish what is under way."""
+        """Finish the pending chores and end the thread."""
         self._lane.stop()
 
     def _run(self, chores: Sequence[Callable[[], object]]) -> None:
@@ -112,4 +114,4 @@ class Housekeeping:
             try:
                 chore()
             except AztaskError as error:
-                logger.warning("a chore failed, it will be tried again: %s", error)
+                logger.warning("a periodic chore failed, it will be tried again: %s", error)

@@ -1,4 +1,4 @@
-"""What a worker tells of its deliveries: lifecycle events, and its closing summary."""
+"""A worker's reports about its deliveries: lifecycle events and the closing summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: dict[State, EventKind] = {
 
 
 class Journal:
-    """Turns items into events. Only the supervisor's loop calls it."""
+    """Turns the stages of items into events; only the supervisor's loop calls it."""
 
     def __init__(self, sink: EventSink, clock: Clock) -> None:
         self._sink = sink
@@ -32,27 +32,27 @@ class Journal:
         self.counts: Counter[str] = Counter()
 
     def received(self, items: Iterable[WorkItem]) -> None:
-        """Deliveries came in."""
+        """Report deliveries that were received."""
         for item in items:
             self._emit("received", item)
 
     def started(self, item: WorkItem) -> None:
-        """A task began; for short tasks this is told together with their end."""
+        """Report that a task has started, once; for short tasks together with their end."""
         run = item.run
-        if run is not None and not run.told and run.started_at is not None:
-            run.told = True
+        if run is not None and not run.start_reported and run.started_at is not None:
+            run.start_reported = True
             wall = self._clock.wall() - (self._clock.monotonic() - run.started_at)
             due = item.delivery.enqueued_at
             wait = max(0.0, wall - due)
             self._emit("started", item, ts=wall, wait=wait, lease=item.delivery.lease_seconds)
 
     def renewed(self, item: WorkItem, age: float) -> None:
-        """A lease was renewed when `age` (a share of it) had passed."""
+        """Report a renewal. age: the share of the lease that had passed."""
         lease = item.delivery.lease_seconds
         self._emit("renewed", item, lease=lease, margin=lease * (1.0 - age))
 
     def ended(self, item: WorkItem) -> None:
-        """A delivery is done with: what the stages noted, and how it ended."""
+        """Report how a delivery ended, and what its stages noted."""
         self.started(item)
         now = self._clock.monotonic()
         held = now - item.received_at
@@ -85,7 +85,7 @@ class Journal:
             )
 
     def buried(self, message: TaskMessage, queue: str, deliveries: int, dead: DeadLetter) -> None:
-        """The broker dead-lettered a message by itself."""
+        """Report a message that the broker itself dead-lettered."""
         self.counts["dead-lettered"] += 1
         self._sink.emit(
             Event(
@@ -101,7 +101,7 @@ class Journal:
         )
 
     def lease_changed(self, queue: str, former: float, lease: float, reason: str) -> None:
-        """From now on the queue's messages are received under another lease."""
+        """Report that the queue's messages are received under another lease from now on."""
         self._sink.emit(
             Event(
                 "lease_changed",
@@ -115,15 +115,15 @@ class Journal:
         )
 
     def flush(self) -> None:
-        """Write what was emitted."""
+        """Write the events that were reported."""
         self._sink.flush()
 
     def close(self) -> None:
-        """Write and close the file."""
+        """Write all events and close the sink."""
         self._sink.close()
 
     def summary(self) -> str:
-        """The worker's closing line."""
+        """The counts for the worker's last log line."""
         order = ["succeeded", "failed", "retrying", "snoozed", "expired", "cancelled"]
         rare = ["dead-lettered", "lease_lost", "settle_failed"]
         parts = [f"{self.counts[name]} {name}" for name in order[:3]]

@@ -1,16 +1,15 @@
-"""What a worker learns about the leases of its queues, tells the others, and takes from them.
+"""Shares what a worker learns about the leases of its queues, and follows the shared advice.
 
 Rules
-1. Counts are kept in memory and told now and then: at most once in `SHARE_SECONDS`, sooner
-   (`LOSS_SECONDS`) while leases are being lost, and when the worker ends. A worker that dies takes
-   its last counts with it.
-2. A store that is away delays nothing: it is asked on a thread of its own, and what could not be
-   told is told later.
-3. The lease that is advised holds for new receives. A message that its sender was told a longer
-   lease for is extended when it comes in, within the queue's bounds.
-4. A document that is damaged is set aside, and counting begins anew.
-5. Where the service fixes the lease, or ``adaptive=False`` says so, all is counted and advised, and
-   nothing is changed.
+1. Counts are kept in memory and shared at most every `SHARE_SECONDS`, sooner (`LOSS_SECONDS`) while
+   leases are being lost, and when the worker ends. If a worker dies, its last counts are lost.
+2. An unreachable store delays nothing: a thread of its own writes to it, and counts that could not
+   be shared are shared later.
+3. The advised lease applies to new receives. If a sender knew a longer lease for its message, the
+   message is extended when it is received, within the queue's bounds.
+4. A damaged document is set aside, and counting starts again.
+5. If the service fixes the lease, or with ``adaptive=False``, everything is counted and advised,
+   and nothing is changed.
 """
 
 from __future__ import annotations
@@ -25,16 +24,12 @@ from typing import Final
 from aztask.adaptive.advisor import bounds_of
 from aztask.adaptive.document import LeaseDocument, LeaseStore, Stored
 from aztask.adaptive.learning import LeaseCounts, learn
-from aztask.app import App
 from aztask.errors import AztaskError, DecodeError
-from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
-from aztask.support.clock import Clock
-from aztask.worker.lane import Lane, Mailbox
-from aztask.worker.options import WorkerOptions
+from aztask.worker.lane import Lane
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
-from aztask.worker.upkeep.journal import Journal
+from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -43,45 +38,37 @@ LOSS_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1.0
 TRIES: Final = 8
 LONGER: Final = 1.05
-"""A lease is worth an extension only where the sender was told one this many times as long."""
+"""A lease is extended only if the sender's advice is at least this many times as long."""
 
 
 class LeaseWatch:
-    """Only the supervisor's loop calls it, but for `seconds`, which any thread may."""
+    """Only the supervisor's loop calls it, except for `seconds`, which any thread may call."""
 
-    def __init__(
-        self,
-        app: App,
-        options: WorkerOptions,
-        keeper: LeaseKeeper,
-        mailbox: Mailbox,
-        journal: Journal,
-        clock: Clock,
-    ) -> None:
-        self._app = app
-        self._options = options
-        self._keeper = keeper
-        self._journal = journal
-        self._clock = clock
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._app = runtime.app
+        self._options = runtime.options
+        self._keeper = runtime.keeper
+        self._journal = runtime.journal
+        self._clock = runtime.clock
         self._seen: dict[str, LeaseCounts] = {}
         self._lane: Lane[dict[str, LeaseCounts]] | None = None
-        self._share_at = clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
+        self._share_at = self._clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
         self._look_at = 0.0
         self._hurried = False
         self._stopping = threading.Event()
-        if app.leases.enabled:
-            app.leases.read()  # what was learned before this worker started
-            self._lane = Lane("lease-advice", self._share, self._shared, mailbox, threads=1)
-        self._asked = {queue: self.seconds(queue) for queue in options.queues}
+        if self._app.leases.enabled:
+            self._app.leases.read()  # the advice from before this worker started
+            self._lane = Lane("lease-advice", self._share, self._shared, runtime.mailbox, threads=1)
+        self._asked = {queue: self.seconds(queue) for queue in self._options.queues}
 
     def seconds(self, queue: str) -> float:
-        """The lease to ask for now. ``--lease`` fixes it."""
+        """The lease to ask for now, in seconds. ``--lease`` fixes it."""
         if self._options.lease is not None:
             return self._options.lease
         return self._app.lease_now(queue)
 
     def received(self, items: Sequence[WorkItem]) -> None:
-        """Extend those whose senders were told a longer lease than they were received under."""
+        """Extend messages whose senders knew a longer lease than they were received under."""
         if self._options.lease is not None or self._app.broker.capabilities.fixed_lease:
             return
         for item in items:
@@ -95,13 +82,13 @@ class LeaseWatch:
         if settings.adaptive is False:
             return
         longest = self._app.broker.capabilities.max_lease_seconds
-        wanted = bounds_of(settings, longest).clamp(advised)
-        if wanted > LONGER * item.lease.seconds:
-            self._keeper.extend(item.lease, wanted, None)
+        lease = bounds_of(settings, longest).clamp(advised)
+        if lease > LONGER * item.lease.seconds:
+            self._keeper.extend(item.lease, lease, None)
             self._hurry()  # the sender knows what this worker does not
 
     def ended(self, item: WorkItem) -> None:
-        """A delivery is done with, however it ended."""
+        """Count a delivery that has ended, with whatever outcome."""
         if self._lane is None:
             return
         seen = self._seen.setdefault(item.queue, LeaseCounts())
@@ -116,12 +103,12 @@ class LeaseWatch:
         elif item.lease.state is LeaseState.UNKNOWN:
             seen.unsettled(held, item.lease.seconds)
         elif item.settled and item.outcome is not None and not item.outcome.again:
-            seen.settled(held)  # one that was held for its retry says nothing of the work
+            seen.settled(held)  # time that was spent waiting for a retry is not work
         if seen.losses:
             self._hurry()
 
     def tick(self, now: float) -> None:
-        """Tell and read what is due, and notice leases that have changed."""
+        """Share and read counts when due, and notice leases that have changed."""
         if self._lane is None:
             return
         if now >= self._look_at:
@@ -139,11 +126,13 @@ class LeaseWatch:
                 self._asked[queue] = lease
                 advice = self._app.leases.advice(queue)
                 reason = advice.reason if advice is not None else "as configured"
-                logger.info("queue %s: lease %g s, was %g s; %s", queue, lease, former, reason)
+                logger.info(
+                    "queue %s: the lease is now %g s, it was %g s; %s", queue, lease, former, reason
+                )
                 self._journal.lease_changed(queue, former, lease, reason)
 
     def stop(self) -> None:
-        """Tell what is left, in one try."""
+        """Share the last counts, in one try, and end the thread."""
         if self._lane is not None:
             self._stopping.set()
             self._tell()
@@ -165,12 +154,14 @@ class LeaseWatch:
         for taken in batch:
             try:
                 if self._published(taken):
-                    taken.clear()  # what is left in it is put back
+                    taken.clear()  # `_shared` puts back what is left in it
             except AztaskError as error:
-                logger.warning("lease advice is not shared, it will be tried again: %s", error)
+                logger.warning(
+                    "lease advice could not be shared, it will be tried again: %s", error
+                )
 
     def _published(self, taken: dict[str, LeaseCounts]) -> bool:
-        """Whether it is told. Another worker may publish first: then begin again from there."""
+        """Publish the counts; whether that worked. If another worker was first, start again."""
         store, advisor = self._app.leases.store, self._app.leases
         for turn in range(1 if self._stopping.is_set() else TRIES):
             if turn:
@@ -180,7 +171,9 @@ class LeaseWatch:
             if not taken or store.publish(document, stored):
                 advisor.learned(Stored(document, None))
                 return True
-        logger.info("lease advice is published by too many at once; it will be tried again")
+        logger.info(
+            "lease advice was not shared: other workers published first; it will be tried again"
+        )
         return False
 
     def _learned(self, document: LeaseDocument, taken: dict[str, LeaseCounts]) -> LeaseDocument:
@@ -197,18 +190,18 @@ class LeaseWatch:
         return document
 
     def _shared(self, batch: Sequence[dict[str, LeaseCounts]]) -> None:
-        """Back in the loop: keep what could not be told."""
+        """Back in the loop: keep the counts that could not be shared."""
         for taken in batch:
             for queue, seen in taken.items():
                 self._seen.setdefault(queue, LeaseCounts()).put_back(seen)
 
 
 def _load(store: LeaseStore) -> Stored:
-    """The document; a damaged one is set aside first. Raises as `LeaseStore.load`."""
+    """Load the document; a damaged one is set aside first. Raises as `LeaseStore.load`."""
     try:
         return store.load()
     except DecodeError as error:
         aside = store.set_aside()
         if aside is not None:
-            logger.error("%s. The document is kept as %s, and a new one begins", error, aside)
+            logger.error("%s. It was moved to %s, and a new document begins", error, aside)
     return store.load()

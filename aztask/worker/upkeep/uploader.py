@@ -1,13 +1,13 @@
 """Uploads closed event files to a container, on a thread of its own.
 
 Rules
-1. A store that is away never slows a task: the supervisor's loop does not wait for anything here.
-2. A file is removed only after its upload is confirmed, or, where files are kept, marked by an
-   empty file ``.NAME.uploaded`` beside it. A crash in between uploads it again: see
+1. An unreachable store never slows a task: the supervisor's loop waits for nothing here.
+2. A file is removed only after its upload is confirmed. If files are kept, an empty file
+   ``.NAME.uploaded`` beside it marks it instead. A crash in between uploads it again: see
    `aztask.events.blobs`, rule 1.
 3. Workers of one directory take turns under a lock file, so that each file is uploaded once.
-4. What waits is bounded: beyond the bound the oldest files are dropped, counted, and told as an
-   error in the log.
+4. Waiting files are bounded: beyond the bound the oldest are dropped, counted, and logged as an
+   error.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
 WARNING_SECONDS: Final = 60.0
 FAREWELL_SECONDS: Final = 10.0
-"""What a worker that stops gives its last files; what is left then, the next worker uploads."""
+"""How long a stopping worker uploads its last files; the next worker uploads the rest."""
 
 
 class BlobTarget(Protocol):
-    """Where files go."""
+    """The container to which files are uploaded."""
 
     def upload(self, name: str, path: Path) -> bool:
-        """Store a file whole under a name that is new, or that holds the same file already."""
+        """Store a file; False if the name holds another file. The same file again is True."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections to the container."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A closed file that is not uploaded yet. name: relative to the directory, with slashes."""
+    """A closed file that waits for its upload. name: relative to the directory, with slashes."""
 
     name: str
     path: Path
@@ -73,7 +73,7 @@ def waiting_files(directory: Path) -> list[Waiting]:
         try:
             status = path.lstat()
         except OSError:
-            continue  # removed meanwhile
+            continue  # another worker has removed it
         if stat.S_ISREG(status.st_mode) and not _mark(path).exists():
             name = path.relative_to(directory).as_posix()
             found.append(Waiting(name, path, status.st_size, status.st_mtime))
@@ -81,8 +81,10 @@ def waiting_files(directory: Path) -> list[Waiting]:
 
 
 class Uploader:
-    """Uploads what waits in `directory`, again and again. dropped_files, dropped_bytes: what was
-    given up because the store was away for too long; uploaded: files that are there.
+    """Uploads the closed files of `directory` until it is stopped.
+
+    uploaded: files that were uploaded. dropped_files, dropped_bytes: what was given up because the
+    store was unreachable for too long.
     """
 
     def __init__(
@@ -110,20 +112,20 @@ class Uploader:
         self._thread = threading.Thread(target=self._run, name="aztask-event-upload", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread, which looks every `LOOK_SECONDS`."""
         self._thread.start()
 
     def stop(self, patience: float = FAREWELL_SECONDS) -> None:
-        """Upload what waits now, for `patience` seconds at most, and end."""
+        """Upload what waits, for `patience` seconds at most, and end the thread."""
         self._stopping.set()
         self._thread.join(patience)
         if not self._thread.is_alive():
             self._blobs.close()
         if left := len(waiting_files(self._directory)):
-            logger.warning("%d event files wait for upload; the next worker does it", left)
+            logger.warning("%d event files were not uploaded; the next worker uploads them", left)
 
     def turn(self) -> None:
-        """One look: upload what waits, unless the store is away, and keep to the bound."""
+        """Upload what waits, unless the store is unreachable, and keep to the bound."""
         with self._alone() as alone:
             if not alone:
                 return
@@ -138,24 +140,33 @@ class Uploader:
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
             self._guarded_turn()
-        self._next_try = 0.0  # a last try, however the earlier ones went
+        self._next_try = 0.0  # a last try, even if the store was unreachable
         self._guarded_turn()
 
     def _guarded_turn(self) -> None:
         try:
             self.turn()
         except OSError as error:
-            self._warn("event files in %s cannot be uploaded: %s", self._directory, error.strerror)
+            self._warn(
+                "event files in %s cannot be uploaded, retry follows: %s",
+                self._directory,
+                error.strerror,
+            )
 
     def _guarded_upload(self, file: Waiting) -> None:
-        """A file that cannot be read, removed or marked keeps no other one waiting."""
+        """Upload one file; if it cannot be read, removed or marked, the others still are."""
         try:
             self._upload(file)
         except OSError as error:
-            self._warn("the event file %s stays where it is: %s", file.path, error.strerror)
+            self._warn(
+                "the event file %s could not be uploaded, it is kept: %s", file.path, error.strerror
+            )
 
     def _upload(self, file: Waiting) -> None:
-        """Upload one file, then remove or mark it. A crash between the two uploads it again."""
+        """Upload one file, then remove or mark it.
+
+        Crash window: if the process dies between the two, the file is uploaded again.
+        """
         try:
             stored = self._blobs.upload(file.name, file.path)
         except BrokerError as error:
@@ -163,7 +174,7 @@ class Uploader:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
             self._next_try = self._clock.monotonic() + pause
             self._warn(
-                "event files cannot be uploaded (%s); they wait in %s, next try in %g s",
+                "event files cannot be uploaded: %s; they are kept in %s, retry in %g s",
                 error,
                 self._directory,
                 pause,
@@ -175,7 +186,8 @@ class Uploader:
         if not stored:
             self._refused.add(file.name)
             logger.error(
-                "another file is stored as %s; the one in %s stays there: rename or remove it",
+                "event file %s not uploaded: the container has another file of that name; "
+                "rename or remove the one in %s",
                 file.name,
                 self._directory,
             )
@@ -201,8 +213,8 @@ class Uploader:
         if dropped:
             self.dropped_files += dropped
             logger.error(
-                "%d event files dropped, unsent: the container is away and more than %s bytes wait "
-                "in %s (%d files, %s bytes dropped in all). Raise events_max_bytes or restore it.",
+                "dropped %d event files: the container is unreachable and more than %s bytes wait "
+                "in %s (%d files, %s bytes dropped so far). Restore it, or raise events_max_bytes.",
                 dropped,
                 f"{self._max_bytes:,}",
                 self._directory,
@@ -218,13 +230,13 @@ class Uploader:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether it is our turn. The lock ends with the process; without locks everybody tries."""
+        """Whether it is our turn. The lock ends with the process; without locks all workers try."""
         try:
             fd = os.open(
                 self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
         except FileNotFoundError:
-            yield False  # nothing was ever written
+            yield False  # the directory does not exist: no event was written yet
             return
         try:
             try:
@@ -240,7 +252,7 @@ class Uploader:
 
 
 class UploadingSink:
-    """Writes events to files, and has the closed ones uploaded."""
+    """Writes events to files; an uploader uploads the closed ones."""
 
     def __init__(self, sink: EventSink, uploader: Uploader) -> None:
         self._sink = sink
@@ -249,27 +261,27 @@ class UploadingSink:
 
     @property
     def idle(self) -> bool:
-        """Whether events go nowhere: they go into files."""
+        """Whether events are discarded, as `EventSink.idle` says; files keep them."""
         return self._sink.idle
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
+        """Write one event, at the next flush."""
         self._sink.emit(event)
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write the emitted events to the open file."""
         self._sink.flush()
 
     def close(self) -> None:
-        """Close the open file, and upload what waits."""
+        """Close the open file and upload what waits."""
         self._sink.close()
         self._uploader.stop()
 
 
 def worker_sink(app: App, worker: str) -> EventSink:
-    """Where a worker's events go: nowhere, to files, or to files that are uploaded.
+    """A worker's sink: none, files, or files that are uploaded.
 
-    Raises ConfigurationError where the container's address or its SDK is missing.
+    Raises ConfigurationError if the container's address or its SDK is missing.
     """
     sink = app.open_events(worker)
     blobs = _open_blobs(app.settings)

@@ -80,7 +80,7 @@ def test_show(cli, app):
 def test_show_what_cannot_be_decoded(cli, app):
     out = cli("dlq", "show", "odd").out
     assert "no task header" in out
-    assert "and 44 bytes more" in out
+    assert "and 44 more bytes" in out
     (shown,) = lines(cli("dlq", "show", "odd", "--json"))
     assert shown["args"] is None
 
@@ -138,9 +138,9 @@ def test_the_impact_is_said_before_anything_is_done(cli, app, verb):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "say which"),
-        (["a", "--all"], "--all goes without"),
-        (["--all", "--task", "x"], "--all goes without"),
+        ([], "select dead letters"),
+        (["a", "--all"], "--all cannot be combined"),
+        (["--all", "--task", "x"], "--all cannot be combined"),
     ],
 )
 def test_a_selection_is_needed(cli, app, verb, given, words):
@@ -162,4 +162,4 @@ def test_what_somebody_else_holds_is_told(cli, app):
     ended = cli("dlq", "replay", "--all", "--yes")
     assert ended.code == 1
     assert ended.out == "replayed 3 dead letters\n"
-    assert "1 dead letter could not be had" in ended.error
+    assert "1 dead letter could not be received" in ended.error

@@ -31,12 +31,12 @@ def test_json():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is not JSON"),
+        ("", "is not valid JSON"),
         ("{}", "is not a JSON list"),
         ("1", "is not a JSON list"),
         ("[NaN]", "NaN is not JSON"),
         ("[-Infinity]", "-Infinity is not JSON"),
-        ("[1", "is not JSON"),
+        ("[1", "is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[1" + "0" * 5000 + "]", "limit"),
         ("[\x1b[31m]", "\\\\x1b"),

@@ -12,7 +12,7 @@ def broker(cli, monkeypatch):
 
 
 def test_created_listed_deleted(cli, broker):
-    assert cli("queues", "create", "one", "two").out == "queue one is there\nqueue two is there\n"
+    assert cli("queues", "create", "one", "two").out == "queue one exists\nqueue two exists\n"
     cli.app().send("t", queue="one")
     lines = cli("queues").out.splitlines()
     assert lines[0].split() == [

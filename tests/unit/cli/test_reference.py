@@ -1,6 +1,6 @@
-"""``docs/reference/cli.md`` says what the commands say.
+"""``docs/reference/cli.md`` shows the help texts of the commands.
 
-``python tests/unit/cli/test_reference.py`` writes the page anew after a command has changed.
+After a change, ``python tests/unit/cli/test_reference.py`` writes the page again.
 """
 
 import inspect
@@ -16,35 +16,35 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 HEAD = """\
 # Command line
 
-<!-- Written by tests/unit/cli/test_reference.py out of the commands themselves. -->
+<!-- Written by tests/unit/cli/test_reference.py from the commands themselves. -->
 
 ```text
 aztask [-A MODULE:APP] COMMAND [OPTIONS] [ARGUMENTS]
 ```
 
-`-A` stands before the command or behind it, or `AZTASK_APP` in the environment. Commands that read,
-and those on queues and dead letters, work without an app too, on the addresses in `AZTASK_BROKER`
-and `AZTASK_RESULTS`.
+Name your app with `-A`, before or after the command, or in the environment variable `AZTASK_APP`.
+Commands that read, and those for queues and dead letters, also work without an app: they use the
+addresses in `AZTASK_BROKER` and `AZTASK_RESULTS`.
 
-Every option has an environment variable, which is named beside it. Durations are `30s`, `5m`,
-`1h30m`, `250ms` or plain seconds. Data goes to stdout; logs, progress and errors go to stderr.
-`--json` prints one JSON object per line. Colour and progress bars appear on a terminal only, and
-`NO_COLOR` switches colour off. `python -m aztask` is the same command.
+Every option has an environment variable, named beside it. Write durations as `30s`, `5m`, `1h30m`,
+`250ms` or plain seconds. Data goes to stdout; logs, progress and errors go to stderr. `--json`
+prints one JSON object per line. Colour and progress bars appear on a terminal only, and `NO_COLOR`
+switches colour off. `python -m aztask` is the same command.
 
 ## Exit codes
 
 | code | meaning |
 |---|---|
 | 0 | ok |
-| 1 | failure: a task failed, a result is wrong, what was asked for could not be done |
-| 2 | usage, or the app cannot be imported |
-| 3 | the broker cannot be reached |
-| 4 | configuration or permission |
+| 1 | failure: a task failed, a result is wrong, or the command could not do its work |
+| 2 | wrong usage, or the app cannot be imported |
+| 3 | the broker is unreachable |
+| 4 | wrong configuration or missing permission |
 | 5 | not found: a queue, a task, an id |
 | 130 | Ctrl-C |
 
-What went wrong is one line on stderr, `aztask: error: ...`, without secrets. `AZTASK_DEBUG=1` shows
-the traceback as well.
+An error is one line on stderr, `aztask: error: ...`, without secrets. Set `AZTASK_DEBUG=1` to see
+the traceback too.
 """
 
 

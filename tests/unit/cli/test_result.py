@@ -3,32 +3,11 @@ import time
 
 import pytest
 from damaging import SqlOutsider
+from recordedruns import record_run
 
 from aztask.errors import ResultDamaged
-from aztask.results.base import Finish, Outcome, RunKey, RunningTask, Start, State, WorkerRecord
-from aztask.settlement import Complete, DeadLetter, Resubmit
-
-
-def run(app, key, state, settlement, **outcome):
-    """Record one run, as a worker does."""
-    app.results.start([Start(key, "shop.add", "default", 1, f"{key}", "worker-1", 1e9)])
-    done = Outcome(state, settlement, at=1e9 + 1, duration=0.25, **outcome)
-    assert app.results.record([Finish(key, f"{key}", done)]) == [True]
-
-
-@pytest.fixture
-def filled(cli, monkeypatch):
-    """Three tasks: one succeeded at once, one failed after a retry, one waits."""
-    monkeypatch.setenv("AZTASK_BROKER", cli.address)
-    monkeypatch.setenv("AZTASK_RESULTS", cli.address)
-    app = cli.app()
-    value = app.codec.encode_value([1, "zwei"])
-    run(app, RunKey("good"), State.SUCCEEDED, Complete(), value=value)
-    error = {"error_type": "ValueError", "error": "no\nsum", "traceback": "Trace\n  \x1b[31mline"}
-    run(app, RunKey("bad"), State.RETRYING, Resubmit(1.0), **error)
-    run(app, RunKey("bad", 0, 1), State.FAILED, DeadLetter("retries-exhausted"), **error)
-    app.send("shop.add", [1, 2], task_id="waits")
-    return app
+from aztask.results.base import RunKey, RunningTask, Start, State, WorkerRecord
+from aztask.settlement import Complete
 
 
 def test_a_task_that_succeeded(cli, filled):
@@ -74,7 +53,7 @@ def test_the_newest_runs(cli, filled):
 
 
 def test_a_value_that_cannot_be_read_is_described(cli, filled):
-    run(filled, RunKey("odd"), State.SUCCEEDED, Complete(), value=b"\xc1")
+    record_run(filled, RunKey("odd"), State.SUCCEEDED, Complete(), value=b"\xc1")
     assert "(cannot be read:" in cli("result", "odd").out
 
 
@@ -82,118 +61,13 @@ def test_a_value_that_cannot_be_read_is_described(cli, filled):
 def test_an_unknown_id_is_not_found(cli, filled, task_id):
     ended = cli("result", task_id)
     assert ended.code == 5
-    assert "nothing is known of a task" in ended.error
+    assert "the result store has no task" in ended.error
 
 
 def test_without_a_result_store(cli):
     ended = cli("result", "x", AZTASK_BROKER=cli.address)
     assert ended.code == 4
     assert "AZTASK_RESULTS" in ended.error
-
-
-class TestCancel:
-    def test_a_task_that_waits(self, cli, filled):
-        ended = cli("cancel", "waits")
-        assert (ended.code, ended.out) == (0, "waits is cancelled\n")
-        assert filled.result("waits").state == "cancelled"
-
-    def test_a_task_that_has_ended(self, cli, filled):
-        ended = cli("cancel", "good", "waits", "bad")
-        assert ended.code == 1
-        assert ended.out == "waits is cancelled\n"
-        assert ended.error == "ended already, so not cancelled: good, bad"
-
-    def test_a_task_that_runs(self, cli, filled):
-        filled.results.start([Start(RunKey("runs"), "t", "q", 1, "me", "w", 1e9)])
-        assert "runs now and goes on" in cli("cancel", "runs").out
-        assert filled.results.to_stop(["runs"]) == []
-        assert "will be stopped" in cli("cancel", "--running", "runs").out
-        assert filled.results.to_stop(["runs"]) == ["runs"]
-
-    def test_without_an_id(self, cli, filled):
-        assert cli("cancel").code == 2
-
-
-class TestWorkers:
-    @pytest.fixture
-    def workers(self, filled):
-        now = time.time()
-        for name, seen_at, stopped in (("a", now, False), ("b", now - 60, False), ("c", now, True)):
-            record = WorkerRecord(name, now - 7200, seen_at, ("x", "y"), 2, 5, stopped)
-            filled.results.heartbeat(record)
-        return filled
-
-    def test_alive_silent_or_stopped(self, cli, workers):
-        lines = [json.loads(line) for line in cli("workers", "--json").out.splitlines()]
-        assert {each["worker"]: each["state"] for each in lines} == {
-            "a": "alive",
-            "b": "silent",
-            "c": "stopped",
-        }
-        assert lines[0]["queues"] == ["x", "y"]
-
-    def test_as_a_table(self, cli, workers):
-        lines = cli("workers").out.splitlines()
-        assert lines[0].split() == [
-            "WORKER",
-            "STATE",
-            "QUEUES",
-            "RUNNING",
-            "LEASED",
-            "FINISHED",
-            "STARTED",
-            "SEEN",
-        ]
-        assert "2h ago" in lines[1]
-
-
-class TestRunning:
-    @pytest.fixture
-    def running(self, filled):
-        now = time.time()
-        new = RunningTask("n-1", "resize", "images", now - 3)
-        old = RunningTask("o-1", "report", "x", now - 7300, retries=2)
-        cut = RunningTask("c-1", "report", "y", now - 400)
-        for name, seen_at, tasks in (("here", now, (old, new)), ("gone", now - 280, (cut,))):
-            filled.results.heartbeat(
-                WorkerRecord(name, now - 9000, seen_at, ("x",), len(tasks), 5, tasks=tasks)
-            )
-        return filled
-
-    def ids(self, cli, *arguments):
-        lines = cli("running", "--json", *arguments).out.splitlines()
-        return [json.loads(line)["id"] for line in lines]
-
-    def test_the_longest_first_of_a_silent_worker_up_to_its_last_sign(self, cli, running):
-        lines = [json.loads(line) for line in cli("running", "--json").out.splitlines()]
-        assert [(each["id"], each["state"]) for each in lines] == [
-            ("o-1", "alive"),
-            ("c-1", "silent"),
-            ("n-1", "alive"),
-        ]
-        assert 7300 <= lines[0]["running_seconds"] < 7400
-        assert 119 <= lines[1]["running_seconds"] <= 121
-        assert lines[0]["retries"] == 2
-        assert lines[0]["worker"] == "here"
-        assert lines[0]["started_at"] < lines[1]["started_at"] < lines[0]["seen_at"]
-
-    def test_as_a_table(self, cli, running):
-        lines = cli("running").out.splitlines()
-        assert lines[0].split() == ["ID", "TASK", "QUEUE", "RETRIES", "FOR", "WORKER", "STATE"]
-        assert lines[1].split() == ["o-1", "report", "x", "2", "2h", "here", "alive"]
-
-    def test_those_that_are_asked_for(self, cli, running):
-        assert self.ids(cli, "--longer", "1m") == ["o-1", "c-1"]
-        assert self.ids(cli, "--longer", "1h") == ["o-1"]
-        assert self.ids(cli, "-Q", "y,images") == ["c-1", "n-1"]
-        assert self.ids(cli, "-Q", "y", "-Q", "x") == ["o-1", "c-1"]
-        assert self.ids(cli, "--task", "resize") == ["n-1"]
-        assert self.ids(cli, "--task", "report", "-Q", "images") == []
-
-    def test_a_duration_that_is_none(self, cli, running):
-        ended = cli("running", "--longer", "soon")
-        assert ended.code == 2
-        assert "not a duration" in ended.error
 
 
 def only_line(ended):
@@ -210,7 +84,7 @@ class TestDamage:
         """The rows of four tasks are damaged; a worker has found one of them."""
         outsider = SqlOutsider(cli.address.removeprefix("local://"))
         for name in ("one", "two", "three", "\x1b[31mfour"):
-            run(filled, RunKey(name), State.SUCCEEDED, Complete())
+            record_run(filled, RunKey(name), State.SUCCEEDED, Complete())
             outsider.damage_run(RunKey(name), {"state": "ban\x1b[31mana"})
         filled.results.start([Start(RunKey("two"), "shop.add", "default", 1, "x", "w", 1e9)])
         now = time.time()
@@ -256,7 +130,7 @@ class TestDamage:
         assert [each["damage"] for each in shown["runs"]] == [shown["damage"]]
 
     def test_an_older_run_that_is_damaged_is_one_line_of_the_table(self, cli, damaged):
-        run(damaged, RunKey("one", 1), State.SUCCEEDED, Complete())
+        record_run(damaged, RunKey("one", 1), State.SUCCEEDED, Complete())
         out = cli("result", "one").out
         assert "state:   succeeded" in out
         assert "damaged:" not in out
@@ -274,7 +148,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("value", [b"\xc1", b"\x92\x01", b"\xdd\xff\xff\xff\xff"])
     def test_getting_a_value_that_cannot_be_decoded(self, filled, value):
-        run(filled, RunKey("odd"), State.SUCCEEDED, Complete(), value=value)
+        record_run(filled, RunKey("odd"), State.SUCCEEDED, Complete(), value=value)
         assert filled.result("odd").successful()
         with pytest.raises(ResultDamaged, match="the value of task odd is damaged") as caught:
             filled.result("odd").get(timeout=1)

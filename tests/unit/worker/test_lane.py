@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from aztask.worker import lane as lanes
-from aztask.worker.lane import BATCH, Lane, Mailbox
+from aztask.worker.lane import BATCH, Lane
+from aztask.worker.mailbox import Mailbox
 
 
 class Turn:
     """The supervisor's side: it runs what lanes post, and keeps what came back."""
 
     def __init__(self) -> None:
-        self.woken = threading.Event()
-        self.mailbox = Mailbox(self.woken.set)
+        self.mailbox = Mailbox()
         self.done: list[int] = []
         self.lanes: list[Lane[int]] = []
 
@@ -29,9 +29,7 @@ class Turn:
         give_up_at = time.monotonic() + 10.0
         while len(self.done) < count:
             assert time.monotonic() < give_up_at
-            self.woken.wait(0.1)
-            self.woken.clear()
-            self.mailbox.run()
+            self.mailbox.wait(0.1)
 
 
 @pytest.fixture
@@ -40,6 +38,7 @@ def turn() -> Iterator[Turn]:
     yield made
     for each in made.lanes:
         each.stop()
+    made.mailbox.close()
 
 
 def test_an_inline_lane_works_in_the_turn(turn):
@@ -146,7 +145,7 @@ def test_a_batch_that_fails_comes_back(turn, caplog):
     lane = turn.lane(work, 2)
     lane.submit([1, 2])
     turn.until(2)
-    assert "a batch of 2 failed in test" in caplog.text
+    assert "stage test failed for 2 deliveries" in caplog.text
 
 
 def test_stopping_does_what_is_queued(turn):

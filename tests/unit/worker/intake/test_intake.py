@@ -13,7 +13,7 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
 from aztask.errors import BrokerUnavailable
 from aztask.message.envelope import Envelope
-from aztask.worker.intake.intake import Intake
+from aztask.worker.intake.intake import Intake, QueueSource
 
 LIMIT = 4
 PATIENCE = 10.0
@@ -69,7 +69,7 @@ class Bench:
         self.broker = Wide(self.database)
         self.taken = []
         self.intake = Intake(
-            self.broker, "jobs", lease=lambda: 30.0, wait=0.1, take=lambda _, got: self.take(got)
+            self.broker, QueueSource("jobs", lambda: 30.0, 0.1), lambda _, got: self.take(got)
         )
         self.gate = self.intake.receiver
 

@@ -12,6 +12,7 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, Lapse
+from aztask.worker.intake.intake import QueueSource
 from aztask.worker.intake.sessions import HELD_PER_WORKED, SessionIntake
 
 PATIENCE = 10.0
@@ -32,12 +33,10 @@ class Bench:
         self.lock = threading.Lock()
         self.intake = SessionIntake(
             self.broker,
-            "orders",
-            lease=lambda: lease,
-            wait=0.2,
-            most=most,
+            QueueSource("orders", lambda: lease, 0.2),
+            self.take,
+            max_sessions=most,
             share=share,
-            take=self.take,
         )
 
     def take(self, slot, deliveries):

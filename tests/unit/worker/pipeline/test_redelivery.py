@@ -229,7 +229,7 @@ def test_a_pointer_carries_position_and_counts_and_nothing_of_the_work(make: Mak
 
 
 def test_a_strategy_that_the_broker_cannot_do_is_refused(make: Make) -> None:
-    with pytest.raises(CapabilityError, match="retry_strategy='defer' is not possible on somewh"):
+    with pytest.raises(CapabilityError, match="somewhere does not support retry_strategy='defer'"):
         make("defer", kind=WithoutDefer)
     assert make("hold", kind=WithoutDefer).item.settled is False
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+from runtimes import make_runtime
 from still import Still
 
 from aztask import App
@@ -21,10 +22,8 @@ from aztask.lease.state import Lease, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
-from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import Step, WorkItem
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, TimeLimits
-from aztask.worker.upkeep.journal import Journal
 
 START = 1000.0
 
@@ -82,12 +81,14 @@ class Bench:
         )
         self.events = []
         self.limits = TimeLimits(
+            make_runtime(
+                SimpleNamespace(settings=Settings(lease_seconds=100.0, max_lease_seconds=500.0)),
+                clock=clock,
+                keeper=self.keeper,
+                emit=self.events.append,
+                **(options or {}),
+            ),
             SimpleNamespace(processes=[self.idle, self.process]),
-            self.keeper,
-            Settings(lease_seconds=100.0, max_lease_seconds=500.0),
-            WorkerOptions(**(options or {})),
-            Journal(SimpleNamespace(emit=self.events.append), clock),
-            clock,
         )
         self.app = App("shop", broker="local://:memory:")
         self.item = self.add(held, {} if message is None else message, task)
@@ -158,7 +159,7 @@ def test_the_hard_limit_kills_the_process_at_its_very_instant(where):
     bench.at(4.999)
     assert bench.process.killed == []
     bench.at(5.0)
-    assert bench.process.killed == [("the time limit of 5 s passed", 1)]
+    assert bench.process.killed == [("the time limit of 5 s was exceeded", 1)]
     assert bench.idle.killed == []
 
 
@@ -207,7 +208,7 @@ def test_each_task_of_a_process_has_its_own_limits():
     bench.at(5.0)
     assert bench.interrupts == [(2, "limit")]
     bench.at(50.0)
-    assert bench.process.killed == [("the time limit of 50 s passed", 1)]
+    assert bench.process.killed == [("the time limit of 50 s was exceeded", 1)]
 
 
 # -- lost leases ------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ def test_before_the_grace_has_passed_the_hard_limit_counts_too():
     bench.requests.answer = Unknown("no answer")
     bench.at(9.0)
     bench.at(9.5)
-    assert bench.process.killed == [("the time limit of 9.5 s passed", 1)]
+    assert bench.process.killed == [("the time limit of 9.5 s was exceeded", 1)]
 
 
 def test_only_the_process_that_runs_the_task_is_told():

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from runtimes import make_runtime
 
+from aztask.brokers.base import Capabilities
 from aztask.support.clock import Clock
-from aztask.worker.lane import Mailbox
 from aztask.worker.upkeep.housekeeping import (
     PURGE_AGAIN_SECONDS,
     PURGE_SECONDS,
@@ -41,14 +42,13 @@ def test_much_that_was_old_brings_the_next_look_forward(deleted: int, pause: flo
     store = Purging(deleted)
     app: Any = SimpleNamespace(
         results=store,
-        broker=SimpleNamespace(capabilities=SimpleNamespace(native_dead_letter=False)),
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(result_retention_seconds=50.0),
     )
     clock = Clock(monotonic=lambda: now[0], wall=lambda: 2000.0)
-    journal: Any = None
     record: Any = object
-    chores = Housekeeping(app, clock, Mailbox(lambda: None), ["q"], journal)
-    mailbox = chores._lane._mailbox
+    runtime = make_runtime(app, clock=clock, queues=("q",))
+    chores, mailbox = Housekeeping(runtime), runtime.mailbox
 
     def tick(at: float) -> int:
         now[0] = at

@@ -1,17 +1,12 @@
 """What a worker counts and tells: with a store that is away, at a bounded rate, to the last."""
 
 import pytest
+from runtimes import make_runtime
 
 from aztask import App
-from aztask.events.sink import NullEventSink
-from aztask.lease.keeper import LeaseKeeper
 from aztask.support.clock import Clock
-from aztask.worker.lane import Mailbox
-from aztask.worker.options import WorkerOptions
-from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.work import Run, Stop
 from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
-from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch
 
 
@@ -29,16 +24,9 @@ class Told:
             adaptive=(1.0, 600.0),
         )
         self.clock = Clock(monotonic=lambda: self.now, wall=lambda: 1e9 + self.now)
-        self.mailbox = Mailbox(lambda: None)
-        self.deliveries = Deliveries("w", self.clock)
-        self.watch = LeaseWatch(
-            self.app,
-            WorkerOptions(queues=("q",), **options),
-            LeaseKeeper(self.app.broker, clock=self.clock),
-            self.mailbox,
-            Journal(NullEventSink(), self.clock),
-            self.clock,
-        )
+        runtime = make_runtime(self.app, clock=self.clock, queues=("q",), **options)
+        self.mailbox, self.deliveries = runtime.mailbox, runtime.deliveries
+        self.watch = LeaseWatch(runtime)
 
     def item(self, held=1.0):
         self.app.send("shop.t", queue="q")
@@ -132,7 +120,8 @@ def test_a_damaged_document_is_set_aside_once_and_nothing_that_was_counted_is_lo
     told.now += SHARE_SECONDS * 2
     told.tick()
     assert told.observed.lost_ever == 4
-    said = [record.getMessage() for record in caplog.records if "is kept as" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records]
+    said = [each for each in messages if "It was moved to" in each]
     assert len(said) == 1
     assert said[0].isprintable()
 

@@ -1,0 +1,176 @@
+"""Running one delivery in a pool process: what it answers, whatever the task does."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from aztask import App, Reject, RetryPolicy, Snooze
+from aztask.message.message import MESSAGE_FIELDS, TaskMessage
+from aztask.settlement import DeadLetter, Resubmit, from_record
+from aztask.support.clock import boot_seconds
+from aztask.worker.pool.board import Board
+from aztask.worker.pool.interrupt import InterruptSlot
+from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner
+
+app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, delay=5.0))
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@app.task
+def add(a, b):
+    return a + b
+
+
+@app.task
+async def later(text):
+    return text.upper()
+
+
+@app.task
+def fail(kind):
+    raise {
+        "value": ValueError("bad\x00 value"),
+        "exit": SystemExit(3),
+        "interrupt": KeyboardInterrupt(),
+        "unreadable": Unreadable(),
+        "long": ValueError("x" * 9999),
+        "reject": Reject("never"),
+        "snooze": Snooze(60),
+    }[kind]
+
+
+@app.task
+def unserialisable():
+    return object()
+
+
+@app.task_with_context
+def save(context):
+    context.checkpoint({"page": 7})
+    return context.saved
+
+
+class Bench:
+    """A runner whose packets the test reads and answers."""
+
+    def __init__(self):
+        self.board = Board.create(1)
+        self.sent = []
+        self.notes = []
+        self.runner = Runner(app, self.board, SimpleNamespace(send=self.send), os.getpid())
+        self.slot = InterruptSlot(0, main_thread=False)
+
+    def send(self, packet):
+        self.sent.append(packet)
+        self.notes.append(self.board.running())
+        if packet[0] == "save":
+            self.runner.handle("answer", packet[1], "", None)
+
+    def run(self, task, *args, lease=60.0, **fields):
+        body, content_type, encoding = app.codec.encode_arguments(args, {})
+        message = TaskMessage(
+            "id-1", f"shop.{task}", "default", body, content_type, encoding, **fields
+        )
+        values = [getattr(message, name) for name in MESSAGE_FIELDS]
+        self.runner.run(self.slot, [7, values, 1, boot_seconds() + lease])
+        return self.sent[-1]
+
+
+@pytest.fixture
+def bench():
+    made = Bench()
+    yield made
+    made.board.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "value"), [("add", (1, 2), 3), ("later", ("zwei",), "ZWEI")]
+)
+def test_a_value(bench, task, args, value):
+    kind, number, started, seconds, encoded = bench.run(task, *args)
+    assert (kind, number) == ("done", 7)
+    assert 0.0 <= boot_seconds() - started < 60.0
+    assert seconds >= 0.0
+    assert app.codec.decode_value(encoded) == value
+
+
+def test_the_slot_is_idle_when_the_answer_is_sent(bench):
+    bench.run("add", 1, 2)
+    assert bench.notes == [{}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("value", "ValueError", "bad"),
+        ("exit", "SystemExit", "3"),
+        ("interrupt", "KeyboardInterrupt", ""),
+        ("unreadable", "Unreadable", "(its text cannot be read: ValueError)"),
+    ],
+)
+def test_whatever_is_raised_is_a_failed_attempt(bench, kind, name, text):
+    answer, _, _, _, record, error_type, error, trace = bench.run("fail", kind)
+    assert answer == "failed"
+    assert isinstance(from_record(record), Resubmit)
+    assert error_type == name
+    assert error.startswith(text)
+    assert "\x00" not in error + trace
+
+
+def test_a_long_text_is_shortened(bench):
+    assert len(bench.run("fail", "long")[6]) <= ERROR_CHARACTERS
+
+
+def test_the_retry_policy_decides(bench, caplog):
+    assert isinstance(from_record(bench.run("fail", "value", resubmit_count=1)[4]), DeadLetter)
+    assert "task shop.fail id-1 failed, it is dead-lettered (retries-exhausted)" in caplog.text
+    caplog.clear()
+    bench.run("fail", "value")
+    assert "task shop.fail id-1 failed, it will be retried" in caplog.text
+
+
+def test_a_task_that_controls_itself_is_no_error_in_the_log(bench, caplog):
+    assert isinstance(from_record(bench.run("fail", "reject")[4]), DeadLetter)
+    assert from_record(bench.run("fail", "snooze")[4]).counted is False
+    assert caplog.text == ""
+
+
+def test_a_value_that_cannot_be_sent_is_not_retried(bench):
+    record = from_record(bench.run("unserialisable")[4])
+    assert isinstance(record, DeadLetter)
+    assert record.reason == "unserialisable-result"
+
+
+def test_a_task_that_this_process_has_not_registered_is_undecodable(bench):
+    record = from_record(bench.run("nosuch")[4])
+    assert record.reason == "undecodable"
+    assert "has not registered the task 'shop.nosuch'" in record.description
+
+
+def test_a_lease_that_has_expired_runs_nothing(bench):
+    assert bench.run("add", 1, 2, lease=-1.0)[0] == "lost"
+
+
+def test_a_checkpoint_is_sent_and_waited_for(bench):
+    assert bench.run("save")[0] == "done"
+    kind, number, encoded = bench.sent[0]
+    assert (kind, number) == ("save", 7)
+    assert app.codec.decode_value(encoded) == {"page": 7}
+
+
+def test_a_forked_copy_sends_nothing(bench, monkeypatch):
+    monkeypatch.setattr(bench.runner, "_pid", -1)
+    with pytest.raises(RuntimeError, match="return the value to the task"):
+        bench.runner._send(["done"])
+    assert bench.sent == []
+
+
+def test_control_packets_about_other_deliveries_are_ignored(bench):
+    bench.runner.handle("renewed", 99, 1.0)
+    bench.runner.handle("lost", 99, "gone")
+    bench.runner.interrupt([bench.slot], 99, "limit", "soft limit")

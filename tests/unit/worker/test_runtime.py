@@ -1,0 +1,71 @@
+"""What the parts of a worker share."""
+
+import pytest
+from still import Still
+
+from aztask import App
+from aztask.worker.options import WorkerOptions
+from aztask.worker.runtime import LANE_THREADS, WorkerRuntime
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def runtime(app, **options):
+        seen = []
+        made.append(
+            WorkerRuntime.create(
+                app,
+                WorkerOptions(**options),
+                Still(),
+                on_lost=seen.append,
+                on_renewed=lambda lease, age: seen.append((lease, age)),
+            )
+        )
+        return made[-1], seen
+
+    yield runtime
+    for each in made:
+        each.mailbox.close()
+        each.app.close()
+
+
+def memory():
+    return App("shop", broker="local://:memory:")
+
+
+def test_a_worker_without_a_name_gets_one_of_its_own(make):
+    first, second = make(memory())[0], make(memory())[0]
+    assert first.name != second.name
+    assert make(memory(), name="w7")[0].name == "w7"
+
+
+def test_the_keepers_news_arrive_in_the_supervisors_turn(make):
+    runtime, seen = make(memory())
+    app = runtime.app
+    app.send("shop.add", [1])
+    receiver = app.broker.receiver("default", lease=30.0)
+    (delivery,) = receiver.receive(1, 0.0)
+    item = runtime.deliveries.add("default", receiver, delivery)
+    runtime.keeper.hold(receiver, [item.lease])
+    runtime.keeper._on_lost(item.lease)
+    runtime.keeper._on_renewed(item.lease, 0.5)
+    assert seen == []
+    runtime.mailbox.run()
+    assert seen == [item.lease, (item.lease, 0.5)]
+
+
+def test_local_stages_need_no_threads(make):
+    runtime, _ = make(memory())
+    assert runtime.lane_threads == 0
+
+
+def test_stages_across_a_network_do(make):
+    remote = App(
+        "shop",
+        broker="DefaultEndpointsProtocol=http;AccountName=shop;AccountKey=c2VjcmV0;"
+        "QueueEndpoint=http://127.0.0.1:1/shop",
+    )
+    runtime, _ = make(remote)
+    assert runtime.lane_threads == LANE_THREADS
