@@ -42,6 +42,7 @@ __all__ = [
     "QueueOptions",
     "QueueStats",
     "Receiver",
+    "ReceiverOptions",
     "Renewed",
     "SessionHolder",
     "Settled",
@@ -163,6 +164,24 @@ class QueueOptions:
     def insisting(self, **given: Any) -> QueueOptions:
         """With `given` asked for."""
         return replace(self, **given, implied=self.implied - given.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOptions:
+    """What the receivers of every adapter have in common.
+
+    lease: seconds that a lease lasts, until `Receiver.set_lease` changes it. session: the session
+    to receive from, or `ANY_SESSION`; None: a receiver without sessions. dead_letter: receive the
+    queue's dead letters. delete: receive-and-delete, at most once. max_state_bytes: the largest
+    state that a session may have.
+    """
+
+    queue: str
+    lease: float
+    session: str | AnySession | None = None
+    dead_letter: bool = False
+    delete: bool = False
+    max_state_bytes: int = 256 * 1024
 
 
 class Receiver(Protocol):

@@ -28,6 +28,7 @@ from aztask.brokers.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.local.inspection import LocalInspector
@@ -158,12 +159,9 @@ class LocalBroker:
                 f"{CAPABILITIES.max_lease_seconds:.0f} s"
             )
         self._ensure(queue, sessions=session is not None)
-        if session is None or dead_letter:
-            return LocalReceiver(
-                self.engine, self.bell(queue), queue, lease, dead_letter=dead_letter, delete=delete
-            )
-        wanted = session if isinstance(session, str) else None
-        return SessionReceiver(self.engine, self.bell(queue), queue, lease, wanted, delete=delete)
+        kind = LocalReceiver if session is None or dead_letter else SessionReceiver
+        options = ReceiverOptions(queue, lease, session, dead_letter, delete, MESSAGE_LIMIT)
+        return kind(self.engine, self.bell(queue), options)
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. Raises QueueNotFound."""

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    Delivery,
+    Lost,
+    Position,
+    ReceiverOptions,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.local.payload import envelope_of, new_message, payload_of
 from aztask.engine import Engine, Leased, NewMessage, Waiter, Watch
 from aztask.errors import AlreadySettled, ConfigurationError
@@ -70,23 +78,14 @@ class LocalDelivery(Delivery):
 class LocalReceiver:
     """Takes deliveries from one queue, or from its dead letters."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        bell: WakeUp,
-        queue: str,
-        lease: float,
-        *,
-        dead_letter: bool = False,
-        delete: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, bell: WakeUp, options: ReceiverOptions) -> None:
         self._engine = engine
         self._clock = engine.clock
         self._bell = bell
-        self._queue = queue
-        self._lease = lease
-        self._dead_letter = dead_letter
-        self._delete = delete
+        self._queue = options.queue
+        self._lease = options.lease
+        self._dead_letter = options.dead_letter
+        self._delete = options.delete
         self._waiter = Waiter(bell.watch, rest=REST_SECONDS, blind=REST_SECONDS)
         self._closed = False
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aztask.brokers.base import Delivery, Lost, Renewed, Unknown
-from aztask.brokers.local.payload import MESSAGE_LIMIT
+from aztask.brokers.base import Delivery, Lost, ReceiverOptions, Renewed, Unknown
 from aztask.brokers.local.receiver import (
     GONE,
     LocalDelivery,
@@ -33,18 +32,10 @@ class SessionReceiver(LocalReceiver):
     guarded by the database's own lock: with a second one, two threads could wait for each other.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        bell: WakeUp,
-        queue: str,
-        lease: float,
-        wanted: str | None,
-        *,
-        delete: bool = False,
-    ) -> None:
-        super().__init__(engine, bell, queue, lease, delete=delete)
-        self._wanted = wanted
+    def __init__(self, engine: Engine, bell: WakeUp, options: ReceiverOptions) -> None:
+        super().__init__(engine, bell, options)
+        self._name = options.session if isinstance(options.session, str) else None
+        self._max_state_bytes = options.max_state_bytes
         self._session: SessionLease | None = None
         self._deadline = 0.0
         self._held: list[Delivery] = []
@@ -62,7 +53,7 @@ class SessionReceiver(LocalReceiver):
                     continue
                 deliveries = self._deliveries(messages, self._deadline, self._lease)
                 self._held = [d for d in self._held if self._is_held(d)] + deliveries
-                if deliveries or self._wanted is not None or self._held:
+                if deliveries or self._name is not None or self._held:
                     return deliveries
                 self.let_go()
             return []
@@ -70,7 +61,7 @@ class SessionReceiver(LocalReceiver):
     def _accepted(self) -> bool:
         if self._session is None:
             deadline = self._clock.monotonic() + self._lease
-            self._session = self._engine.accept_session(self._queue, self._wanted, self._lease)
+            self._session = self._engine.accept_session(self._queue, self._name, self._lease)
             self._deadline = deadline
         return self._session is not None
 
@@ -93,9 +84,10 @@ class SessionReceiver(LocalReceiver):
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
         """Store bytes with the session. Raises LeaseLost, MessageTooLarge."""
-        if state is not None and len(state) > MESSAGE_LIMIT:
+        limit = self._max_state_bytes
+        if state is not None and len(state) > limit:
             raise MessageTooLarge(
-                f"a session's state of {len(state)} bytes is too large; {MESSAGE_LIMIT} are allowed"
+                f"a session's state of {len(state)} bytes is too large; {limit} are allowed"
             )
         self._engine.set_session_state(self._queue, self._ours(session), state)
 

@@ -35,6 +35,7 @@ from aztask.brokers.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.servicebus.admin import Administration
@@ -167,15 +168,9 @@ class ServiceBusBroker:
         """Delete what nobody holds a lease of; how many were deleted."""
         self._usable()
         check_name(queue)
-        receiver = BusReceiver(
-            self._client,
-            queue,
-            self._capabilities.max_lease_seconds,
-            self.send,
-            clock=self._clock,
-            dead_letter=dead_letter,
-            delete=True,
-        )
+        lease = self._capabilities.max_lease_seconds
+        options = ReceiverOptions(queue, lease, dead_letter=dead_letter, delete=True)
+        receiver = BusReceiver(self._client, options, self.send, clock=self._clock)
         count = 0
         try:
             while deleted := receiver.receive(PAGE, PURGE_WAIT):
@@ -244,33 +239,22 @@ class ServiceBusBroker:
         watch = None
         if not (delete or dead_letter):
             watch = self._watch(queue, lease, in_session=session is not None)
-        made: Receiver
+        limit = self._capabilities.max_message_bytes
+        options = ReceiverOptions(queue, lease, session, dead_letter, delete, limit)
+        receiver: Receiver
         if session is None or dead_letter:
-            made = BusReceiver(
-                self._client,
-                queue,
-                lease,
-                self.send,
-                clock=self._clock,
-                watch=watch,
-                dead_letter=dead_letter,
-                delete=delete,
-            )
+            receiver = BusReceiver(self._client, options, self.send, clock=self._clock, watch=watch)
         else:
-            made = SessionReceiver(
+            receiver = SessionReceiver(
                 self._client,
-                queue,
-                lease,
+                options,
                 self.send,
+                look=lambda number: self._looking.messages(queue, number, 1, sessions=True),
                 clock=self._clock,
                 watch=watch,
-                session=session,
-                look=lambda number: self._looking.messages(queue, number, 1, sessions=True),
-                delete=delete,
-                state_limit=self._capabilities.max_message_bytes,
             )
-        self._receivers.append(made)
-        return made
+        self._receivers.append(receiver)
+        return receiver
 
     def _checked_lease(self, queue: str, lease: float, *, dead_letter: bool) -> float:
         """The queue's lock duration, where we may ask for it; else what the caller believes."""
@@ -303,16 +287,9 @@ class ServiceBusBroker:
             return self._lock_seconds[queue]
 
         probe = partial(self._probe, queue, in_session=in_session)
-        pinning = ClockCalibration(self._service_clock, self._clock, probe, look)
-        return LockWatch(
-            queue,
-            lease,
-            self._service_clock,
-            self._clock,
-            pinning,
-            ask,
-            managed=self._lock_seconds.get(queue) is not None,
-        )
+        calibration = ClockCalibration(self._service_clock, self._clock, probe, look)
+        managed = self._lock_seconds.get(queue) is not None
+        return LockWatch(queue, lease, calibration, ask, managed=managed)
 
     def inspector(self) -> BusInspector:
         """Who looks at queues for ``aztask doctor`` and for a worker that starts."""

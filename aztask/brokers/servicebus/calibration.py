@@ -42,8 +42,8 @@ class ClockCalibration:
 
         Both raise AztaskError, or what SDK calls raise. If `probe` cannot succeed, `look` is used.
         """
-        self._service_clock = service_clock
-        self._clock = clock
+        self.service_clock = service_clock
+        self.clock = clock
         self._probe = probe
         self._look = look
         self._may_send = True
@@ -64,11 +64,11 @@ class ClockCalibration:
         gap = 1
         for _ in range(MOST_LOOKS):
             number = self._next(gap)
-            asked_at = self._clock.monotonic()
+            asked_at = self.clock.monotonic()
             found = self._look(number)
             if found is not None:
                 gap *= 2
-                if self.message(found, self._clock.monotonic()) or self._last >= PARTITIONED:
+                if self.message(found, self.clock.monotonic()) or self._last >= PARTITIONED:
                     return
                 continue
             with self._lock:
@@ -94,5 +94,5 @@ class ClockCalibration:
             self._empty = None
         if enqueued is None or number >= PARTITIONED or not is_direct(message):
             return False
-        self._service_clock.pin(enqueued, asked_at, read_at)
+        self.service_clock.pin(enqueued, asked_at, read_at)
         return True

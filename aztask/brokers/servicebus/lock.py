@@ -31,11 +31,10 @@ from typing import Final
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.brokers.servicebus.calibration import ClockCalibration
-from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds, ServiceClock
+from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds
 from aztask.brokers.servicebus.delivery import ages
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.errors import AztaskError
-from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +63,7 @@ class LockWatch:
         self,
         queue: str,
         lease: float,
-        service_clock: ServiceClock,
-        clock: Clock,
-        pinning: ClockCalibration,
+        calibration: ClockCalibration,
         ask: Callable[[], float | None],
         *,
         managed: bool,
@@ -77,9 +74,9 @@ class LockWatch:
         """
         self._queue = queue
         self._lease = lease
-        self._service_clock = service_clock
-        self._clock = clock
-        self._pinning = pinning
+        self._service_clock = calibration.service_clock
+        self._clock = calibration.clock
+        self._calibration = calibration
         self._ask = ask
         self._managed = managed
         self._closed = False
@@ -124,7 +121,7 @@ class LockWatch:
             if times is not None:
                 enqueued, locked = times
                 if not self._confirmed:
-                    self._pinning.message(message, read_at)
+                    self._calibration.message(message, read_at)
                 self.lock(locked, read_at, asked_at, locked - enqueued)
 
     def lock(
@@ -264,7 +261,7 @@ class LockWatch:
             if self._managed:
                 actual = self._ask()
             if actual is None:
-                self._pinning.once()
+                self._calibration.once()
         except (AztaskError, *SDK_ERRORS) as error:
             logger.debug("the lock of %s is not known yet: %s", self._queue, error)
         except Exception:  # whatever an SDK raises: the next try may succeed

@@ -24,7 +24,15 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 
-from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    Delivery,
+    Lost,
+    Position,
+    ReceiverOptions,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.client import BusClient
 from aztask.brokers.servicebus.control import RENEW, Control, LockRequest, Verdict
@@ -63,24 +71,21 @@ class BusReceiver:
     def __init__(
         self,
         client: BusClient,
-        queue: str,
-        lease: float,
+        options: ReceiverOptions,
         send: Send,
         *,
         clock: Clock,
         watch: LockWatch | None = None,
-        dead_letter: bool = False,
-        delete: bool = False,
     ) -> None:
         """watch: checks the lease; None where it does not matter."""
         self._client = client
-        self._queue = queue
-        self._lease = lease
+        self._queue = options.queue
+        self._lease = options.lease
         self._send = send
         self._watch = watch
         self._clock = clock
-        self._dead_letter = dead_letter
-        self._delete = delete
+        self._dead_letter = options.dead_letter
+        self._delete = options.delete
         self._closed = False
         self._releasing = False
         self._link: ServiceBusReceiver | None = None
@@ -89,13 +94,15 @@ class BusReceiver:
         self._fresh = True
         self._opened_before = False
         self._settled_elsewhere: deque[tuple[int, bytes]] = deque()
-        seconds = request_seconds(lease)
+        seconds = request_seconds(options.lease)
 
         def connect() -> ServiceBusReceiver:
-            return client.receiver(queue, dead_letter=dead_letter, request_seconds=seconds)
+            return client.receiver(
+                options.queue, dead_letter=options.dead_letter, request_seconds=seconds
+            )
 
-        self._settling = Control(client, connect, queue, seconds)
-        self._renewing = Control(client, connect, queue, seconds)
+        self._settling = Control(client, connect, options.queue, seconds)
+        self._renewing = Control(client, connect, options.queue, seconds)
 
     # -- receiving ---------------------------------------------------------------------------
 

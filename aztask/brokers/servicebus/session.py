@@ -23,10 +23,10 @@ from azure.servicebus.exceptions import SessionLockLostError
 
 from aztask.brokers.base import (
     ANY_SESSION,
-    AnySession,
     Delivery,
     Lost,
     MessageState,
+    ReceiverOptions,
     Renewed,
     Settled,
     Unknown,
@@ -38,7 +38,7 @@ from aztask.brokers.servicebus.delivery import BusDelivery, unsettled
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_no_session
 from aztask.brokers.servicebus.lock import LockWatch
 from aztask.brokers.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
-from aztask.brokers.servicebus.wire import MESSAGE_LIMIT, state_of
+from aztask.brokers.servicebus.wire import state_of
 from aztask.errors import AztaskError, ConfigurationError, LeaseLost, MessageTooLarge
 from aztask.settlement import Abandon, Defer, Release, Settlement
 from aztask.support.clock import Clock
@@ -66,32 +66,28 @@ class SessionReceiver(BusReceiver):
     def __init__(
         self,
         client: BusClient,
-        queue: str,
-        lease: float,
+        options: ReceiverOptions,
         send: Send,
         *,
+        look: Callable[[int], list[Any]],
         clock: Clock,
         watch: LockWatch | None = None,
-        session: str | AnySession,
-        look: Callable[[int], list[Any]],
-        delete: bool = False,
-        state_limit: int = MESSAGE_LIMIT,
     ) -> None:
         """look: gets a sequence number and gives the queue's next message from there on, if any.
 
         It raises AztaskError or one of `SDK_ERRORS`.
         """
-        super().__init__(client, queue, lease, send, clock=clock, watch=watch, delete=delete)
-        self._session = session
+        super().__init__(client, options, send, clock=clock, watch=watch)
+        self._session = options.session
         self._look = look
-        self._state_limit = state_limit
+        self._max_state_bytes = options.max_state_bytes
         self._owner: ServiceBusReceiver | None = None
         self._opening: ServiceBusReceiver | None = None
         self._accept_until: float | None = None
         self._deadline = 0.0
         self._held: list[BusDelivery] = []
-        seconds = request_seconds(lease)
-        self._settling = Control(client, self._accept, queue, seconds, repeat=False)
+        seconds = request_seconds(options.lease)
+        self._settling = Control(client, self._accept, options.queue, seconds, repeat=False)
         self._renewing = self._settling
 
     # -- receiving ---------------------------------------------------------------------------
@@ -222,7 +218,7 @@ class SessionReceiver(BusReceiver):
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
         """Store bytes with the session. Raises LeaseLost, MessageTooLarge, BrokerUnavailable."""
-        limit = self._state_limit
+        limit = self._max_state_bytes
         if state is not None and len(state) > limit:
             raise MessageTooLarge(
                 f"a session's state of {len(state)} bytes is too large; {limit} are allowed"

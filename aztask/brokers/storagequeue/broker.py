@@ -34,6 +34,7 @@ from aztask.brokers.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.storagequeue.client import StorageClient
@@ -302,14 +303,11 @@ class StorageQueueBroker:
                 self._pollings.setdefault(queue, WeakSet()).add(polling)
         return StorageReceiver(
             self._client,
-            queue,
-            lease,
+            ReceiverOptions(queue, lease, dead_letter=dead_letter, delete=delete),
             polling,
             clock=self._clock,
             workers=self._workers,
             renewers=self._renewers,
-            dead_letter=dead_letter,
-            delete=delete,
         )
 
     def inspector(self) -> StorageInspector:

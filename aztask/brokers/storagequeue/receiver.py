@@ -13,7 +13,15 @@ from typing import Final
 
 from azure.core.exceptions import AzureError
 
-from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    Delivery,
+    Lost,
+    Position,
+    ReceiverOptions,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import (
     FailedRequest,
@@ -52,27 +60,26 @@ class StorageReceiver:
     def __init__(
         self,
         client: StorageClient,
-        queue: str,
-        lease: float,
+        options: ReceiverOptions,
         polling: Polling,
         *,
         clock: Clock,
         workers: ThreadPool,
         renewers: ThreadPool,
-        dead_letter: bool = False,
-        delete: bool = False,
     ) -> None:
+        """workers, renewers: threads for settlements and for renewals, which never share one."""
+        queue, dead_letter = options.queue, options.dead_letter
         self._client = client
         self._queue = queue
-        self._lease = lease
+        self._lease = options.lease
         self._polling = polling
         self._clock = clock
         self._workers = workers
-        self._delete = delete
-        name = poison_name(queue) if dead_letter else queue
+        self._delete = options.delete
+        poison = poison_name(queue)
+        name = poison if dead_letter else queue
         self._messages = client.messages(name)
         self._requests = QueueRequests(name, self._messages, clock)
-        poison = poison_name(queue)
         self._renewals = Renewals(self._requests, renewers)
         self._renewers = renewers
         self._settling = StorageSettler(

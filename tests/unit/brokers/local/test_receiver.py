@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from still import Still
 
-from aztask.brokers.base import ANY_SESSION, QueueOptions
+from aztask.brokers.base import ANY_SESSION, QueueOptions, ReceiverOptions
 from aztask.brokers.delivery import Delivery, Renewed, Settled
 from aztask.brokers.local import receiver as local_receiver
 from aztask.brokers.local.broker import LocalBroker
@@ -168,7 +168,7 @@ def test_a_receiver_of_dead_letters_waits_for_those(bench):
 def test_a_receiver_takes_the_living_and_does_not_delete_them_unless_told(bench):
     bench.send(b"x")
     engine = bench.broker.engine
-    receiver = LocalReceiver(engine, bench.broker.bell("q"), "q", LEASE)
+    receiver = LocalReceiver(engine, bench.broker.bell("q"), ReceiverOptions("q", LEASE))
     (delivery,) = receiver.receive(1, 0.0)
     assert receiver.settle([(delivery, Complete())]) == [Settled()]
 

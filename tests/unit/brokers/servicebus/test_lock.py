@@ -65,15 +65,9 @@ class World:
             monotonic=lambda: 1000.0 + self.passed, wall=lambda: EPOCH + 1000.0 + self.passed
         )
         self.service_clock = ServiceClock(self.clock)
-        pinning = ClockCalibration(self.service_clock, self.clock, self.probe, self.look)
+        calibration = ClockCalibration(self.service_clock, self.clock, self.probe, self.look)
         self.watch = LockWatch(
-            "q",
-            self.lease,
-            self.service_clock,
-            self.clock,
-            pinning,
-            lambda: self.managed,
-            managed=self.managed is not None,
+            "q", self.lease, calibration, lambda: self.managed, managed=self.managed is not None
         )
 
     def now(self) -> float:
@@ -275,10 +269,10 @@ def test_a_service_that_does_not_answer_leaves_it_open(world) -> None:
     def silent() -> None:
         raise BrokerUnavailable("nothing")
 
-    here.watch._pinning._probe = silent
+    here.watch._calibration._probe = silent
     here.watch.start()
     assert here.deliver() == ""
-    here.watch._pinning._probe = here.probe
+    here.watch._calibration._probe = here.probe
     assert "not for 5 s" in here.settled()
 
 
@@ -317,7 +311,7 @@ def test_a_service_that_puts_no_time_on_scheduled_messages_is_looked_at(world) -
     def useless() -> None:
         raise LookupError("no time")
 
-    here.watch._pinning._probe = useless
+    here.watch._calibration._probe = useless
     here.watch.start()
     deadline = time.monotonic() + 5
     while not here.confirmed and time.monotonic() < deadline:
