@@ -1,6 +1,7 @@
 """Sends: what is tried again, and what the caller is told of the rest."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import queueservice
@@ -23,7 +24,7 @@ class Bench:
         self.service = Service(self.time, faults=deque(faults))
         requests = QueueRequests("q", self.service, Clock(self.time.monotonic, self.time.wall))
         self.sender = MessageSender(requests, queueservice.ThreadPool())
-        monkeypatch.setattr(sending.time, "sleep", self.slept.append)
+        monkeypatch.setattr(sending, "time", SimpleNamespace(sleep=self.slept.append))
 
 
 @pytest.fixture
