@@ -48,7 +48,7 @@ def test_queues_in_memory_are_warned_about():
     (only,) = LocalBroker(database).inspector().surroundings()
     database.close()
     assert only.level.name == "WARNING"
-    assert "no worker finds them" in only.text
+    assert "no worker can reach them" in only.text
 
 
 def test_a_disk_that_is_nearly_full_is_warned_about(broker, monkeypatch):

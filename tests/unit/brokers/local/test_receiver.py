@@ -168,7 +168,7 @@ def test_a_receiver_of_dead_letters_waits_for_those(bench):
 def test_a_receiver_takes_the_living_and_does_not_delete_them_unless_told(bench):
     bench.send(b"x")
     engine = bench.broker.engine
-    receiver = LocalReceiver(engine, bench.broker.bell("q"), ReceiverOptions("q", LEASE))
+    receiver = LocalReceiver(engine, bench.broker.wakeup("q"), ReceiverOptions("q", LEASE))
     (delivery,) = receiver.receive(1, 0.0)
     assert receiver.settle([(delivery, Complete())]) == [Settled()]
 
@@ -265,15 +265,15 @@ def test_received_and_deleted_it_is_gone_and_cannot_be_settled(bench):
 
 def test_a_bell_wakes_who_waits_only_of_what_has_happened():
     woken = []
-    bell = WakeUp(SimpleNamespace(wake=lambda: woken.append(bell.rings)))
-    bell.ring(committed=False)
+    wakeup = WakeUp(SimpleNamespace(wake=lambda: woken.append(wakeup.count)))
+    wakeup.notify(committed=False)
     assert woken == []
-    bell.ring()
-    bell.ring(True)
+    wakeup.notify()
+    wakeup.notify(True)
     assert woken == [1, 2], "woken, they see that it has rung"
-    assert not bell.silent
-    bell.silence()
-    assert bell.silent
+    assert not wakeup.closed
+    wakeup.close()
+    assert wakeup.closed
     assert woken == [1, 2, 3]
 
 
@@ -420,7 +420,7 @@ def test_each_settlement_does_what_it_says(bench, how, dead_letter):
 def test_nothing_is_settled_twice(bench, how):
     (delivery,) = bench.take(b"x")
     bench.receiver.settle([(delivery, how)])
-    with pytest.raises(AlreadySettled, match="message 1 of queue 'q' was settled before"):
+    with pytest.raises(AlreadySettled, match="message 1 of queue 'q' was already settled"):
         bench.receiver.settle([(delivery, Complete())])
 
 
@@ -480,30 +480,30 @@ def test_a_mixed_batch_of_dead_letters_is_settled_where_they_lie(bench):
 
 
 def test_what_goes_back_wakes_who_waits_and_what_is_completed_does_not(bench):
-    bell = bench.broker.bell("q")
+    wakeup = bench.broker.wakeup("q")
     for how in ALL:
         (delivery,) = bench.take(b"x")
-        rings = bell.rings
+        count = wakeup.count
         bench.receiver.settle([(delivery, how)])
-        assert (bell.rings == rings) is isinstance(how, Complete), how
+        assert (wakeup.count == count) is isinstance(how, Complete), how
         bench.broker.purge("q")
 
 
 @pytest.mark.parametrize("how", [Complete(), Abandon()])
 def test_who_waits_is_woken_and_marks_hold_only_when_the_transaction_ends_well(bench, how):
     (delivery,) = bench.take(b"x")
-    bell = bench.broker.bell("q")
-    rings = bell.rings
+    wakeup = bench.broker.wakeup("q")
+    count = wakeup.count
     with pytest.raises(ZeroDivisionError), bench.broker.transaction():
         bench.receiver.settle([(delivery, how)])
         assert delivery.settled
-        assert bell.rings == rings
+        assert wakeup.count == count
         raise ZeroDivisionError
-    assert (delivery.settled, bell.rings) == (False, rings)
+    assert (delivery.settled, wakeup.count) == (False, count)
     with bench.broker.transaction():
         bench.receiver.settle([(delivery, how)])
     assert delivery.settled
-    assert bell.rings == rings + isinstance(how, Abandon)
+    assert wakeup.count == count + isinstance(how, Abandon)
 
 
 def test_a_batch_with_one_that_cannot_be_settled_changes_nothing(bench):

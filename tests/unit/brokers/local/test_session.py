@@ -29,7 +29,7 @@ class Bench:
 
     def receiver(self, session=ANY_SESSION, **options):
         options = ReceiverOptions("q", LEASE, session, **options)
-        return SessionReceiver(self.broker.engine, self.broker.bell("q"), options)
+        return SessionReceiver(self.broker.engine, self.broker.wakeup("q"), options)
 
 
 @pytest.fixture
