@@ -1,8 +1,8 @@
 """The Storage queue broker: the broker protocol over ``azure-storage-queue``.
 
 Rules
-1. Only `declare` creates queues: the queue itself and ``NAME-poison`` for its dead letters. To send,
-   receive and settle, permissions on messages are enough.
+1. Only `declare` creates queues: the queue itself and ``NAME-poison`` for its dead letters. To
+   send, receive and settle, permissions on messages are enough.
 2. The service never expires our messages (``time_to_live=-1``): its default of seven days would
    silently delete chained delays and dead letters. The worker checks aztask's own expiry.
 3. An ambiguous send is not repeated here: `SendUnconfirmed` carries the messages to send again

@@ -63,4 +63,4 @@ def test_what_survives_is_said(tmp_path, durability, says):
     text = found(LocalBroker(database))["durability"].text
     database.close()
     assert says in text
-    assert ("may take" in text) is (durability == "process")
+    assert ("may lose" in text) is (durability == "process")
