@@ -6,7 +6,7 @@ import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp.message import Message
 
-from aztask.brokers.servicebus.calibration import MOST_LOOKS, PARTITIONED, ClockCalibration
+from aztask.brokers.servicebus.calibration import MAX_PEEKS, PARTITIONED, ClockCalibration
 from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.support.clock import Clock
@@ -71,7 +71,7 @@ def test_the_end_is_found_in_few_looks(backlog, start) -> None:
     service_clock = ServiceClock(clock)
     calibration = ClockCalibration(service_clock, clock, probe, look)
     calibration.once()
-    assert len(looked) <= MOST_LOOKS / 2
+    assert len(looked) <= MAX_PEEKS / 2
     assert service_clock.pinned is None
     last += 1
     calibration.once()

@@ -60,7 +60,7 @@ def test_what_is_asked_for_is_found_over_all_pages(broker, peeking, queue, monke
     monkeypatch.setattr(peeking_module, "PAGE", 2)
     broker.send(queue, [Envelope(b"%d" % n) for n in range(5)])
     assert bodies(peeking.all(queue, lambda each: each.envelope.body > b"1")) == [b"2", b"3", b"4"]
-    monkeypatch.setattr(peeking_module, "MOST_COUNTED", 2)
+    monkeypatch.setattr(peeking_module, "MAX_COUNTED", 2)
     assert len(peeking.all(queue, lambda each: True)) == 2
 
 

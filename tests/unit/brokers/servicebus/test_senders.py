@@ -10,7 +10,7 @@ from aztask.address.urls import parse_broker
 from aztask.brokers.servicebus import senders as senders_module
 from aztask.brokers.servicebus.client import BusClient
 from aztask.brokers.servicebus.peeking import Peeking
-from aztask.brokers.servicebus.senders import MOST_SENDERS, Senders, _batches
+from aztask.brokers.servicebus.senders import MAX_SENDERS, Senders, _batches
 from aztask.errors import MessageTooLarge, QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK
@@ -90,7 +90,7 @@ def test_an_idle_connection_that_the_service_ended_is_not_used(senders, monkeypa
 
 
 def test_connections_are_bounded(senders):
-    held = [senders.sender() for _ in range(MOST_SENDERS)]
+    held = [senders.sender() for _ in range(MAX_SENDERS)]
     for each in held:
         each.__enter__()
     assert not senders._room.acquire(blocking=False)
