@@ -356,7 +356,7 @@ class Broker(Protocol):
         ...
 
     def close(self) -> None:
-        """Close connections and files."""
+        """Close all connections and files of the broker."""
         ...
 
 

@@ -116,7 +116,7 @@ class StorageInspector:
         return self._client.offset if self._learned else None
 
     def surroundings(self) -> list[Finding]:
-        """When the signature expires."""
+        """Findings about the expiry of the signature, if there is one."""
         expiry = _part(self._client.address, "se")
         if expiry is None:
             return []
