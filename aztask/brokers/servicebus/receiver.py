@@ -213,9 +213,8 @@ class BusReceiver:
     def _check_lease(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
         """Check the lock duration with these messages (rule 3).
 
-        asked_at: they were locked after this instant; minus infinity if they may come from an
-        earlier pull. If the lease is refused, this releases the messages uncounted and raises
-        ConfigurationError.
+        asked_at: they were locked after it; minus infinity if they may come from an earlier pull.
+        If the lease is refused, the messages are released uncounted; raises ConfigurationError.
         """
         self._note_locks(messages, asked_at)
         refusal = self._watch.verdict() if self._watch is not None else ""
@@ -375,9 +374,7 @@ class BusReceiver:
         requests = []
         for delivery, (verb, reason, description) in actions:
             if delivery.lock is None or delivery.message is None:
-                raise ConfigurationError(
-                    "this delivery has no lock: it was received and deleted; do not settle it"
-                )
+                raise ConfigurationError("this delivery was received and deleted: do not settle it")
             requests.append(LockRequest(verb, delivery.lock, delivery.message, reason, description))
         if requests:
             control.carry_out(requests)
