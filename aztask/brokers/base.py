@@ -161,11 +161,11 @@ class QueueOptions:
     sessions: bool | None = None
     implied: frozenset[str] = frozenset()
 
-    def asked(self) -> QueueOptions:
+    def explicit(self) -> QueueOptions:
         """These options without the implied ones: what may change an existing queue."""
         return replace(self, **dict.fromkeys(self.implied), implied=frozenset())
 
-    def insisting(self, **given: Any) -> QueueOptions:
+    def with_explicit(self, **given: Any) -> QueueOptions:
         """These options with `given` set explicitly, so no longer implied."""
         return replace(self, **given, implied=self.implied - given.keys())
 

@@ -52,7 +52,7 @@ class Inspection(Sessions):
             rows = connection.execute(_PEEK, values).fetchall()
         if not rows:
             self._load(queue)
-        return list(map(_looked, rows))
+        return list(map(_peeked, rows))
 
     def stats(self, queue: str) -> Counts:
         """The number of messages by state. It counts an index: about 60 ms per million messages."""
@@ -95,7 +95,7 @@ class Inspection(Sessions):
                 return deleted
 
 
-def _looked(row: tuple[Any, ...]) -> PeekedMessage:
+def _peeked(row: tuple[Any, ...]) -> PeekedMessage:
     *common, state, moment, reason, description = row
     due = moment if state == SCHEDULED else None
     lease_until = moment if state == LEASED else None

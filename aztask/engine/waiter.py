@@ -61,7 +61,7 @@ class Waiter:
         watch.wait(lambda: notified() or watch.writes != writes, seconds)
         return watch.writes != writes
 
-    def seen(self) -> None:
+    def found_change(self) -> None:
         """Call this if the check after a wait has found a change."""
         if not self._woken_by_write:
             self._watch.doubt()

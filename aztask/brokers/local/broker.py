@@ -95,7 +95,7 @@ class LocalBroker:
         with self._database.transaction():
             if self.engine.create_queue(queue, replace(DEFAULTS, **_changes(options))):
                 return
-            if changes := _changes(options.asked()):
+            if changes := _changes(options.explicit()):
                 self.engine.update_queue(queue, replace(self.engine.queue(queue), **changes))
 
     def delete(self, queue: str) -> None:
@@ -182,8 +182,8 @@ class LocalBroker:
         check_name(queue)
         start = 0 if after is None else sequence_number(after) + 1
         return [
-            _peeked(looked)
-            for looked in self.engine.peek(queue, start, limit, dead_letter=dead_letter)
+            _peeked(message)
+            for message in self.engine.peek(queue, start, limit, dead_letter=dead_letter)
         ]
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
@@ -260,14 +260,14 @@ def _changes(options: QueueOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _peeked(looked: PeekedMessage) -> Peeked:
+def _peeked(message: PeekedMessage) -> Peeked:
     return Peeked(
-        envelope_of(looked.payload),
-        looked.seq,
-        MessageState(looked.state),
-        looked.delivery_count,
-        looked.enqueued_at,
-        looked.due,
-        looked.reason,
-        looked.description,
+        envelope_of(message.payload),
+        message.seq,
+        MessageState(message.state),
+        message.delivery_count,
+        message.enqueued_at,
+        message.due,
+        message.reason,
+        message.description,
     )

@@ -105,7 +105,7 @@ class LocalReceiver:
             changes = self._engine.database.changes()
             if changes != known_changes or now >= next_check:
                 if changes != known_changes:
-                    self._waiter.seen()
+                    self._waiter.found_change()
                 known_changes = changes
                 pending = self._engine.pending(self._queue, dead_letter=self._dead_letter)
                 next_check = now + (pending or RETRY_SECONDS)

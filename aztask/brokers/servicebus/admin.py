@@ -74,18 +74,18 @@ class Administration:
                 },
             )
         except ResourceExistsError:
-            self._update(queue, options.asked())
+            self._update(queue, options.explicit())
         except AzureError as error:
             raise error_of(error, queue) from None
 
     def _update(self, queue: str, options: QueueOptions) -> None:
         known = self.properties(queue)
-        for name, asked in (
+        for name, value in (
             ("requires_session", options.sessions),
             ("requires_duplicate_detection", options.duplicate_window),
         ):
             actual = bool(getattr(known, name))
-            if asked is not None and bool(asked) != actual:
+            if value is not None and bool(value) != actual:
                 raise ConfigurationError(
                     f"queue {queue!r} exists with {name}={actual}, which the service cannot "
                     "change; delete the queue and create it again, or choose another name"
@@ -143,13 +143,13 @@ class Administration:
         now = time.monotonic()
         at, known = self._recent.get(queue, (0.0, None))
         if known is None or now - at > RECENT_SECONDS:
-            at, known = now, self._asked(queue, now)
+            at, known = now, self._read(queue, now)
             self._recent[queue] = (at, known)
         if isinstance(known, AztaskError):
             raise known
         return known
 
-    def _asked(self, queue: str, now: float) -> QueueProperties | AztaskError:
+    def _read(self, queue: str, now: float) -> QueueProperties | AztaskError:
         if self._silent is not None and now - self._silent[0] < RECENT_SECONDS:
             return self._silent[1]
         try:
@@ -189,10 +189,10 @@ class Administration:
     def _open(self) -> ServiceBusAdministrationClient:
         with self._lock:
             if self._client is None:
-                self._client = self._made()
+                self._client = self._new_client()
             return self._client
 
-    def _made(self) -> ServiceBusAdministrationClient:
+    def _new_client(self) -> ServiceBusAdministrationClient:
         address = self._address
         options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5}
         if address.emulator:

@@ -41,9 +41,9 @@ class Damaged(Message):
 
 def damaged(raw: bytes, problem: str, **sections: Any) -> Damaged:
     """A message that cannot be read, with the sections that can."""
-    made = Damaged(**sections)
-    made.problem, made.raw = one_line(problem, 300), raw
-    return made
+    message = Damaged(**sections)
+    message.problem, message.raw = one_line(problem, 300), raw
+    return message
 
 
 def read_message(payload: bytes | bytearray | memoryview) -> Message:
@@ -98,9 +98,9 @@ def _keep_properties(sections: _Sections, value: Any) -> None:
     sections["properties"] = Properties(*_fields(value, 13))
 
 
-def _fields(value: Any, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise Unreadable(f"it is not a list of at most {most} fields")
+def _fields(value: Any, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise Unreadable(f"it is not a list of at limit {limit} fields")
     return value
 
 

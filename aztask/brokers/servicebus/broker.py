@@ -109,7 +109,7 @@ class ServiceBusBroker:
         self._service_clock = ServiceClock(clock)
         self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
         self._senders: dict[str, Senders] = {}
-        self._looking = Peeking(self._client)
+        self._peeking = Peeking(self._client)
         self._lock_seconds: dict[str, float | None] = {}
         self._receivers: list[Receiver] = []
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class ServiceBusBroker:
         try:
             return self._admin.stats(queue)
         except ConfigurationError:  # no permission to manage
-            return self._looking.counted(queue)
+            return self._peeking.counted(queue)
 
     def peek(
         self,
@@ -166,7 +166,7 @@ class ServiceBusBroker:
         """Read messages without leasing them, in order of position, starting behind `after`."""
         self._usable()
         check_name(queue)
-        return self._looking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
+        return self._peeking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
         """Delete all messages that are not leased; returns how many were deleted."""
@@ -212,7 +212,7 @@ class ServiceBusBroker:
         self._usable()
         check_name(queue)
         ids = frozenset(message_ids)
-        found = self._looking.all(
+        found = self._peeking.all(
             queue,
             lambda each: each.state is MessageState.SCHEDULED and each.envelope.message_id in ids,
         )
@@ -251,7 +251,7 @@ class ServiceBusBroker:
                 self._client,
                 options,
                 self.send,
-                look=lambda number: self._looking.messages(queue, number, 1, sessions=True),
+                peek=lambda number: self._peeking.messages(queue, number, 1, sessions=True),
                 clock=self._clock,
                 watch=watch,
             )
@@ -283,8 +283,8 @@ class ServiceBusBroker:
         return actual
 
     def _watch(self, queue: str, lease: float, *, in_session: bool) -> LockWatch:
-        def look(number: int) -> ServiceBusReceivedMessage | None:
-            found = self._looking.messages(queue, number, 1, sessions=in_session)
+        def peek(number: int) -> ServiceBusReceivedMessage | None:
+            found = self._peeking.messages(queue, number, 1, sessions=in_session)
             return found[0] if found else None
 
         def ask() -> float | None:
@@ -292,7 +292,7 @@ class ServiceBusBroker:
             return self._lock_seconds[queue]
 
         probe = partial(self._probe, queue, in_session=in_session)
-        calibration = ClockCalibration(self._service_clock, self._clock, probe, look)
+        calibration = ClockCalibration(self._service_clock, self._clock, probe, peek)
         managed = self._lock_seconds.get(queue) is not None
         return LockWatch(queue, lease, calibration, ask, managed=managed)
 
@@ -317,7 +317,7 @@ class ServiceBusBroker:
             receiver.close()
         for queue in list(self._senders):
             self._forget(queue)
-        self._looking.close()
+        self._peeking.close()
         self._admin.close()
         self._client.finish()
 
@@ -352,7 +352,7 @@ class ServiceBusBroker:
     def _probe(self, queue: str, *, in_session: bool) -> None:
         found = self._senders_of(queue).probed(
             self._clock,
-            lambda number: self._looking.messages(queue, number, 1, sessions=in_session),
+            lambda number: self._peeking.messages(queue, number, 1, sessions=in_session),
             in_session=in_session,
         )
         self._service_clock.pin(found.time, found.after, found.before)

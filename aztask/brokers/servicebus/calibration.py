@@ -36,23 +36,23 @@ class ClockCalibration:
         service_clock: ServiceClock,
         clock: Clock,
         probe: Callable[[], None],
-        look: Callable[[int], ServiceBusReceivedMessage | None],
+        peek: Callable[[int], ServiceBusReceivedMessage | None],
     ) -> None:
-        """probe: does rule 1. look: peeks at the next message from a sequence number on.
+        """probe: does rule 1. peek: peeks at the next message from a sequence number on.
 
-        Both raise AztaskError or `SDK_ERRORS`. If `probe` is not permitted, `look` is used.
+        Both raise AztaskError or `SDK_ERRORS`. If `probe` is not permitted, `peek` is used.
         """
         self.service_clock = service_clock
         self.clock = clock
         self._probe = probe
-        self._look = look
+        self._peek = peek
         self._may_send = True
         self._last = 0
         self._empty: tuple[int, float] | None = None
         self._lock = threading.Lock()
 
     def once(self) -> None:
-        """Try to find a pin. Raises as `probe` and `look` do."""
+        """Try to find a pin. Raises as `probe` and `peek` do."""
         if self._may_send:
             try:
                 self._probe()
@@ -65,7 +65,7 @@ class ClockCalibration:
         for _ in range(MAX_PEEKS):
             number = self._next(gap)
             asked_at = self.clock.monotonic()
-            found = self._look(number)
+            found = self._peek(number)
             if found is not None:
                 gap *= 2
                 if self.message(found, self.clock.monotonic()) or self._last >= PARTITIONED:

@@ -35,7 +35,7 @@ from aztask.errors import BrokerUnavailable
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS: Final = 200
-"""The most lock tokens in one request: about 4 KiB."""
+"""The size lock tokens in one request: about 4 KiB."""
 
 SHORTEST_OPENING: Final = 2.0
 """Seconds: the SDK needs half a second to open a connection, more on a busy machine."""
@@ -167,9 +167,9 @@ class Control:
         requests.sort(key=lambda request: request.kind)
         for kind, group in groupby(requests, key=lambda request: request.kind):
             alike = list(group)
-            most = MAX_TOKENS if private.available() else 1
-            for first in range(0, len(alike), most):
-                self._request(kind[0], alike[first : first + most])
+            size = MAX_TOKENS if private.available() else 1
+            for first in range(0, len(alike), size):
+                self._request(kind[0], alike[first : first + size])
 
     def _request(self, verb: str, requests: list[LockRequest]) -> None:
         """Send one request for all; split it if one of the locks is lost (rule 3)."""

@@ -94,9 +94,9 @@ def error_of(error: Exception, queue: str) -> AztaskError:
         return ConfigurationError(_MANAGING[error.status_code].format(queue=queue, text=text))
     if isinstance(error, ServiceBusAuthenticationError) and refused_status(error) == _MISSING:
         return QueueNotFound(_NOT_FOUND.format(queue=queue))
-    for kinds, made, sentence in _ERRORS:
+    for kinds, kind, sentence in _ERRORS:
         if isinstance(error, kinds):
-            return made(sentence.format(queue=queue, text=text))
+            return kind(sentence.format(queue=queue, text=text))
     if "amqp:not-allowed" in text:
         return BrokerError(f"queue {queue!r} does not allow this: {text}")
     unavailable = BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text}")

@@ -89,9 +89,9 @@ class LockWatch:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._least = -math.inf  # least lock, plus what the service's clock is ahead
-        self._most = math.inf  # greatest lock, plus that
-        self._longest = math.inf  # greatest lock
+        self._lower = -math.inf  # lower bound of the lock, plus the lead of the service's clock
+        self._upper = math.inf  # upper bound of the lock, plus the same lead
+        self._longest = math.inf  # upper bound of the lock
         self._usual: float | None = None  # `locked until - read` of a lock that is right
         self._doubted: ClockBounds | None = None
         self._began_at = self._clock.monotonic()
@@ -136,8 +136,8 @@ class LockWatch:
                 return
             if self._clock.monotonic() - self._began_at > FACTS_SECONDS:
                 self._begin_anew()
-            self._least = max(self._least, locked - read_at)
-            self._most = min(self._most, locked - asked_at)
+            self._lower = max(self._lower, locked - read_at)
+            self._upper = min(self._upper, locked - asked_at)
             self._longest = min(self._longest, longest)
             self._judge()
             decided = self._confirmed or bool(self._refusal)
@@ -190,34 +190,34 @@ class LockWatch:
             self._refuse(-math.inf, self._longest)
             return
         pin = self._service_clock.pinned
-        if pin is None or self._least == -math.inf:
+        if pin is None or self._lower == -math.inf:
             return
-        least, most = self._least - pin.high, min(self._most - pin.low, self._longest)
-        if least > min(most + TOLERANCE, LONGEST) or most < SHORTEST:
+        lower, upper = self._lower - pin.high, min(self._upper - pin.low, self._longest)
+        if lower > min(upper + TOLERANCE, LONGEST) or upper < SHORTEST:
             self._service_clock.unpin()  # a clock was set, or the pin is wrong
             self._begin_anew()
-        elif least > self._lease + TOLERANCE or most < self._lease - TOLERANCE:
+        elif lower > self._lease + TOLERANCE or upper < self._lease - TOLERANCE:
             if self._doubted is not None and self._doubted.number != pin.number:
-                self._refuse(least, most)
+                self._refuse(lower, upper)
             self._doubted = self._doubted or pin
         else:
             self._doubted = None
-            if least >= self._lease - TOLERANCE and most <= self._lease + TOLERANCE:
+            if lower >= self._lease - TOLERANCE and upper <= self._lease + TOLERANCE:
                 self._confirm()
 
     def _confirm(self) -> None:
-        usual = None if self._least == -math.inf else self._least
+        usual = None if self._lower == -math.inf else self._lower
         self._confirmed, self._refusal = True, ""
         self._begin_anew()
         self._usual = usual
 
-    def _refuse(self, least: float, most: float) -> None:
-        if most - least < TOLERANCE:
-            actual = f"{(least + most) / 2:.1f} s"
-        elif least > self._lease:
-            actual = f"{least:.1f} s at least"
+    def _refuse(self, lower: float, upper: float) -> None:
+        if upper - lower < TOLERANCE:
+            actual = f"{(lower + upper) / 2:.1f} s"
+        elif lower > self._lease:
+            actual = f"{lower:.1f} s at least"
         else:
-            actual = f"{most:.1f} s at most"
+            actual = f"{upper:.1f} s at most"
         self._refusal = (
             f"queue {self._queue!r} holds its messages for {actual}, not for {self._lease:g} s: "
             f"its lease is fixed; set it with app.queue({self._queue!r}, lease=...) or change the "

@@ -39,10 +39,10 @@ def built(receiver: Any, frame: Any, message: Any) -> ServiceBusReceivedMessage:
         made: ServiceBusReceivedMessage = receiver._build_received_message((frame, message))
         return made
 
-    return _made(make, message)
+    return _build(make, message)
 
 
-def _made(
+def _build(
     make: Callable[[Any], ServiceBusReceivedMessage], message: Any
 ) -> ServiceBusReceivedMessage:
     """Build the SDK's message object. If the SDK fails, build a damaged one (rule 2)."""
@@ -104,7 +104,7 @@ def _answered(
     if status != 200 or not isinstance(value, dict) or b"messages" not in value:
         return callback(status, answer, description, **options)
     return [
-        _made(
+        _build(
             partial(
                 ServiceBusReceivedMessage,
                 receive_mode=receiver._receive_mode,

@@ -115,11 +115,11 @@ class Senders:
         return True
 
     def probed(
-        self, clock: Clock, look: Callable[[int], list[Any]], *, in_session: bool = False
+        self, clock: Clock, peek: Callable[[int], list[Any]], *, in_session: bool = False
     ) -> ClockProbe:
         """Get a time from the service: schedule a message far ahead, peek at it, and cancel it.
 
-        look: peeks at a sequence number; returns the messages from there on.
+        peek: peeks at a sequence number; returns the messages from there on.
         in_session: the queue requires a session for every message.
         Crash window: if the process dies in between, the message appears in two days and expires
         at once. Raises LookupError if the service put no usable time on the message.
@@ -139,7 +139,7 @@ class Senders:
             )
             before = clock.monotonic()
         try:
-            enqueued = epoch_of(look(number)[0], ENQUEUED)
+            enqueued = epoch_of(peek(number)[0], ENQUEUED)
         finally:
             self.cancelled(number)
         if enqueued is None or abs(enqueued - due) < PROBE_MARGIN:

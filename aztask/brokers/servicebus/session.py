@@ -70,17 +70,17 @@ class SessionReceiver(BusReceiver):
         options: ReceiverOptions,
         send: Send,
         *,
-        look: Callable[[int], list[Any]],
+        peek: Callable[[int], list[Any]],
         clock: Clock,
         watch: LockWatch | None = None,
     ) -> None:
-        """look: peeks at a sequence number; returns the queue's next message from there on, if any.
+        """peek: peeks at a sequence number; returns the queue's next message from there on, if any.
 
         It raises AztaskError or one of `SDK_ERRORS`.
         """
         super().__init__(client, options, send, clock=clock, watch=watch)
         self._session = options.session
-        self._look = look
+        self._peek = peek
         self._max_state_bytes = options.max_state_bytes
         self._owner: ServiceBusReceiver | None = None
         self._opening: ServiceBusReceiver | None = None
@@ -350,7 +350,7 @@ class SessionReceiver(BusReceiver):
         if not isinstance(settlement, Abandon | Release):
             number = int(delivery.position)
             try:
-                found = self._look(number)
+                found = self._peek(number)
             except (AztaskError, *SDK_ERRORS) as error:
                 return Unknown(str(error_of(error, self._queue)))
             if any(each.sequence_number == number and not done(each) for each in found):

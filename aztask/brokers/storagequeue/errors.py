@@ -110,7 +110,7 @@ def _answered(error: HttpResponseError, queue: str, text: str) -> Failure:
     if code == "RequestBodyTooLarge" or status == 413:
         return Failure(Effect.REFUSED, code, MessageTooLarge())
     if code in _BUSY or status in (429, 503):
-        return Failure(Effect.NONE, code, _unavailable(text, _asked(error)))
+        return Failure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
     if status >= 500 or status == 408:
         return Failure(Effect.UNSURE, code, _unavailable(text))
     return Failure(Effect.REFUSED, code, BrokerError(f"queue {queue!r}: {code or status}: {text}"))
@@ -128,7 +128,7 @@ def _unavailable(text: str, retry_after: float | None = None) -> BrokerUnavailab
     return error
 
 
-def _asked(error: HttpResponseError) -> float | None:
+def _retry_after(error: HttpResponseError) -> float | None:
     """The pause that the service asks for, in seconds (RFC 9110, Retry-After), or None."""
     text = _header(error, "Retry-After")
     return float(text) if text is not None and text.strip().isdecimal() else None

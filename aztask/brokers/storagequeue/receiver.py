@@ -100,12 +100,12 @@ class StorageReceiver:
         With `wait` 0 it polls once, without a pause.
         """
         until = self._clock.monotonic() + wait
-        asked = min(limit, RECEIVE_LIMIT)
+        limit = min(limit, RECEIVE_LIMIT)
         while not self._polling.closed:
             if wait > 0 and not self._polling.wait(until - self._clock.monotonic()):
                 break
-            found, deliveries = self._take(asked)
-            self._polling.polled(found, asked)
+            found, deliveries = self._take(limit)
+            self._polling.polled(found, limit)
             if deliveries or wait <= 0:
                 return deliveries
         return []

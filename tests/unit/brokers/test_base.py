@@ -13,13 +13,13 @@ def test_without_the_capability_there_is_no_defer_strategy():
 
 def test_implied_options_do_not_change_a_queue_that_exists():
     options = QueueOptions(lease=30.0, sessions=True, implied=frozenset({"lease"}))
-    assert options.asked() == QueueOptions(sessions=True)
-    assert QueueOptions(lease=30.0).asked() == QueueOptions(lease=30.0)
+    assert options.explicit() == QueueOptions(sessions=True)
+    assert QueueOptions(lease=30.0).explicit() == QueueOptions(lease=30.0)
 
 
 def test_an_option_that_is_asked_for_is_no_longer_implied():
     options = QueueOptions(lease=30.0, sessions=True, implied=frozenset({"lease", "sessions"}))
-    assert options.insisting(lease=60.0) == QueueOptions(
+    assert options.with_explicit(lease=60.0) == QueueOptions(
         lease=60.0, sessions=True, implied=frozenset({"sessions"})
     )
 

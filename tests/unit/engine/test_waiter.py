@@ -84,7 +84,7 @@ def test_a_write_ends_the_wait_and_short_waits_follow_until_it_is_seen(make) -> 
     assert watch.rests == [SETTLING]
     waiter.wait(LONG)
     assert watch.rests[1] == pytest.approx(2 * SETTLING), "no write ends this wait"
-    waiter.seen()
+    waiter.found_change()
     began = watch.now
     waiter.wait(LONG)
     assert watch.now - began >= REST - 3 * SETTLING
@@ -93,11 +93,11 @@ def test_a_write_ends_the_wait_and_short_waits_follow_until_it_is_seen(make) -> 
 def test_a_change_that_no_write_reported_is_doubted(make) -> None:
     watch, waiter = make()
     waiter.wait(LONG)
-    waiter.seen()
+    waiter.found_change()
     assert watch.doubts == 1
     watch.writes_in = 0.1
     waiter.wait(LONG)
-    waiter.seen()
+    waiter.found_change()
     assert watch.doubts == 1
 
 
@@ -165,7 +165,7 @@ def test_beside_a_busy_writer_looks_are_limited(tmp_path: Path) -> None:
         looks += 1
         if (now := database.changes()) != seen:
             seen = now
-            waiter.seen()
+            waiter.found_change()
     stop.set()
     thread.join(LONG / 2)
     assert not thread.is_alive()

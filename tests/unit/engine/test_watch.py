@@ -196,11 +196,11 @@ def test_who_misses_writes_is_not_believed_until_it_tells_of_one(
     waiter.wait(0.05)
     waiter.wait(0.05)
     database.migrate("test", ["CREATE TABLE t (i)"])
-    waiter.seen()
+    waiter.found_change()
     assert not watch.works
     file.write_bytes(b"x")
     monkeypatch.undo()
-    waiter.seen()
+    waiter.found_change()
     assert watch.works
 
 

@@ -108,6 +108,6 @@ def test_partitions_say_nothing_of_each_other() -> None:
     calibration._may_send = False
     calibration.once()
     assert not calibration.message(message(PARTITIONED + 1, EPOCH), clock.monotonic())
-    calibration._look = lambda number: message(PARTITIONED + number % PARTITIONED, EPOCH)
+    calibration._peek = lambda number: message(PARTITIONED + number % PARTITIONED, EPOCH)
     calibration.once()
     assert service_clock.pinned is None
