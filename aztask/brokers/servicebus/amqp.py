@@ -100,7 +100,7 @@ def _keep_properties(sections: _Sections, value: Any) -> None:
 
 def _fields(value: Any, limit: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > limit:
-        raise Unreadable(f"it is not a list of at limit {limit} fields")
+        raise Unreadable(f"it is not a list of at most {limit} fields")
     return value
 
 

@@ -35,7 +35,7 @@ from aztask.errors import BrokerUnavailable
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS: Final = 200
-"""The size lock tokens in one request: about 4 KiB."""
+"""The most lock tokens in one request: about 4 KiB."""
 
 SHORTEST_OPENING: Final = 2.0
 """Seconds: the SDK needs half a second to open a connection, more on a busy machine."""

@@ -50,7 +50,7 @@ class Bench:
         self.broker.declare("q")
         self.receiver = self.open()
         self.waits: list[float] = []
-        self.seen = 0
+        self.changes = 0
         self.meanwhile = lambda: None
         monkeypatch.setattr(local_receiver, "time", SimpleNamespace(monotonic=self.time.monotonic))
         self.watch(self.receiver)
@@ -68,10 +68,10 @@ class Bench:
             if not rung() or before:
                 self.time.now += seconds
 
-        def seen():
-            self.seen += 1
+        def found_change():
+            self.changes += 1
 
-        receiver._waiter = SimpleNamespace(wait=wait, seen=seen)
+        receiver._waiter = SimpleNamespace(wait=wait, found_change=found_change)
 
     def send(self, *bodies, **properties):
         self.broker.send("q", [Envelope(body, **properties) for body in bodies])
@@ -205,7 +205,7 @@ def test_a_wait_that_brought_no_change_is_not_followed_by_a_look(bench, monkeypa
     assert bench.receiver.receive(1, 7.0) == []
     assert bench.waits == [7.0, 6.0, 4.0]
     assert len(looks) == 1
-    assert bench.seen == 1
+    assert bench.changes == 1
 
 
 def test_each_change_is_looked_at_and_reported_to_the_wait(bench):
@@ -218,7 +218,7 @@ def test_each_change_is_looked_at_and_reported_to_the_wait(bench):
     bench.meanwhile = send_the_next
     (delivery,) = bench.receiver.receive(1, 7.0)
     assert delivery.envelope.body == b"now"
-    assert bench.seen == 3
+    assert bench.changes == 3
 
 
 def test_while_the_sessions_are_held_it_looks_again_soon(bench):
@@ -230,7 +230,7 @@ def test_while_the_sessions_are_held_it_looks_again_soon(bench):
     bench.watch(waiting)
     assert waiting.receive(1, 0.175) == []
     assert bench.waits == pytest.approx([0.05, 0.05, 0.05, 0.025])
-    assert bench.seen == 1, "nothing has changed since the first look"
+    assert bench.changes == 1, "nothing has changed since the first look"
 
 
 @pytest.mark.parametrize("whole", [True, False])
