@@ -1,1 +1,1 @@
-"""What Storage queues, Tables and blobs share: credentials, connections and requests."""
+"""Code that Storage queues, Tables and blobs share: credentials, connections and requests."""

@@ -1,4 +1,4 @@
-"""What the adapters of Azure services share: the default credential, and logs without secrets."""
+"""Helpers of all Azure adapters: the default credential, and logs without secrets."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ _LOGGERS: Final = (
 
 
 def default_credential() -> TokenCredential:
-    """What azure-identity finds in the environment. Raises ConfigurationError without it."""
+    """The credential that azure-identity finds in the environment.
+
+    Raises ConfigurationError if azure-identity is not installed.
+    """
     try:
         identity = importlib.import_module("azure.identity")  # an extra, and slow to import
     except ImportError:
         raise ConfigurationError(
             "Entra ID needs azure-identity; install aztask[identity], or give a connection string"
         ) from None
-    quiet_sdk("azure.identity")  # its errors hold the same pages of text that it logs
+    quiet_sdk("azure.identity")  # its errors hold the same long text that it logs
     credential: TokenCredential = identity.DefaultAzureCredential()
     return credential
 
 
 def quiet_sdk(name: str) -> None:
-    """Keep an SDK's own lines out of the log unless somebody asked for them: ours tell the same,
-    once, and without a traceback for each lost connection.
+    """Keep an SDK's own lines out of the log, unless you set a level for its logger.
+
+    aztask logs the same facts once, without a traceback for each lost connection.
     """
     logger = logging.getLogger(name)
     if logger.level == logging.NOTSET:
@@ -47,7 +51,7 @@ def quiet_sdk(name: str) -> None:
 
 
 def filter_secrets() -> None:
-    """Mask secrets in what the SDK and urllib3 log: their debug lines hold whole SAS URLs."""
+    """Mask secrets in the logs of the SDKs and urllib3: their debug lines hold whole SAS URLs."""
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(each, SecretFilter) for each in logger.filters):

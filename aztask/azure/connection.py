@@ -1,6 +1,9 @@
-"""A kept-alive connection to the queue service, and the answers that come over it.
+"""A kept-alive HTTP connection to the queue service, and the answers that come over it.
 
-Rule: what the service says is bounded: header lines, body, and the time for each read.
+Why not an HTTP library: `aztask.azure.exchange` waits for many answers in one thread, which needs
+connections that never block.
+
+Rule: an answer is bounded: its header lines, its body, and the time for each read.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from azure.core.rest import HttpRequest, HttpResponse
 from azure.core.utils import case_insensitive_dict
 
 IDLE_SECONDS: Final = 60.0
-"""A connection that was idle for longer is not used again: balancers forget them silently."""
+"""A connection that was idle for longer is not used again: load balancers drop it silently."""
 
 _LINE: Final = 65536
 _LINES: Final = 200
@@ -26,11 +29,11 @@ _PIECE: Final = 65536
 
 
 class TruncatedResponse(ConnectionResetError):
-    """What has come of an answer ends within it."""
+    """The received bytes end in the middle of an answer."""
 
 
 class Response(HttpResponse):
-    """An answer, read in full."""
+    """An HTTP answer whose body has been read in full, as the SDK expects it."""
 
     def __init__(
         self,
@@ -48,46 +51,44 @@ class Response(HttpResponse):
         self._encoding: str | None = "utf-8"
         self.context: dict[str, Any] = {}
         self.keep_alive = 0.0
-        """Seconds that its connection may be used again."""
+        """How long its connection may be used again, seconds."""
 
     @property
     def request(self) -> HttpRequest:
-        """What it answers."""
         return self._request
 
     @property
     def status_code(self) -> int:
-        """The HTTP status."""
         return self._status
 
     @property
     def headers(self) -> MutableMapping[str, str]:
-        """Without regard to case."""
+        """The header fields; names are not case-sensitive."""
         return self._headers
 
     @property
     def reason(self) -> str:
-        """The phrase beside the status."""
+        """The reason phrase after the status."""
         return self._reason
 
     @property
     def content_type(self) -> str | None:
-        """The header of that name."""
+        """The value of the header ``Content-Type``."""
         return self._headers.get("content-type")
 
     @property
     def is_closed(self) -> bool:
-        """Always: it is read in full."""
+        """Always True: the answer has been read in full."""
         return True
 
     @property
     def is_stream_consumed(self) -> bool:
-        """Always."""
+        """Always True: the answer has been read in full."""
         return True
 
     @property
     def encoding(self) -> str | None:
-        """What `text` decodes with."""
+        """The encoding that `text` uses by default."""
         return self._encoding
 
     @encoding.setter
@@ -96,21 +97,19 @@ class Response(HttpResponse):
 
     @property
     def url(self) -> str:
-        """The request's."""
         return self._request.url
 
     @property
     def content(self) -> bytes:
-        """The body."""
         return self._body
 
     def text(self, encoding: str | None = None) -> str:
-        """The body, decoded; a byte order mark is dropped."""
+        """The decoded body, without a byte order mark."""
         text = self._body.decode(encoding or self._encoding or "utf-8", "replace")
         return text.removeprefix("\ufeff")
 
     def json(self) -> Any:
-        """The queue service speaks XML."""
+        """Not supported: the queue service answers in XML. Raises ValueError."""
         raise ValueError("the answer is XML, not JSON")
 
     def raise_for_status(self) -> None:
@@ -119,7 +118,6 @@ class Response(HttpResponse):
             raise HttpResponseError(response=self)
 
     def read(self) -> bytes:
-        """The body."""
         return self._body
 
     def iter_bytes(self, **kwargs: Any) -> Iterator[bytes]:
@@ -131,7 +129,7 @@ class Response(HttpResponse):
         yield self._body
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the answer has been read in full."""
 
     def __enter__(self) -> Response:
         return self
@@ -144,8 +142,9 @@ class Response(HttpResponse):
 
 
 class Connection:
-    """One connection. Either it waits, for `send` and `answer`, or it does not, for `send_some` and
-    `receive_some`.
+    """One connection, in one of two modes.
+
+    In blocking mode, use `send` and `answer`. After `unblock`, use `send_some` and `receive_some`.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, seconds: float) -> None:
@@ -160,11 +159,11 @@ class Connection:
         self.usable_until = 0.0
 
     def fileno(self) -> int:
-        """The socket's, to be waited for."""
+        """The socket's file descriptor, for a selector."""
         return self._socket.fileno()
 
     def fresh(self) -> bool:
-        """Whether it may be used again: in time, and nothing came unasked (such as its end)."""
+        """Whether it may be used again: not idle for too long, and no unexpected data or close."""
         if time.monotonic() >= self.usable_until:
             return False
         poll = select.poll()
@@ -172,49 +171,52 @@ class Connection:
         return not poll.poll(0)
 
     def send(self, data: bytes, seconds: float) -> None:
-        """Hand all of it to the kernel. Raises OSError."""
+        """Send all bytes to the kernel, within `seconds`. Raises OSError."""
         self._socket.settimeout(seconds)
         self._socket.sendall(data)
 
     def answer(self, request: HttpRequest) -> Response:
-        """Read one answer. Raises OSError, or ValueError on what is not HTTP."""
+        """Read one answer. Raises OSError, or ValueError if the answer is not HTTP."""
         response = read_answer(self._file, request, ended=True)
         self.used(response)
         return response
 
-    def wait_for_nothing(self) -> None:
-        """From now on, until the next `send`."""
+    def unblock(self) -> None:
+        """Switch to non-blocking mode, until the next `send`."""
         self._socket.settimeout(0.0)
 
     def send_some(self, data: memoryview) -> int:
-        """How many bytes the kernel took. Raises OSError."""
+        """Send as much as the kernel accepts; returns the number of bytes. Raises OSError."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
 
     def receive_some(self) -> bytes | None:
-        """What has come: None where nothing has, b"" at the connection's end. Raises OSError."""
+        """The received bytes: None if there are none yet, ``b""`` at the end. Raises OSError."""
         try:
             return self._socket.recv(_PIECE)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
 
     def used(self, response: Response) -> None:
-        """After an answer: it says how long the connection may be used again."""
+        """Note how long the connection may be used again after this answer."""
         self.usable_until = time.monotonic() + response.keep_alive
 
     def close(self) -> None:
-        """At once."""
+        """Close the socket without waiting for an answer."""
         self._file.close()
         self._socket.close()
 
 
 def read_answer(file: BinaryIO, request: HttpRequest, *, ended: bool) -> Response:
-    """One answer. ended: whether `file` ends where the connection does, which tells the end of a
-    body of no given length.
+    """Read one answer from `file`.
 
-    Raises OSError (Cut where the file ends within the answer), or ValueError on what is not HTTP.
+    ended: whether the end of `file` is the end of the connection. Only then a body may come without
+    a declared length.
+
+    Raises TruncatedResponse if the file ends within the answer, other OSErrors, and ValueError if
+    the answer is not HTTP or exceeds a limit.
     """
     version, _, rest = _line(file).partition(" ")
     status, _, reason = rest.partition(" ")
@@ -286,14 +288,14 @@ def _keep_alive(headers: dict[str, str]) -> float:
 
 
 def bytes_of(request: HttpRequest) -> bytes:
-    """The request as it travels."""
+    """The request as bytes. Raises ServiceRequestError for a header with a line break."""
     content = request.content
     body = content.encode() if isinstance(content, str) else bytes(content or b"")
     netloc, slash, path = request.url.partition("://")[2].partition("/")
     lines = [f"{request.method} {slash or '/'}{path} HTTP/1.1", f"Host: {netloc}"]
     for name, value in request.headers.items():
         if "\r" in value or "\n" in value:
-            raise ServiceRequestError(f"the header {name} has a line break in it")
+            raise ServiceRequestError(f"the header {name} contains a line break")
         if name.lower() != "content-length":
             lines.append(f"{name}: {value}")
     lines.append(f"Content-Length: {len(body)}")

@@ -1,6 +1,6 @@
-"""A blob container's client, set up as aztask needs it.
+"""Creates clients of blob containers, with the settings that aztask needs.
 
-Rule: the SDK retries nothing. The caller owns the pauses, and every request has a time-out.
+Rule: the SDK's retries are off. The caller decides about retries, and every request has a time-out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ SINGLE_PUT_BYTES: Final = 256 << 20
 def container_client(
     address: BlobAddress, *, given: TokenCredential | None = None, **options: Any
 ) -> ContainerClient:
-    """The SDK's client of a container: no retries of its own, time-outs, no secrets in its logs.
+    """The SDK's client of a container: no retries, time-outs set, and no secrets in its logs.
 
-    given: instead of `default_credential` where the address has no key.
+    given: replaces `default_credential` if the address has no key and no signature.
+    options: override the client's settings.
     """
     filter_secrets()
     credential: Any = None
@@ -58,7 +59,7 @@ def create(container: ContainerClient) -> None:
 
 
 def reason_of(error: AzureError) -> str:
-    """The error's code and first line: the rest is headers and XML."""
+    """The error's code and first line, masked. The rest of its text is headers and XML."""
     code = getattr(error, "error_code", None)
     lines = (str(error.message) or type(error).__name__).splitlines()
     return mask(f"{getattr(code, 'value', code) or type(error).__name__}: {lines[0]}")[:300]

@@ -1,6 +1,6 @@
 """A blob that many processes change: its ETag proves which revision a writer has read.
 
-``If-Match`` refuses a writer that has read an older revision, and ``If-None-Match: *`` the second
+``If-Match`` refuses a writer that read an older revision. ``If-None-Match: *`` refuses the second
 of two writers that both found no blob.
 
 Source: "Specifying conditional headers for Blob service operations" in the service's REST
@@ -33,7 +33,7 @@ class TaggedBlob:
     """One blob of a container, or of a folder in it. Any thread may call, one at a time."""
 
     def __init__(self, address: BlobAddress, name: str, *, what: str, content_type: str) -> None:
-        """what: how errors call it. Connects with the first call.
+        """what: the name for error texts. Nothing connects before the first call.
 
         Raises ConfigurationError without a credential.
         """
@@ -44,7 +44,7 @@ class TaggedBlob:
         self._blob = self._container.get_blob_client(self._name)
 
     def read(self, limit: int) -> tuple[bytes, str | None]:
-        """At most `limit` bytes and the ETag; ``b""`` and None where there is no blob.
+        """At most `limit` bytes and the ETag; ``b""`` and None if there is no blob.
 
         Needs the permission to read blobs. Raises BrokerUnavailable.
         """
@@ -59,15 +59,15 @@ class TaggedBlob:
     def write(self, data: bytes, tag: str | None) -> bool:
         """Store `data` if the blob still has the ETag `tag` (None: if there is no blob).
 
-        False: another writer was faster. Creates a missing container. Needs the permission to write
-        blobs. If the reply is lost, `data` may be stored; then the next try is refused. Raises
-        BrokerUnavailable.
+        Returns False if another writer was faster. Creates a missing container. Needs the
+        permission to write blobs. Raises BrokerUnavailable. If the reply is lost, `data` may be
+        stored; then the next attempt is refused.
         """
         try:
             try:
                 return self._put(data, tag)
             except ResourceNotFoundError:
-                if tag is not None:  # the blob was deleted meanwhile
+                if tag is not None:  # the blob was deleted in between
                     return False
                 create(self._container)
                 return self._put(data, None)
@@ -75,10 +75,11 @@ class TaggedBlob:
             raise self._unavailable(error) from error
 
     def move(self, data: bytes, tag: str, suffix: str) -> str | None:
-        """Move what was read to a name that ends in `suffix`; None: the blob has changed since.
+        """Move the blob to a name that ends in `suffix`; returns the new name.
 
-        It is copied, then deleted. If the process dies in between, both are there, and moving it
-        again does no harm. Raises BrokerUnavailable.
+        data, tag: as they were read. Returns None if the blob has changed since. The blob is
+        copied, then deleted. Crash window: if the process dies in between, both exist, and moving
+        it again does no harm. Raises BrokerUnavailable.
         """
         target = self._name + suffix
         try:
@@ -93,7 +94,7 @@ class TaggedBlob:
         return target
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close the idle connections of the client."""
         self._container.close()
 
     def _download(self, limit: int) -> Any:
@@ -102,7 +103,7 @@ class TaggedBlob:
         except HttpResponseError as error:
             if error.status_code != NO_SUCH_RANGE:
                 raise
-            return self._blob.download_blob()  # it is empty: no byte of it can be asked for
+            return self._blob.download_blob()  # an empty blob has no first byte to request
 
     def _put(self, data: bytes, tag: str | None) -> bool:
         conditions: dict[str, Any] = {"overwrite": False}

@@ -1,15 +1,15 @@
-"""The HTTP transport that the storage SDK runs on: kept-alive connections and little else.
+"""The HTTP transport for the storage SDK: kept-alive connections and little else.
 
-The SDK's own transport spends half of a request's CPU time on what a queue never needs: cookies,
-redirects, proxy look-ups, multipart bodies [measured: 1.2 ms against 0.55 ms for a send]. This one
-is handed to the SDK through its documented ``transport`` argument; signing, headers, serialization
-and errors stay the SDK's.
+Why not the SDK's own transport: it spends half of a request's CPU time on features that queues
+never need: cookies, redirects, proxy look-ups, multipart bodies [measured: 1.2 ms against 0.55 ms
+for a send]. The SDK gets this one through its documented ``transport`` argument. Signing, headers,
+serialization and errors are still the SDK's.
 
 Rules
-1. A request that was not handed to the kernel in full was not carried out: ServiceRequestError.
-   From then on a failure leaves that open: ServiceResponseError. Nothing is ever sent twice.
-2. Any thread may call. A connection serves one request at a time, and is used again unless the
-   service has closed it or would soon.
+1. If a request was not handed to the kernel in full, it had no effect: ServiceRequestError. After
+   that a failure leaves the effect open: ServiceResponseError. Nothing is ever sent twice.
+2. Any thread may call. A connection serves one request at a time. It is used again, unless the
+   service has closed it or will close it soon.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Kept = TypeVar("Kept")
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 15.0
 EXCHANGING: Final = 24
-"""Connections for all exchanges that are under way; each has at least one."""
+"""The most connections of all running exchanges together; each exchange gets at least one."""
 
 
 class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
-    """Connections to one host."""
+    """Kept-alive connections to one host. Any thread may call."""
 
     def __init__(self) -> None:
         self._idle: list[Connection] = []
@@ -57,10 +57,13 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         self._closed = False
 
     def open(self) -> None:
-        """Connections open when they are needed."""
+        """Do nothing: connections are opened when they are needed."""
 
     def close(self) -> None:
-        """Close what is idle; what is in use is closed when it comes back. Not after a fork."""
+        """Close idle connections; those in use are closed when they come back.
+
+        In a forked child no socket is closed.
+        """
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -80,9 +83,9 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         self.close()
 
     def send(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        """Send the request and read its answer; rule 1 says what a failure means.
+        """Send the request and read its answer; for the meaning of failures see rule 1.
 
-        connection_timeout, read_timeout: seconds, per request.
+        connection_timeout, read_timeout: keyword arguments of the SDK, seconds.
         """
         reading = float(kwargs.get("read_timeout", READ_SECONDS))
         data = bytes_of(request)
@@ -110,12 +113,14 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         connecting: float,
         reading: float,
     ) -> list[Kept | AzureError]:
-        """What `take` keeps of the answer to the request that `compose` makes of each item, or why
-        there is none.
+        """Send one request per item in parallel; returns one kept value or error per item.
 
-        url: of any of the requests, which all go to one host. connections: at most so many to begin
-        with, and fewer where exchanges of other threads have theirs; as those end, it gets more.
-        connecting, reading: seconds.
+        url: the URL of any request; all go to the same host.
+        compose: makes the request for an item.
+        take: returns what to keep of an answer.
+        connections: the most connections at the start. There are fewer while other threads'
+        exchanges use theirs; when those end, this exchange gets more.
+        connecting, reading: time-outs in seconds.
         """
         loan = BorrowedConnections(self, url, connecting)
         try:
@@ -128,19 +133,19 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
             loan.end()
 
     def lend(self, count: int) -> int:
-        """How many of so many connections an exchange may have now."""
+        """Reserve up to `count` connections for an exchange; returns how many it gets."""
         with self._lock:
             count = max(0, min(count, EXCHANGING - self._lent))
             self._lent += count
             return count
 
     def lent(self, count: int) -> None:
-        """So many are lent all the same; or, below 0, are no longer."""
+        """Change the number of reserved connections by `count`, without a limit."""
         with self._lock:
             self._lent += count
 
     def give_back(self, connection: Connection) -> None:
-        """Keep it for another request."""
+        """Keep the connection for another request."""
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
@@ -148,7 +153,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
         connection.close()
 
     def idle_one(self) -> Connection | None:
-        """One that can be used again."""
+        """An idle connection that can be used again, or None."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -157,7 +162,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
             connection.close()
 
     def connect(self, url: str, seconds: float) -> Connection:
-        """A new one to the URL's host. Raises AzureError."""
+        """Open a connection to the URL's host. Raises AzureError."""
         scheme, _, rest = url.partition("://")
         netloc = rest.partition("/")[0].partition("?")[0]
         host, _, digits = netloc.rpartition(":") if _has_port(netloc) else (netloc, "", "")
@@ -172,7 +177,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
             raise ServiceRequestError(f"no connection to {netloc}: {error}") from error
 
     def context(self) -> ssl.SSLContext:
-        """For TLS; made once."""
+        """The TLS context. It is made once, because loading certificates is slow."""
         if self._tls is None:
             given = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
             self._tls = ssl.create_default_context(cafile=given or certifi.where())
@@ -180,7 +185,7 @@ class LeanTransport(HttpTransport[HttpRequest, HttpResponse]):
 
 
 class BorrowedConnections:
-    """The connections that one exchange has of a transport's."""
+    """The connections of a transport that one exchange has borrowed."""
 
     def __init__(self, transport: LeanTransport, url: str, connecting: float) -> None:
         self._transport = transport
@@ -188,13 +193,13 @@ class BorrowedConnections:
         self._connecting = connecting
         self._count = 0
 
-    def begin(self, wanted: int) -> list[Connection]:
-        """Idle connections, and new ones, made side by side: at least one. Raises AzureError if
-        there is none at all.
+    def begin(self, count: int) -> list[Connection]:
+        """Get at least one connection: idle ones first, then new ones, opened in parallel.
 
-        Half of what is wanted is enough: a new one takes longer than several requests.
+        Half of `count` is enough, because opening a connection takes longer than several requests.
+        Raises AzureError if there is no connection at all.
         """
-        self._count = self._transport.lend(wanted)
+        self._count = self._transport.lend(count)
         if not self._count:
             self._count = 1
             self._transport.lent(1)
@@ -203,15 +208,18 @@ class BorrowedConnections:
             found.append(connection)
         missing = self._count - len(found)
         if missing > len(found):
-            found += self._several(missing, enough=bool(found))
+            found += self._open(missing, required=not found)
         self._transport.lent(len(found) - self._count)
         self._count = len(found)
         return found
 
-    def _several(self, count: int, *, enough: bool) -> list[Connection]:
-        """New ones, fewer if some fail. enough: whether there may be none of them."""
+    def _open(self, count: int, *, required: bool) -> list[Connection]:
+        """Open connections in parallel; returns those that succeeded.
+
+        required: raise AzureError if none succeeded.
+        """
         if self._url.startswith("https:"):
-            self._transport.context()  # made once, not by each thread
+            self._transport.context()  # make it here once, not in each thread
         found: list[Connection] = []
         failed: AzureError | None = None
         with ThreadPoolExecutor(count) as threads:
@@ -220,16 +228,16 @@ class BorrowedConnections:
                     found.append(future.result())
                 except AzureError as error:
                     failed = error
-        if failed and not found and not enough:
+        if failed and not found and required:
             raise failed
         return found
 
     def connect(self) -> Connection:
-        """A new one, for one that is used up. Raises AzureError."""
+        """Open a new connection in place of a closed one. Raises AzureError."""
         return self._transport.connect(self._url, self._connecting)
 
     def more(self) -> Connection | None:
-        """One that another exchange needs no longer, if there is one."""
+        """An idle connection that no other exchange needs, or None."""
         if not self._transport.lend(1):
             return None
         connection = self._transport.idle_one()
@@ -240,13 +248,13 @@ class BorrowedConnections:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """One that can be used again."""
+        """Return a connection that can be used again."""
         self._count -= 1
         self._transport.lent(-1)
         self._transport.give_back(connection)
 
     def end(self) -> None:
-        """What was not given back is gone."""
+        """Cancel the reservation of all connections that were not given back."""
         self._transport.lent(-self._count)
 
 

@@ -1,15 +1,15 @@
 """The broker protocol: what every queue service looks like to the rest of aztask.
 
 Rules
-1. Batch in, batch out: every call takes many and answers for each one, in order.
+1. Batch in, batch out: every call takes many items and answers for each one, in order.
 2. A delivery's ``deadline`` is counted from the instant *before* the granting request was sent, on
-   the clock of `aztask.support.clock`; past it nobody may act on the delivery, whatever the service
-   thinks.
+   the clock of `aztask.support.clock`. After the deadline no caller may act on the delivery, even
+   if the service would still allow it.
 3. Renewal and settlement of one delivery never run at the same time; the adapter serialises them.
    After a settlement no renewal is sent.
-4. Answers are values: `Settled`, `Lost` (the service's verdict: not ours any more) or `Unknown`
-   (no answer: it may or may not have happened). Only a service that cannot be reached at all, or a
-   queue that does not exist, raises.
+4. Answers are values: `Settled`, `Lost` (the service says that we no longer hold the lease) or
+   `Unknown` (no answer: it may or may not have happened). A call raises only if the service is
+   unreachable or the queue does not exist.
 5. What a service cannot do is declared in `Capabilities`; asking for it raises CapabilityError.
 6. After a fork the child must not use its parent's handles; ``close`` in the child does no I/O.
 """
@@ -42,6 +42,7 @@ __all__ = [
     "QueueOptions",
     "QueueStats",
     "Receiver",
+    "ReceiverOptions",
     "Renewed",
     "SessionHolder",
     "Settled",
@@ -51,7 +52,7 @@ __all__ = [
 
 
 class AnySession(Enum):
-    """Ask for whichever session has work and no receiver."""
+    """Receive from any session that has messages and no receiver."""
 
     ANY = "any"
 
@@ -63,15 +64,17 @@ ANY_SESSION: Final = AnySession.ANY
 class Capabilities:
     """What a service can do, and its limits.
 
-    default_lease_seconds: what is asked for where nobody says otherwise; longer where every
-    renewal is a risk. max_lease_seconds: the longest lease it grants at once. fixed_lease: leases
-    last as long as the queue says, not the receiver. update: a message can be changed in place
-    (checkpoints travel in it). atomic_resubmit: clone and complete happen together;
-    resubmit_in_place: as one change of the message, whose delivery count goes on.
-    native_dead_letter: dead letters are a sub-queue of the service. dead_by_position: any of them
-    can be leased by its position, through ``receive_deferred`` of a receiver of dead letters.
-    remote: calls wait for a network, so callers keep several under way. receives_at_once: how many
-    receives side by side pay on a busy queue, where one brings few messages and takes long.
+    fixed_lease: the queue decides how long a lease lasts, not the receiver.
+    update: a message can be changed in place, so checkpoints travel in it.
+    atomic_resubmit: sending the clone and completing the original is one operation.
+    resubmit_in_place: a resubmission changes the message itself, so its delivery count continues.
+    native_dead_letter: dead letters are a sub-queue of the service.
+    dead_by_position: ``receive_deferred`` of a dead-letter receiver leases any dead letter.
+    remote: calls wait for a network, so callers keep several in progress.
+    default_lease_seconds: the lease if you give none; longer where every renewal is a risk.
+    max_lease_seconds: the longest lease that one request grants.
+    receives_at_once: how many parallel receives are worthwhile on a busy queue, where one receive
+    takes long and returns few messages.
     """
 
     name: str
@@ -96,12 +99,12 @@ class Capabilities:
 
     @property
     def retry_strategies(self) -> tuple[str, ...]:
-        """Which retry strategies work here: all but `defer` where the service cannot defer."""
+        """The retry strategies that work here: all, except `defer` if the service cannot defer."""
         return tuple(each for each in RETRY_STRATEGIES if each != "defer" or self.defer)
 
 
 class MessageState(Enum):
-    """Where a peeked message stands."""
+    """The state of a peeked message."""
 
     ACTIVE = "active"
     LEASED = "leased"
@@ -111,7 +114,7 @@ class MessageState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Peeked:
-    """A message looked at without taking it. enqueued_at, due: UTC epoch seconds."""
+    """A message that was read without leasing it. enqueued_at, due: UTC epoch seconds."""
 
     envelope: Envelope
     position: Position
@@ -125,9 +128,9 @@ class Peeked:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Counts of one queue's messages; None where the service does not tell.
+    """Counts of one queue's messages; None if the service does not report the number.
 
-    total: all but the dead, where the service tells no more than that.
+    total: all messages except dead letters, if the service reports only their sum.
     """
 
     queue: str
@@ -141,12 +144,14 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """What `Broker.declare` may ask for; None leaves the service's default.
+    """Settings for `Broker.declare`; None keeps the service's default.
 
-    lease: seconds (Service Bus: the lock duration). duplicate_window: seconds within which a
-    message id is stored once; 0 switches detection off. max_deliveries: the broker's own limit.
-    time_to_live: seconds. implied: which of these nobody asked for: they hold for a queue that is
-    created, and change none that exists.
+    lease: seconds (Service Bus: the lock duration).
+    duplicate_window: seconds within which a message id is stored once; 0 switches detection off.
+    max_deliveries: the broker's own limit.
+    time_to_live: seconds.
+    implied: names of the settings that come from defaults. They apply to a new queue and never
+    change an existing one.
     """
 
     lease: float | None = None
@@ -156,13 +161,32 @@ class QueueOptions:
     sessions: bool | None = None
     implied: frozenset[str] = frozenset()
 
-    def asked(self) -> QueueOptions:
-        """Without what is implied: what may be applied to a queue that exists."""
+    def explicit(self) -> QueueOptions:
+        """These options without the implied ones: what may change an existing queue."""
         return replace(self, **dict.fromkeys(self.implied), implied=frozenset())
 
-    def insisting(self, **given: Any) -> QueueOptions:
-        """With `given` asked for."""
+    def with_explicit(self, **given: Any) -> QueueOptions:
+        """These options with `given` set explicitly, so no longer implied."""
         return replace(self, **given, implied=self.implied - given.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOptions:
+    """The options that the receivers of all adapters share.
+
+    lease: seconds that a lease lasts, until `Receiver.set_lease` changes it.
+    session: the session to receive from, or `ANY_SESSION`; None for a queue without sessions.
+    dead_letter: receive the queue's dead letters.
+    delete: receive-and-delete, at most once.
+    max_state_bytes: the largest state that a session may have.
+    """
+
+    queue: str
+    lease: float
+    session: str | AnySession | None = None
+    dead_letter: bool = False
+    delete: bool = False
+    max_state_bytes: int = 256 * 1024
 
 
 class Receiver(Protocol):
@@ -173,16 +197,17 @@ class Receiver(Protocol):
         ...
 
     def set_lease(self, seconds: float) -> None:
-        """Ask for leases of so many seconds from the next receive on.
+        """Set the lease, in seconds, for the next receives.
 
-        Without effect where the service fixes them (capability ``fixed_lease``).
+        Has no effect if the queue decides the lease (capability ``fixed_lease``).
         """
         ...
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
-        """Lease deferred messages; those that are gone or leased are left out.
+        """Lease deferred messages by position; missing and leased ones are skipped.
 
-        Dead letters too where the service has the capability ``dead_by_position``.
+        A dead-letter receiver leases dead letters too, if the service has the capability
+        ``dead_by_position``.
         """
         ...
 
@@ -191,7 +216,7 @@ class Receiver(Protocol):
     ) -> list[Renewed | Lost | Unknown]:
         """Extend each lease to `seconds` from now (the receiver's lease by default).
 
-        A granted deadline is written into the delivery too.
+        The new deadline is also stored in the delivery.
         """
         ...
 
@@ -206,32 +231,33 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop receiving. What is leased stays leased until its lease ends."""
+        """Stop receiving. Leased messages stay leased until their leases end."""
         ...
 
 
 @runtime_checkable
 class SessionHolder(Protocol):
-    """What a receiver of sessions can do beside receiving."""
+    """A receiver of sessions: it can also release its session and store a state with it."""
 
     def let_go(self) -> None:
-        """Give the session back now, with what is leased in it: that counts as no delivery.
+        """Release the session and its leased messages now, without counting a delivery.
 
-        A receiver of any session looks for the next one at its next receive.
+        A receiver of `ANY_SESSION` looks for the next session in its next receive.
         """
         ...
 
     def session_state(self, session: str) -> bytes | None:
-        """What was last stored with the session.
+        """The bytes that were last stored with the session, or None.
 
-        Raises LeaseLost when the receiver does not hold it (any more), BrokerUnavailable.
+        Raises LeaseLost if the receiver does not hold the session, and BrokerUnavailable.
         """
         ...
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
-        """Store bytes with the session, which outlive its messages; None removes them.
+        """Store bytes with the session; None removes them. They outlive the session's messages.
 
-        Raises as `session_state` (BrokerUnavailable: it may be stored), and MessageTooLarge.
+        Raises the same errors as `session_state`, and MessageTooLarge. After BrokerUnavailable the
+        state may be stored or not.
         """
         ...
 
@@ -242,49 +268,50 @@ class Broker(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this service can do."""
+        """What this service can do, and its limits."""
         ...
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue if it is missing (needs the right to manage).
+        """Create the queue if it is missing, or apply the options to the existing one.
 
-        To one that exists what is asked for is applied, and what is implied is not.
+        Implied options never change an existing queue. Needs the permission to manage.
         """
         ...
 
     def delete(self, queue: str) -> None:
-        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        """Delete the queue and everything in it. Raises QueueNotFound."""
         ...
 
     def listing(self) -> Listing:
-        """All queues of the service, those that aztask can use apart from the others.
+        """All queues of the service, split into those that aztask can use and the others.
 
-        Raises BrokerUnavailable, and ConfigurationError where the right to list them is missing.
+        Raises BrokerUnavailable, and ConfigurationError without the permission to list queues.
         """
         ...
 
     def queues(self) -> list[str]:
-        """The names of the queues that aztask can use, sorted. Raises as `listing`."""
+        """The sorted names of the queues that aztask can use. Raises the errors of `listing`."""
         ...
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
-        """Store all; on return they are accepted and will not be lost.
+        """Store all envelopes; when this returns, they are accepted and will not be lost.
 
-        Raises BrokerUnavailable (nothing stored), SendUnconfirmed (it may be: send those again
-        under the same ids), QueueNotFound, QueueFull, MessageTooLarge (nothing stored).
+        Raises SendUnconfirmed if some may or may not be stored: send those again under the same
+        ids. If it raises BrokerUnavailable, QueueNotFound, QueueFull or MessageTooLarge, nothing
+        was stored.
         """
         ...
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
-        """Refuse a clone or a checkpoint that this broker could not store, without storing it.
+        """Raise EncodeError or MessageTooLarge if this broker could not store the envelope.
 
-        reserve: bytes that the message must have room for beside its present content. Raises
-        EncodeError or MessageTooLarge.
+        Used for clones and checkpoints before they are needed. Nothing is stored. reserve: bytes
+        of free space that the message must have in addition to its content.
         """
         ...
 
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """Remove messages that are not due yet, by message id; how many were removed."""
+        """Remove scheduled messages by message id; returns how many were removed."""
         ...
 
     def receiver(
@@ -300,9 +327,12 @@ class Broker(Protocol):
     ) -> Receiver:
         """A receiver whose leases last `lease` seconds.
 
-        delete: receive-and-delete, at most once; such deliveries cannot be settled. poll_ceiling:
-        seconds between two looks at an empty queue, where the service has to be polled; None: as
-        the broker was made.
+        prefetch: how many messages the caller means to hold in advance.
+        session: see `ReceiverOptions`.
+        dead_letter: receive the queue's dead letters.
+        delete: receive-and-delete, at most once; such deliveries cannot be settled.
+        poll_ceiling: the longest pause in seconds between two polls of an empty queue, if the
+        service has to be polled; None uses the broker's setting.
         """
         ...
 
@@ -318,15 +348,15 @@ class Broker(Protocol):
         after: Position | None = None,
         limit: int = 100,
     ) -> list[Peeked]:
-        """Look at messages in order of position, those after `after`, without taking them."""
+        """Read messages without leasing them, in order of position, starting behind `after`."""
         ...
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete what is in the queue, or in its dead letters; how many were deleted."""
+        """Delete the queue's messages, or its dead letters; returns how many were deleted."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close all connections and files of the broker."""
         ...
 
 
@@ -336,9 +366,9 @@ class Transactional(Protocol):
 
     @property
     def transaction_key(self) -> str:
-        """Equal keys: the same file, hence one transaction is possible."""
+        """Two objects with equal keys use the same file, so they can share a transaction."""
         ...
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing for what this thread does inside; may be nested."""
+        """Everything that this thread does inside is committed together or not at all. Nests."""
         ...

@@ -8,17 +8,19 @@ from typing import TypeAlias
 from aztask.message.envelope import Envelope
 
 Position: TypeAlias = int | str
-"""Where a message lies: the sequence number, or the message id where a service has no numbers."""
+"""A message's place in its queue: its sequence number, or its message id if there are none."""
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
     """One receipt of an envelope, held under a lease.
 
-    delivery_count: how often it was delivered, this one included (1 at first), as far as the
-    service counts. enqueued_at: UTC epoch seconds. deadline: see rule 2; renewals move it.
-    lease_seconds: what was granted last. token: opaque to everybody but the adapter.
-    dead_letter_reason, dead_letter_description: set on deliveries out of the dead letters.
+    token: proves the lease; only the adapter reads it.
+    delivery_count: how often the service delivered the message, including this time (first: 1).
+    enqueued_at: UTC epoch seconds.
+    deadline: end of the lease, see rule 2 of `aztask.brokers.base`; renewals move it.
+    lease_seconds: the duration that was granted last.
+    dead_letter_reason, dead_letter_description: set if the message is a dead letter.
     """
 
     queue: str
@@ -36,19 +38,19 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The lease lasts until `deadline` (clock of rule 2)."""
+    """The lease lasts until `deadline`, on the clock of `aztask.support.clock`."""
 
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The settlement took effect, now or in an earlier try whose reply was lost."""
+    """The settlement took effect, now or in an earlier attempt whose reply was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The lease is not ours any more; nothing was changed."""
+    """We no longer hold the lease; nothing was changed."""
 
     reason: str = ""
 
@@ -57,7 +59,7 @@ class Lost:
 class Unknown:
     """No answer: it may or may not have happened.
 
-    untouched: of a renewal, that the token still holds or will be known: ask again.
+    untouched: only for renewals: the token is still valid, or will become known; try again.
     """
 
     reason: str = ""

@@ -1,9 +1,9 @@
-"""What a queue is like, as its service tells: facts for whoever compares them with what is needed.
+"""Facts about a queue, as its service reports them; `aztask doctor` and workers check them.
 
 Rules
-1. Looking changes no message and settles none.
-2. What could not be read is None, and `QueueFacts.unread` says why: nothing is guessed.
-3. A right that is missing is an answer, not an error.
+1. An inspection changes no message and settles none.
+2. A setting that could not be read is None, and `QueueFacts.unread` says why. Nothing is guessed.
+3. A missing permission is an answer, not an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from aztask.support.finding import Finding
 class QueueFacts:
     """One queue's settings; None: the service has no such setting, or it could not be read.
 
-    exists: None where that could not be told. lease_seconds: where the queue decides it.
-    duplicate_window: seconds, 0 where detection is off. dead_letters: whether there is a place for
-    them. active: whether it takes and gives messages. made_on_use: a missing one is no fault.
+    exists: None if unknown.
+    unread: why settings could not be read; "" if they could.
+    lease_seconds: set if the queue decides how long a lease lasts.
+    duplicate_window: seconds; 0 if duplicate detection is off.
+    dead_letters: whether dead letters can be stored.
+    active: whether the queue accepts and delivers messages.
+    made_on_use: the queue is created when it is first used, so a missing one is no problem.
     """
 
     queue: str
@@ -39,9 +43,9 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What was tried, in a word such as ``receive``. error: None where it is granted.
+    """A permission, named by one word such as ``receive``. error: None if it is granted.
 
-    known: False where it could not be tried without doing something.
+    known: False if the permission could not be checked without using it.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Right:
 
 
 class Inspector(Protocol):
-    """Looks at one broker's queues. Any thread may call."""
+    """Inspects one broker's queues. Any thread may call."""
 
     def facts(self, queue: str) -> QueueFacts:
         """The queue's settings, in at most two requests.
@@ -60,22 +64,22 @@ class Inspector(Protocol):
         ...
 
     def rights(self, queue: str) -> Sequence[Right]:
-        """What may be done with the queue, tried without effect."""
+        """Which permissions we have on the queue, checked without changing anything."""
         ...
 
     def clock_offset(self, queue: str) -> float | None:
-        """Seconds that the service's clock is ahead of ours; None where it could not be learned."""
+        """Seconds that the service's clock is ahead of ours; None if unknown."""
         ...
 
     def surroundings(self) -> Sequence[Finding]:
-        """What holds for all queues: the tier, the file, the SDK."""
+        """Findings that concern all queues: the tier, the file, the SDK."""
         ...
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A broker that can be looked at."""
+    """A broker whose queues can be inspected."""
 
     def inspector(self) -> Inspector:
-        """Who looks at it."""
+        """The inspector of this broker's queues."""
         ...

@@ -1,7 +1,7 @@
-"""Which queues a service has, and which of them aztask can use.
+"""Lists the queues of a service, and tells which of them aztask can use.
 
 An account or a namespace may hold queues of other programs. Their names may be longer than aztask
-allows, or end as the names of dead-letter queues do.
+allows, or end like the names of dead-letter queues.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from aztask.errors import InvalidQueueName
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Names of queues, sorted.
+    """Sorted names of queues.
 
-    queues: those that aztask can use. foreign: those whose names it never uses. They belong to
-    other programs: aztask does not read, change or delete them.
+    queues: those that aztask can use.
+    foreign: queues of other programs, whose names aztask never uses. aztask does not read, change
+    or delete them.
     """
 
     queues: tuple[str, ...]
@@ -25,7 +26,7 @@ class Listing:
 
 
 def listing(names: Iterable[str], check: Callable[[str], None]) -> Listing:
-    """The names, sorted out. check: raises InvalidQueueName for one that aztask does not use."""
+    """Sort the names into a `Listing`. check: raises InvalidQueueName for a foreign name."""
     known = sorted(names)
     foreign = tuple(name for name in known if not _allowed(name, check))
     return Listing(tuple(name for name in known if name not in foreign), foreign)

@@ -81,7 +81,7 @@ def create(names: tuple[str, ...], **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     with open_app(creates=True) as app:
         for name in names:
-            app.broker.declare(name, app.queue_options(name).insisting(**given))
+            app.broker.declare(name, app.queue_options(name).with_explicit(**given))
             click.echo(f"queue {visible(name)} exists")
         if isinstance(app.results, Provisioned):
             for place in app.results.create():

@@ -1,4 +1,4 @@
-"""One statement for many rows: most of a small statement's cost is starting it."""
+"""Runs one statement for many rows: most of a small statement's cost is starting it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Final, TypeAlias
 Row: TypeAlias = tuple[object, ...]
 
 _SIZES: Final = (100, 20)
-"""Rows that one statement takes: few sizes, so that all stay prepared."""
+"""Rows per statement. There are only few sizes, so that all statements stay prepared."""
 
 
 class BatchStatement:
     """A statement in two forms.
 
-    one: for a single row. many: for several, with ``{rows}`` where `row` is repeated. Values are
-    bound in the order head, rows, tail; head and tail are the same for all rows.
+    one: the statement for a single row.
+    many: the statement for several rows; ``{rows}`` is replaced by repetitions of `row`.
+
+    Values are bound in the order head, rows, tail. Head and tail are the same for all rows.
     """
 
     def __init__(self, one: str, many: str, row: str) -> None:
@@ -27,7 +29,7 @@ class BatchStatement:
     def run(
         self, connection: sqlite3.Connection, rows: Sequence[Row], head: Row = (), tail: Row = ()
     ) -> int:
-        """Run it for all rows, in order; returns how many rows of the table it changed."""
+        """Run the statement for all rows, in order; returns how many table rows it changed."""
         changed = done = 0
         for size, sql in self._many:
             while len(rows) - done >= size:

@@ -1,14 +1,13 @@
 """One SQLite file, shared by threads and processes of one machine.
 
 Rules
-1. One connection, used under one lock; a transaction belongs to the thread that opened it. Nested
-   transactions of that thread join the outer one, and an error inside takes back all of it.
-2. Every writer starts with the write lock (BEGIN IMMEDIATE, or a single writing statement), so no
-   transaction fails half-way because another process was faster: it waits at its beginning.
-3. SQLite's errors leave here as aztask's (`aztask.engine.faults`).
-4. After a fork the child cannot use its parent's database and does no I/O on it, neither to close
-   it nor when it is garbage-collected: it would damage the file under the parent's hands
-   (sqlite.org/howtocorrupt.html, 2.6).
+1. There is one connection, used under one lock. A transaction belongs to the thread that opened it.
+   Nested transactions of that thread join the outer one, and an error inside rolls back all of it.
+2. Every writer first takes the write lock (BEGIN IMMEDIATE, or a single writing statement). So no
+   transaction fails half-way because another process was faster: it waits at its start.
+3. SQLite's errors are raised as aztask's errors (`aztask.engine.faults`).
+4. After a fork the child cannot use its parent's database. It does no I/O on it, not even to close
+   or garbage-collect it: that would damage the parent's file (sqlite.org/howtocorrupt.html, 2.6).
 """
 
 from __future__ import annotations
@@ -30,31 +29,32 @@ from aztask.engine.watch import Watch
 from aztask.errors import BrokerError, ConfigurationError
 
 Durability: TypeAlias = Literal["process", "full"]
-"""What an accepted write survives: the death of processes, or power loss too (slower)."""
+"""What an accepted write survives: "process": process death; "full": also power loss (slower)."""
 
 IN_MEMORY: Final = ":memory:"
 
 _APPLICATION_ID: Final = 0x617A7471  # "aztq": marks the file as ours (sqlite.org/pragma.html)
 _PAGE_BYTES: Final = 2048  # small messages change few bytes: half of SQLite's page is faster
-# Where pages of a tree change places, the commit looks through all that the cache of pages has
-# (SQLite 3.40, pcache1TruncateUnsafe): in memory that is every page, so they are to be few. A
-# million messages on pages of 2 KiB: up to 4 ms a commit; on these a send costs no more than empty.
+# When pages of a tree move, a commit scans the whole page cache (SQLite 3.40,
+# pcache1TruncateUnsafe). In memory the cache holds every page, so there should be few pages. With a
+# million messages on pages of 2 KiB, a commit takes up to 4 ms; with these larger pages a send
+# takes as long as in an empty database.
 _MEMORY_PAGE_BYTES: Final = 8192
 _CHECKPOINT_PAGES: Final = 2000
-_LOG_BYTES: Final = (
-    16 * 1024 * 1024
-)  # what is kept of the log's file after a burst has made it grow
-_SQLITE: Final = (3, 35, 0)  # the first with RETURNING (sqlite.org/lang_returning.html)
+_LOG_BYTES: Final = 16 * 1024 * 1024  # the log file is truncated to this size after a burst
+_SQLITE: Final = (3, 35, 0)  # the first version with RETURNING (sqlite.org/lang_returning.html)
 _serial = itertools.count(1)
 
 
 class Database:
     """An open database file, or one in memory that ends with this object.
 
-    path: a file, created with its directories if missing, or ``":memory:"``. durability: see
-    `Durability`. busy_seconds: how long to wait for another process's transaction.
-    ``key`` is equal for databases of the same file. Raises ConfigurationError for a place that
-    cannot hold it: not writable, a network file system, a file of something else.
+    path: a file, created with its directories if missing, or ``":memory:"``.
+    durability: see `Durability`.
+    busy_seconds: how long to wait for another process's transaction.
+
+    ``key`` is equal for databases of the same file. Raises ConfigurationError if the path is not
+    writable, on a network file system, or a file of another program.
     """
 
     def __init__(
@@ -76,21 +76,22 @@ class Database:
         _open_databases.add(self)
 
     def transaction(self) -> Transaction:
-        """All or nothing for what the block does with the connection it is given.
+        """A block whose changes are committed together or not at all.
 
-        Blocks may be nested; when an inner one fails, the outer one is taken back as a whole, even
-        if the error was caught in between (it then raises BrokerError at its end).
+        Blocks nest. If an inner block fails, the outer one is rolled back as a whole, even if the
+        error was caught in between; then the outer block raises BrokerError at its end.
         """
         return Transaction(self)
 
     def statement(self) -> Statement:
-        """One statement that is its own transaction, or a part of the one this thread is in."""
+        """One statement: its own transaction, or part of this thread's current transaction."""
         return Statement(self)
 
     def change(self, sql: str, values: Sequence[object]) -> int:
-        """One writing statement, as in `statement`, alone; returns how many rows it changed.
+        """Run one writing statement, as in `statement`; returns how many rows it changed.
 
-        For where it happens once a message: a ``with`` block costs as much as a small statement.
+        Use it for statements that run once per message: a ``with`` block costs as much as a small
+        statement.
         """
         connection = self._enter()
         try:
@@ -102,19 +103,20 @@ class Database:
             self._lock.release()
 
     def _failed(self, error: BaseException) -> None:
-        """A statement failed, and with it the transaction around it. Translates SQLite's errors."""
+        """Note that a statement failed, and so the transaction around it. Raises aztask's error."""
         if self._depth and self._doomed is None:
             self._doomed = error
         if isinstance(error, TRANSLATED):
             raise translate(error, self.path) from error
 
     def read(self) -> Statement:
-        """One reading statement; use `transaction` for several that must see the same state."""
+        """One reading statement. Use `transaction` if several must see the same state."""
         return Statement(self)
 
     def at_end(self, callback: Callable[[bool], None]) -> None:
-        """Call back when this thread's transaction has ended: True after commit, False after
-        rollback. Outside of a transaction the call comes at once, with True.
+        """Call back after this thread's transaction: with True after a commit, else with False.
+
+        Outside a transaction, the callback is called at once, with True.
         """
         if self._owner == threading.get_ident():
             self._at_end.append(callback)
@@ -122,9 +124,9 @@ class Database:
             callback(True)
 
     def changes(self) -> int:
-        """A number that is another one whenever any process has written in between; cheap.
+        """A number that changes with every write of any process; cheap to read.
 
-        PRAGMA data_version rises with other connections' commits, total_changes with our writes.
+        PRAGMA data_version rises with commits of other connections, total_changes with our writes.
         """
         with Statement(self) as connection:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
@@ -132,7 +134,7 @@ class Database:
 
     @property
     def watch(self) -> Watch:
-        """Tells of every write to the file, by whichever process."""
+        """The watch that reports every write to the file, by any process."""
         if self._watch is None:
             with self._lock:
                 log = None if self.path == IN_MEMORY else f"{self.path}-wal"
@@ -140,10 +142,10 @@ class Database:
         return self._watch
 
     def migrate(self, component: str, steps: Sequence[str]) -> None:
-        """Bring the tables of `component` up to ``len(steps)``, each step once per file.
+        """Migrate the tables of `component` to version ``len(steps)``. A step runs once per file.
 
-        A step is one or more SQL statements; steps already taken are never changed, only followed
-        by new ones. Raises ConfigurationError when a newer release has taken more steps.
+        A step is one or more SQL statements. Released steps are never changed; new ones are added
+        behind them. Raises ConfigurationError if a newer release has run more steps.
         """
         with self.transaction() as connection:
             connection.execute(
@@ -171,7 +173,7 @@ class Database:
         return self._connection is None
 
     def close(self) -> None:
-        """Close the file; in a forked child, or a second time, nothing happens."""
+        """Close the file. Does nothing in a forked child, or if it is closed already."""
         if self._connection is None:
             return
         with self._lock:
@@ -188,7 +190,7 @@ class Database:
         return f"Database({self.path!r})"
 
     def _enter(self) -> sqlite3.Connection:
-        """Take the lock. A forked child may find it locked for ever: so the check comes first."""
+        """Take the lock. In a forked child it may stay locked forever, so check that first."""
         if self._connection is not None:
             self._lock.acquire()
             connection: sqlite3.Connection | None = self._connection
@@ -238,18 +240,18 @@ class Database:
                 callback(committed)
         if error is None and not committed:
             raise BrokerError(
-                f"{self.path}: the transaction was taken back because a part of it failed: {doomed}"
+                f"{self.path}: the transaction was rolled back because part of it failed: {doomed}"
             ) from doomed
 
     def _disown(self) -> None:
-        """In a forked child: forget the connection without ever freeing it (rule 4)."""
+        """In a forked child: drop the connection without ever freeing it (rule 4)."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._connection, self._forked = None, True
 
 
 class Statement:
-    """What `Database.statement` gives: the connection, under the lock."""
+    """The context manager of `Database.statement`: gives the connection, under the lock."""
 
     __slots__ = ("_database",)
 
@@ -274,7 +276,7 @@ class Statement:
 
 
 class Transaction:
-    """What `Database.transaction` gives: the connection, inside BEGIN IMMEDIATE and COMMIT."""
+    """The context manager of `Database.transaction`: BEGIN IMMEDIATE and COMMIT or ROLLBACK."""
 
     __slots__ = ("_database",)
 
@@ -319,7 +321,7 @@ def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Con
             f"SQLite {sqlite3.sqlite_version} is too old for {path}: use a Python with "
             f"{'.'.join(map(str, _SQLITE))} or newer"
         )
-    # Nobody else can lock what is in memory: there is nothing to be patient about.
+    # No other process can lock a database in memory, so waiting is not needed.
     factory = sqlite3.Connection if path == IN_MEMORY else PatientConnection
     try:
         connection = sqlite3.connect(
@@ -345,8 +347,8 @@ def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Con
 
 
 def _configure(connection: sqlite3.Connection, path: str, durability: Durability) -> None:
-    """Check that the file is ours, then set what the engine relies on (sqlite.org/pragma.html)."""
-    # In this order: another process may make the file meanwhile, and marks it before it has tables.
+    """Check that the file is ours, then set the pragmas (sqlite.org/pragma.html)."""
+    # The order matters: another process may create the file now; it sets the id before the tables.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID and (application or tables):
@@ -360,16 +362,18 @@ def _configure(connection: sqlite3.Connection, path: str, durability: Durability
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-    # Without this every UPDATE of several rows creates and removes a file for its undo log.
+    # Otherwise every UPDATE of several rows creates and removes a file for its undo log.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")
-    connection.execute("PRAGMA secure_delete = OFF")  # on where Debian built it: more to write
+    connection.execute(
+        "PRAGMA secure_delete = OFF"
+    )  # Debian's build switches it on, which writes more
     if not application:
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of `script`, one by one: `executescript` would commit in between."""
+    """Split `script` into its statements, because `executescript` would commit in between."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -1,15 +1,18 @@
 """The embedded queue engine: queues with leases, schedules, dead letters and sessions in one file.
 
-It knows nothing of tasks, envelopes or protocols: a payload is bytes. Its parts, each in its file
-and each standing on the one before: `queues`, `sweeper`, `intake`, `leases`, `sessions`,
+Why not a queue library: we know of none with renewable leases, delays, dead letters and sessions in
+one SQLite file that several processes share.
+
+The engine knows nothing about tasks, envelopes or protocols: a payload is bytes. Its parts are in
+separate files, each built on the one before: `queues`, `sweeper`, `intake`, `leases`, `sessions`,
 `inspection`.
 
 Rules
-1. An accepted message is in the file until it is completed, purged, or expired; a process that
+1. An accepted message stays in the file until it is completed, purged, or expired. A process that
    dies at any instant leaves either the state before a call or the state after it.
-2. Every call may come from any thread and any process of the machine.
-3. Any call can raise QueueNotFound, QueueFull, BrokerUnavailable (locked for too long) and, once
-   the file is closed, BrokerError; then it has changed nothing.
+2. Any thread of any process on the machine may make any call.
+3. Any call can raise QueueNotFound, QueueFull, BrokerUnavailable (the file was locked for too long)
+   and, after the file was closed, BrokerError. Then it has changed nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from aztask.engine.messages import Leased, SessionLease
 class Engine(Inspection):
     """The queues of one database.
 
-    Several engines, in several processes too, may use one file. clock: injected in tests, and
-    where a server shifts its wall clock. sweep_seconds: see `aztask.engine.sweeper`.
+    Several engines, also in several processes, may use one file.
+
+    clock: injected in tests, and by a server that shifts its wall clock.
+    sweep_seconds: see `aztask.engine.sweeper`.
     """
 
     def receive(
@@ -35,11 +40,12 @@ class Engine(Inspection):
         dead_letter: bool = False,
         delete: bool = False,
     ) -> list[Leased]:
-        """Up to `limit` messages in the order of their numbers, each under a new lease.
+        """Receive up to `limit` messages in the order of their numbers, each under a new lease.
 
-        session: one from `accept_session`, on queues that have sessions; its lease holds, and once
-        it is lost LeaseLost is raised. delete: receive and delete: no lease, at most once; if the
-        process dies before it has worked on them, the messages are gone.
+        session: from `accept_session`, required for queues with sessions. Its lease covers the
+        messages; raises LeaseLost if it is lost.
+        delete: receive and delete, at most once and without a lease. If the process dies before it
+        has processed the messages, they are lost.
         """
         if limit <= 0:
             return []

@@ -1,7 +1,7 @@
-"""What SQLite's errors mean to the callers of the engine: the one place that translates them.
+"""Translates SQLite's errors into aztask's errors; no other module does.
 
-The names are SQLite's result codes (sqlite.org/rescode.html). A write that found no room changed
-nothing: SQLite takes the whole transaction back.
+The names are SQLite's result codes (sqlite.org/rescode.html). A write that finds no room changes
+nothing: SQLite rolls back the whole transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aztask.errors import (
 )
 
 TRANSLATED = (sqlite3.Error, UnicodeEncodeError, OverflowError)
-"""What `translate` takes: SQLite's errors, and Python's about values that SQLite cannot hold."""
+"""The errors for `translate`: SQLite's, and Python's for values that SQLite cannot hold."""
 
 _Advice: TypeAlias = tuple[tuple[str, ...], type[AztaskError], str]
 
@@ -39,14 +39,14 @@ _MEANINGS: Final[tuple[_Advice, ...]] = (
     (
         ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"),
         BrokerUnavailable,
-        "{path} was locked by another process for too long; try again, and look for a process "
+        "{path} was locked by another process for too long; try again, and find the process "
         "that keeps a transaction open",
     ),
     (
         ("SQLITE_NOTADB", "SQLITE_CORRUPT"),
         ConfigurationError,
-        "{path} is not an aztask queue file, or is damaged ({error}); choose another file or move "
-        "this one away",
+        "{path} is not an aztask queue file, or is damaged ({error}); choose another file, or move "
+        "this one to another place",
     ),
     (
         ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"),
@@ -71,11 +71,11 @@ _MEANINGS: Final[tuple[_Advice, ...]] = (
     ),
     (("",), BrokerError, "{path}: {error} ({code})"),
 )
-"""Beginnings of result codes, what they mean, and what to tell; the first that fits."""
+"""Prefixes of result codes, the error class, and its text. The first match wins."""
 
 
 def translate(error: BaseException, path: str) -> AztaskError:
-    """The error of ours that says what `error`, raised while using the file `path`, means."""
+    """The aztask error for `error`, which was raised while using the file `path`."""
     if isinstance(error, (UnicodeEncodeError, OverflowError)):
         return EncodeError(f"this cannot be stored: {error}; send plain text and 64-bit numbers")
     code = getattr(error, "sqlite_errorname", None) or type(error).__name__

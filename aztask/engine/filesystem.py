@@ -1,8 +1,8 @@
-"""Where a database file may lie.
+"""Checks the place of a database file, and prepares its directory.
 
-SQLite's write-ahead log keeps its index in memory that all processes using the file share, so they
-must run on one machine (sqlite.org/wal.html, "Disadvantages", 2). On a network file system that
-breaks silently; so such a place is refused before the file is touched.
+SQLite's write-ahead log keeps its index in memory that all processes of the file share, so they
+must run on one machine (sqlite.org/wal.html, "Disadvantages", 2). On a network file system this
+fails silently, so network file systems are refused before the file is touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ fuse.sshfs fuse.s3fs fuse.glusterfs fuse.rclone fuse.blobfuse fuse.blobfuse2 fus
 fuse.ceph-fuse fuse.cifs fuse.smbnetfs fuse.gcsfuse fuse.juicefs
 """
 NETWORK_FILE_SYSTEMS = frozenset(_NETWORK.split())
-"""Types, as /proc/self/mountinfo spells them, that other machines may have mounted as well."""
+"""File system types, as /proc/self/mountinfo spells them, that several machines can mount."""
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -29,8 +29,8 @@ _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 def file_system(directory: str, mountinfo: Iterable[str]) -> str:
     """The type of the file system that holds `directory`, an absolute path without links.
 
-    mountinfo: lines as in proc(5), ``/proc/[pid]/mountinfo``. Of several mounts on one point the
-    last covers the others. Returns "" when no line matches.
+    mountinfo: lines as in proc(5), ``/proc/[pid]/mountinfo``. If several file systems are mounted
+    on one point, the last one counts. Returns "" if no line matches.
     """
     best, found = -1, ""
     for line in mountinfo:
@@ -48,9 +48,9 @@ def file_system(directory: str, mountinfo: Iterable[str]) -> str:
 
 
 def refuse_network(directory: str) -> None:
-    """Raise ConfigurationError if `directory` lies on a network file system.
+    """Raise ConfigurationError if `directory` is on a network file system.
 
-    What cannot be told (no /proc, an unknown type) passes.
+    If that cannot be found out (no /proc, an unknown type), the directory is accepted.
     """
     try:
         with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -66,9 +66,9 @@ def refuse_network(directory: str) -> None:
 
 
 def prepare(path: str) -> str:
-    """The real, absolute form of `path`; its directory exists afterwards.
+    """Create the directory of `path`; returns the absolute path without links.
 
-    Raises ConfigurationError with one line about what is wrong with it.
+    Raises ConfigurationError, in one line, if the path cannot be a queue file.
     """
     if not path or "\0" in path:
         raise ConfigurationError(f"{path!r} cannot be a file name; give the path of the queue file")
@@ -80,14 +80,14 @@ def prepare(path: str) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigurationError(
-            f"cannot use {path!r} as the queue file: {why}; choose a place that can be written"
+            f"cannot use {path!r} as the queue file: {why}; choose a writable place"
         ) from error
     refuse_network(str(target.parent))
     return str(target)
 
 
 def boot_id() -> str:
-    """Tells one boot of the machine from another; "" where the system has no such thing."""
+    """An id that changes with every boot of the machine; "" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

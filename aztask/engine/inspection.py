@@ -1,4 +1,4 @@
-"""Looking at queues without taking anything, and emptying them."""
+"""Peeks at queues, counts their messages, and purges them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FROM: Final = (
     "(SELECT seq FROM messages INDEXED BY messages_line "
     "WHERE box = :box AND state = {} AND seq >= :seq ORDER BY seq LIMIT :limit)"
 )
-# Without a moment the index is in the order of the numbers, and nothing has to be sorted.
+# Rows with moment NULL are indexed in the order of their numbers, so nothing has to be sorted.
 _KINDS: Final = (
     f"{READY} AND moment IS NULL",
     f"{DEFERRED} AND moment IS NULL",
@@ -38,12 +38,12 @@ _PURGE: Final = (
 
 
 class Inspection(Sessions):
-    """Peeks, counts and purges."""
+    """Adds peeking, counting and purging to the engine."""
 
     def peek(
         self, queue: str, from_seq: int = 0, limit: int = 100, *, dead_letter: bool = False
     ) -> list[PeekedMessage]:
-        """The messages from number `from_seq` on, in order, whatever their state."""
+        """Up to `limit` messages of any state, in order, from number `from_seq` on."""
         found = self._queue(queue)
         box = found.box(dead_letter)
         self._sweep(found, box)
@@ -52,10 +52,10 @@ class Inspection(Sessions):
             rows = connection.execute(_PEEK, values).fetchall()
         if not rows:
             self._load(queue)
-        return list(map(_looked, rows))
+        return list(map(_peeked, rows))
 
     def stats(self, queue: str) -> Counts:
-        """How many messages there are. Counts an index: about 60 ms for each million."""
+        """The number of messages by state. It counts an index: about 60 ms per million messages."""
         found = self._load(queue)
         self._sweep(found, found.id)
         with self.database.transaction() as connection:
@@ -65,7 +65,7 @@ class Inspection(Sessions):
         return Counts(active, leased, scheduled, deferred, dead)
 
     def pending(self, queue: str, *, dead_letter: bool = False) -> float:
-        """Seconds until there may be something to receive: 0.0 now, infinity nothing in sight."""
+        """Seconds until there may be a message to receive: 0.0 now; infinity: no message."""
         box = self._queue(queue).box(dead_letter)
         with self.database.read() as connection:
             ready, due, lapse = connection.execute(_PENDING, (box, box, box)).fetchone()
@@ -79,9 +79,10 @@ class Inspection(Sessions):
         return max(0.0, min(waits))
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete everything that nobody holds a lease of; returns how many were deleted.
+        """Delete all messages that are not leased; returns how many were deleted.
 
-        Done in portions, so that others can go on meanwhile; if the process dies, a part is gone.
+        Deletes in portions, so that other callers can work in between. If the process dies, some
+        portions are deleted.
         """
         found = self._load(queue)
         box, deleted = found.box(dead_letter), 0
@@ -94,7 +95,7 @@ class Inspection(Sessions):
                 return deleted
 
 
-def _looked(row: tuple[Any, ...]) -> PeekedMessage:
+def _peeked(row: tuple[Any, ...]) -> PeekedMessage:
     *common, state, moment, reason, description = row
     due = moment if state == SCHEDULED else None
     lease_until = moment if state == LEASED else None

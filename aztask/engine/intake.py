@@ -1,9 +1,9 @@
-"""Messages on their way into a queue: sending, duplicate detection, taking schedules back.
+"""Sends messages to a queue, with duplicate detection, and cancels scheduled ones.
 
 Rules
-1. A send is one transaction: when it returns, all its messages are in the file; when it raises,
-   none is. Sequence numbers rise with the order of the messages.
-2. Duplicate detection counts from the first send of an id, whatever became of that message.
+1. A send is one transaction: if it returns, all its messages are in the file; if it raises, none of
+   them is. Sequence numbers rise in the order of the messages.
+2. The duplicate window starts with the first send of an id, even if that message is already gone.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _CANCEL = f"DELETE FROM messages WHERE box = ? AND state = {SCHEDULED} AND momen
 
 
 class Intake(Sweeper):
-    """Sends messages, and cancels those that are not due yet."""
+    """Adds sending and cancelling to the engine."""
 
     def send(self, queue: str, messages: Sequence[NewMessage]) -> list[int]:
-        """Store the messages; returns their sequence numbers, `DUPLICATE` for each dropped one.
+        """Store the messages; returns their sequence numbers, and `DUPLICATE` for dropped ones.
 
-        A scheduled message's number is good for cancelling it; it gets another one when it falls
-        due. Raises QueueNotFound, QueueFull, ConfigurationError (no session where one is needed).
+        Use a scheduled message's number only to cancel it: it gets a new one when it is due.
+        Raises QueueNotFound, QueueFull, ConfigurationError (a message without a required session).
         """
         if len(messages) == 1 and not self._queue(queue).settings.duplicate_window:
             return [self._send_one(queue, messages[0])]
@@ -71,7 +71,7 @@ class Intake(Sweeper):
     def _send_within(
         self, connection: sqlite3.Connection, name: str, messages: Sequence[NewMessage]
     ) -> list[int]:
-        """Send as a part of the transaction that `connection` is in."""
+        """Send as part of the current transaction of `connection`."""
         queue = self._current(connection, name)
         now = self.clock.wall()
         if queue.settings.duplicate_window:
@@ -99,20 +99,20 @@ class Intake(Sweeper):
         return numbers
 
     def _current(self, connection: sqlite3.Connection, name: str) -> Queue:
-        """The queue as it is in this transaction."""
+        """The queue's current settings, as this transaction sees them."""
         queue = self._queue(name)
         key = (queue.id, queue.revision)
         return queue if connection.execute(_IS_CURRENT, key).fetchone()[0] else self._load(name)
 
     def cancel_scheduled(self, queue: str, seqs: Sequence[int]) -> list[int]:
-        """Remove those of the messages that are not due yet; returns their numbers."""
+        """Remove the given scheduled messages that are not due yet; returns their numbers."""
         box, now = self._queue(queue).id, self.clock.wall()
         with self.database.transaction() as connection:
             sql = f"{_CANCEL} seq = ?"
             return [s for s in seqs if connection.execute(sql, (box, now, s)).rowcount]
 
     def cancel_scheduled_ids(self, queue: str, message_ids: Sequence[str]) -> list[str]:
-        """The same by message id; returns the id of each message removed."""
+        """Remove scheduled messages by message id; returns one id per removed message."""
         box, now = self._queue(queue).id, self.clock.wall()
         removed: list[str] = []
         with self.database.transaction() as connection:
@@ -123,7 +123,7 @@ class Intake(Sweeper):
 
 
 def _rows(queue: Queue, messages: Sequence[NewMessage], now: float) -> list[Row]:
-    """The new messages' columns; a time to live counts from the moment of becoming active."""
+    """The rows of new messages. The time to live starts when a message becomes active."""
     box, settings = queue.id, queue.settings
     time_to_live, sessions = settings.time_to_live, settings.sessions
     rows: list[Row] = []

@@ -1,12 +1,12 @@
-"""Receiving messages under a lease, keeping the lease, and settling.
+"""Receives messages under leases, renews the leases, and settles the messages.
 
 Rules
-1. A lease is held by whoever knows its token until ``lease_until``; from that instant on it is
-   lost, even if nobody has taken the message yet. Only one lease of a message exists at a time.
-2. Every call takes a batch and answers for each of its members, in order; it is one transaction.
-   The answers of a settled batch are found at no extra cost as long as all succeed; otherwise the
-   batch is taken back and done again one by one, inside the same transaction.
-3. The delivery count rises when a lease is granted, and falls only when it is released.
+1. The holder of the token holds the lease until ``lease_until``. From that instant on the lease is
+   lost, even if no other receiver has leased the message yet. A message has at most one lease.
+2. Every call takes a batch, answers for each message in order, and is one transaction. A batch is
+   settled by one statement. If some of its leases are lost, the batch is rolled back and repeated
+   one by one, inside the same transaction.
+3. The delivery count rises when a lease is granted, and falls only when the lease is released.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aztask.engine.queues import BURY, BURY_EXHAUSTED, EXHAUSTED, GIVE_BACK, Que
 from aztask.errors import ConfigurationError
 
 Lease: TypeAlias = tuple[int, str]
-"""What proves a lease: the sequence number and the token."""
+"""The proof of a lease: the message's sequence number and the token."""
 
 _GRANTED: Final = (
     "message_id, session, deliveries, enqueued_at, expires_at, moment, reason, description"
@@ -45,7 +45,7 @@ _ONE_DEFERRED: Final = (
 )
 _ONE_WAITING: Final = _ONE_DEFERRED.replace(f"= {DEFERRED}", f"IN ({DEFERRED}, {READY})")
 _GRANT_NEXT: Final = _GRANT.format(f"seq IN {_READY}")
-_GRANT_ONE: Final = _GRANT.format(f"seq = {_READY}")  # the limit is 1: SQLite needs no list
+_GRANT_ONE: Final = _GRANT.format(f"seq = {_READY}")  # with a limit of 1 SQLite needs no list
 _REMOVE_NEXT: Final = _REMOVE.format(f"seq IN {_READY}")
 _GRANT_DEFERRED: Final = _GRANT.format(_ONE_DEFERRED)
 _REMOVE_DEFERRED: Final = _REMOVE.format(_ONE_DEFERRED)
@@ -69,7 +69,7 @@ _ALL_HELD: Final = (
 
 
 def _for_held(action: str) -> BatchStatement:
-    """`action` on the messages whose leases hold: of one lease, or of many at once."""
+    """The statement that does `action` to messages whose leases hold, one or many at once."""
     return BatchStatement(f"{action} WHERE {_HELD}", f"{action} WHERE {_ALL_HELD}", "(?, ?)")
 
 
@@ -86,7 +86,7 @@ _DEAD: Final = _for_held(f"{BURY} reason = ?, description = ?, payload = coalesc
 
 
 class Leases(Intake):
-    """Receives, renews and settles."""
+    """Adds receiving, renewing and settling to the engine."""
 
     def _receive_ready(
         self, name: str, limit: int, lease_seconds: float | None, dead_letter: bool, delete: bool
@@ -97,11 +97,11 @@ class Leases(Intake):
                 f"queue {name!r} has sessions: accept one and receive through it"
             )
         box = queue.box(dead_letter)
-        fresh = self._sweep_due(box)
-        if fresh:
+        swept = self._sweep_due(box)
+        if swept:
             self._sweep(queue, box)
         rows = self._take(queue, box, limit, lease_seconds, delete)
-        if not rows and not fresh and self._sweep(queue, box):
+        if not rows and not swept and self._sweep(queue, box):
             rows = self._take(queue, box, limit, lease_seconds, delete)
         if not rows and self._load(name).id != queue.id:
             return self._receive_ready(name, limit, lease_seconds, dead_letter, delete)
@@ -130,9 +130,10 @@ class Leases(Intake):
         delete: bool = False,
         waiting: bool = False,
     ) -> list[Leased]:
-        """Lease (or remove) deferred messages by number; what is gone or leased is left out.
+        """Lease deferred messages by number; missing and leased ones are skipped.
 
-        waiting: those too that are next in the ordinary line. Given back, each is as it was.
+        delete: remove them instead, at most once. waiting: also accept messages that are not
+        deferred. A message that is given back returns to its earlier state.
         """
         found = self._queue(queue)
         box, wall = found.box(dead_letter), self.clock.wall()
@@ -158,9 +159,10 @@ class Leases(Intake):
         *,
         dead_letter: bool = False,
     ) -> list[float | None]:
-        """Let each lease end `seconds` from now; returns its new end, None where it was lost.
+        """Let each lease end `seconds` from now; returns the new ends, None for a lost lease.
 
-        Leases of a session's messages are renewed with their session: here their end only shows.
+        The leases of a session's messages are renewed with their session. For them, this only
+        returns the ends.
         """
         found = self._queue(queue)
         box, now = found.box(dead_letter), self.clock.monotonic()
@@ -185,7 +187,7 @@ class Leases(Intake):
         *,
         dead_letter: bool = False,
     ) -> float | None:
-        """Replace the payload in place and renew the lease; returns its end, None if lost."""
+        """Replace the payload in place and renew the lease; returns its end, None if it is lost."""
         found = self._queue(queue)
         box, now = found.box(dead_letter), self.clock.monotonic()
         until = self._lease_end(found, seconds)
@@ -199,9 +201,9 @@ class Leases(Intake):
     def complete(
         self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
     ) -> list[bool]:
-        """Remove the messages; False where the lease was lost."""
+        """Remove the messages; the answer is False for each lost lease."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
-        if len(leases) == 1:  # what a server does most: as `_settle` would, with a call less
+        if len(leases) == 1:  # the most frequent call: as `_settle`, without its overhead
             return [self.database.change(_COMPLETE.one, (*leases[0], now, box)) == 1]
         return self._settle(_COMPLETE, leases, (now, box))
 
@@ -213,9 +215,9 @@ class Leases(Intake):
         *,
         dead_letter: bool = False,
     ) -> list[bool]:
-        """Give the messages back: at once in their old place, or after `delay` seconds.
+        """Give the messages back: at once and in their old place, or after `delay` seconds.
 
-        One that was delivered as often as the queue allows becomes a dead letter instead.
+        A message that has reached the queue's delivery limit becomes a dead letter instead.
         """
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
         rows = [(seq, token, now, box) for seq, token in leases]
@@ -234,14 +236,14 @@ class Leases(Intake):
     def release(
         self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
     ) -> list[bool]:
-        """Give the messages back as if they had not been delivered."""
+        """Give the messages back without counting this delivery."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
         return self._settle(_RELEASE, leases, (now, box))
 
     def defer(
         self, queue: str, leases: Sequence[Lease], *, dead_letter: bool = False
     ) -> list[bool]:
-        """Set the messages aside for `receive_deferred`."""
+        """Defer the messages: only `receive_deferred` returns them."""
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
         return self._settle(_DEFER, leases, (now, box))
 
@@ -255,9 +257,9 @@ class Leases(Intake):
         *,
         dead_letter: bool = False,
     ) -> list[bool]:
-        """Move the messages to the dead letters under their numbers, with another payload if given.
+        """Move the messages to the dead letters; they keep their numbers and never expire.
 
-        Dead letters have no expiry.
+        payload: replaces the payload; None keeps it.
         """
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
         return self._settle(_DEAD, leases, (now, box), (reason, description, payload))
@@ -269,10 +271,10 @@ class Leases(Intake):
         *,
         dead_letter: bool = False,
     ) -> list[bool]:
-        """Remove each message and send its clone to the queue: both, or neither.
+        """Remove each message and send its clone to the queue: both or neither.
 
-        A clone that duplicate detection drops counts as sent. Where the lease was lost nothing is
-        sent. From the dead letters this is a replay.
+        A clone that duplicate detection drops counts as sent. For a lost lease nothing is sent. For
+        dead letters this is a replay.
         """
         box, now = self._queue(queue).box(dead_letter), self.clock.monotonic()
         with self.database.transaction() as connection:
@@ -292,9 +294,10 @@ class Leases(Intake):
         held: tuple[float, int],
         values: Row = (),
     ) -> list[bool]:
-        """Do `action` with each lease's message; True where it is still held (rule 2).
+        """Do `action` to each lease's message; the answer is True if the lease holds (rule 2).
 
-        held: now and the box, by which that is judged. values: what the action writes.
+        held: the current time and the box, which decide whether a lease holds.
+        values: the values that the action writes.
         """
         if len(leases) == 1:
             return [self.database.change(action.one, (*values, *leases[0], *held)) == 1]
@@ -318,9 +321,9 @@ class Leases(Intake):
         return self.clock.monotonic() + seconds
 
 
-_as_leased = partial(tuple.__new__, Leased)  # _make, without a call of Python for each row
+_as_leased = partial(tuple.__new__, Leased)  # as `_make`, but without a Python call for each row
 
 
 def leased(rows: Sequence[Row]) -> list[Leased]:
-    """The messages of the rows that a grant returned, in order: RETURNING promises none."""
+    """The messages of granted rows, sorted by number: RETURNING guarantees no order."""
     return list(map(_as_leased, sorted(rows)))

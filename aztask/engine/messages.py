@@ -1,10 +1,13 @@
-"""What goes into a queue and what comes out: plain values without behaviour.
+"""The messages and settings of the engine: plain values without behaviour.
 
-Rules: the payload is opaque to the engine. ``due``, ``expires_at`` and ``enqueued_at`` are UTC
-epoch seconds; ``lease_until`` counts on the engine's lease clock
-(`aztask.support.clock.Clock.monotonic`), which all processes of the machine share. They are tuples
-because making one costs a third of what a frozen dataclass costs, and the engine makes one per
-message.
+Rules
+1. The engine never reads a payload.
+2. ``due``, ``expires_at`` and ``enqueued_at`` are UTC epoch seconds. ``lease_until`` is a time on
+   the engine's lease clock (`aztask.support.clock.Clock.monotonic`), which all processes of the
+   machine share.
+
+Messages are named tuples, because the engine makes one per message, and a tuple costs a third of a
+frozen dataclass.
 """
 
 from __future__ import annotations
@@ -21,20 +24,20 @@ SCHEDULED: Final = 2
 DEFERRED: Final = 3
 
 STATES: Final = ("active", "leased", "scheduled", "deferred")
-"""The words for the four numbers above, which are what the file holds."""
+"""The names of the four states above; the file holds their numbers."""
 
 DELIVERIES_EXCEEDED: Final = "MaxDeliveryCountExceeded"
-"""The dead-letter reason when the delivery count reached the queue's limit (Service Bus's word)."""
+"""Dead-letter reason: the delivery count reached the queue's limit (Service Bus's word)."""
 
 TIME_TO_LIVE_EXPIRED: Final = "TTLExpiredException"
-"""The dead-letter reason when a message expired (Service Bus's word)."""
+"""Dead-letter reason: the message expired (Service Bus's word)."""
 
 DUPLICATE: Final = 0
-"""Stands in for the sequence number of a message that duplicate detection dropped."""
+"""Returned instead of a sequence number if duplicate detection dropped the message."""
 
 
 class NewMessage(NamedTuple):
-    """A message to send. due: not received before this time; None or past: at once."""
+    """A message to send. due: deliver it from this time on; None or a past time: at once."""
 
     payload: bytes
     message_id: str = ""
@@ -46,8 +49,9 @@ class NewMessage(NamedTuple):
 class Leased(NamedTuple):
     """A received message.
 
-    token: 32 hexadecimal digits that prove the lease; "" when it was received and deleted.
-    delivery_count: 1 at first. reason, description: why it is a dead letter.
+    token: 32 hexadecimal digits that prove the lease; "" after receive-and-delete.
+    delivery_count: 1 for the first delivery.
+    reason, description: why the message is a dead letter.
     """
 
     seq: int
@@ -64,7 +68,10 @@ class Leased(NamedTuple):
 
 
 class PeekedMessage(NamedTuple):
-    """A message looked at without taking it. state: one of `STATES`. due: when scheduled."""
+    """A message that was read without leasing it.
+
+    state: one of `STATES`. due: only for scheduled messages.
+    """
 
     seq: int
     payload: bytes
@@ -81,7 +88,7 @@ class PeekedMessage(NamedTuple):
 
 
 class SessionLease(NamedTuple):
-    """The exclusive right to a session's messages. until: on the lease clock."""
+    """The exclusive lease of a session's messages. until: its end, on the lease clock."""
 
     session: str
     token: str
@@ -89,7 +96,7 @@ class SessionLease(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many messages a queue holds, by state, and how many dead letters."""
+    """The number of a queue's messages by state, and of its dead letters."""
 
     active: int
     leased: int
@@ -100,13 +107,15 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """How a queue behaves.
+    """The settings of a queue.
 
-    lease_seconds: granted where a receive does not say. max_deliveries: a message given back or
-    lapsed after that many deliveries becomes a dead letter. duplicate_window: seconds within which
-    a message id is stored once; 0: no detection. time_to_live: seconds after which a message
-    expires; None: never. dead_letter_expired: expired messages become dead letters instead of
-    going away. sessions: every message belongs to a session and is received through it.
+    lease_seconds: the lease if a receive does not give one.
+    max_deliveries: a message that is given back, or whose lease expires, after this many deliveries
+    becomes a dead letter.
+    duplicate_window: seconds within which a message id is stored once; 0: no detection.
+    time_to_live: seconds after which a message expires; None: never.
+    dead_letter_expired: expired messages become dead letters; False: they are deleted.
+    sessions: every message belongs to a session and is received through it.
     """
 
     lease_seconds: float = 60.0

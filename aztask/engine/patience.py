@@ -1,8 +1,8 @@
-"""Waiting for the write lock that another process holds.
+"""Waits for the write lock while another process holds it.
 
-SQLite's own busy handler sleeps longer and longer, up to a tenth of a second: beside a process that
-writes without pause, one write in a hundred then waits for most of a second. Looking again every
-millisecond or so costs little and waits a few milliseconds.
+Why not SQLite's busy handler: it sleeps longer and longer, up to a tenth of a second. Beside a
+process that writes without pause, one write in a hundred then waits for most of a second. Trying
+again about every millisecond costs little, and a write waits only a few milliseconds.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, Final
 _execute = sqlite3.Connection.execute
 
 _BUSY: Final = sqlite3.SQLITE_BUSY
-_PRIMARY_CODE: Final = 0xFF  # the rest tells the kind (sqlite.org/rescode.html, extended codes)
+_PRIMARY_CODE: Final = 0xFF  # the other bits are the extended code (sqlite.org/rescode.html)
 _SHORTEST, _LONGEST = 0.0001, 0.001
 
 
 class PatientConnection(sqlite3.Connection):
     """A connection whose statements wait for the lock, up to `patience` seconds.
 
-    Inside a transaction there is nothing to wait for: it has the lock, or will never get it.
+    Inside a transaction it does not wait: the transaction has the lock, or can never get it.
     """
 
     patience: float = 0.0
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Execute one statement; raises OperationalError (SQLITE_BUSY) when patience ends."""
+        """Execute one statement; raises OperationalError (SQLITE_BUSY) after `patience`."""
         try:
             return _execute(self, sql, parameters)
         except sqlite3.OperationalError as error:

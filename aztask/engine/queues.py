@@ -1,11 +1,11 @@
-"""The queues of a file and their settings: the ground that the engine's other parts stand on.
+"""The queues of a file and their settings: the base of the engine's other parts.
 
 Rules
-1. A queue's id is never used twice, and its revision rises with every change of its settings. What
-   this process remembers of a queue may be stale; so a write that depends on it names id and
-   revision, and finds nothing where they have changed (`Queue` is then read again).
-2. Leases end on ``clock.monotonic``, which all processes of the machine share; everything else
-   goes by ``clock.wall``. Leases of an earlier boot are void: their clock has started again.
+1. A queue's id is never used twice, and its revision rises with every change of its settings. This
+   process caches queues, and its cache may be stale. So a write that depends on the settings names
+   id and revision. If they have changed, it writes nothing, and the queue is read again.
+2. Leases use ``clock.monotonic``, which all processes of the machine share; all other times use
+   ``clock.wall``. Leases of an earlier boot are void, because their clock has restarted.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _UPDATE = (
 )
 
 EXHAUSTED = "deliveries >= (SELECT max_deliveries FROM queues WHERE id = box)"
-"""True of a message that may not be delivered again; never of a dead letter (its box is negative,
-and no queue has that id)."""
+"""True for a message that has reached the delivery limit. Never true for a dead letter, because its
+box is negative and no queue has that id."""
 
 BURY = (
     f"UPDATE messages SET box = -abs(box), state = {READY}, moment = NULL, home = {READY}, "
     "token = NULL, expires_at = NULL, "
 )
-"""Makes a message a dead letter: reason and description follow."""
+"""Makes a message a dead letter. Append the assignments of reason and description."""
 
 BURY_EXHAUSTED = (
     f"{BURY} reason = '{DELIVERIES_EXCEEDED}', "
@@ -51,7 +51,7 @@ GIVE_BACK = "UPDATE messages SET state = home, moment = NULL, token = NULL WHERE
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue as the file held it when it was last read."""
+    """A queue's settings when it was last read from the file."""
 
     name: str
     id: int
@@ -59,12 +59,12 @@ class Queue:
     settings: QueueSettings
 
     def box(self, dead_letter: bool) -> int:
-        """Where its messages, or its dead letters, are kept."""
+        """The number of the box that holds the queue's messages or dead letters."""
         return -self.id if dead_letter else self.id
 
 
 class Queues:
-    """Creates, changes, finds and deletes queues."""
+    """The part of the engine that creates, changes, finds and deletes queues."""
 
     def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.database = database
@@ -74,7 +74,7 @@ class Queues:
         self._void_leases_of_earlier_boots()
 
     def create_queue(self, name: str, settings: QueueSettings = QueueSettings()) -> bool:
-        """Create the queue; False if it exists (and keeps its settings)."""
+        """Create the queue; returns False if it exists, and then keeps its settings."""
         if not name:
             raise ConfigurationError("a queue needs a name; give one with at least one character")
         with self.database.statement() as connection:
@@ -83,7 +83,7 @@ class Queues:
         return created
 
     def update_queue(self, name: str, settings: QueueSettings) -> None:
-        """Change the settings from now on. Whether it has sessions cannot be changed."""
+        """Change the queue's settings, except `sessions`, which cannot be changed."""
         with self.database.transaction() as connection:
             queue = self._load(name)
             if queue.settings.sessions != settings.sessions:
@@ -95,7 +95,7 @@ class Queues:
         self._known.pop(name, None)
 
     def delete_queue(self, name: str) -> None:
-        """Delete the queue with all that is in it. Raises QueueNotFound."""
+        """Delete the queue and everything in it. Raises QueueNotFound."""
         with self.database.transaction() as connection:
             queue = self._load(name)
             for box in (queue.id, -queue.id):
@@ -106,20 +106,20 @@ class Queues:
         self._known.pop(name, None)
 
     def queue(self, name: str) -> QueueSettings:
-        """The queue's present settings. Raises QueueNotFound."""
+        """The queue's current settings. Raises QueueNotFound."""
         return self._load(name).settings
 
     def queues(self) -> list[str]:
-        """All names, sorted."""
+        """The sorted names of all queues."""
         with self.database.read() as connection:
             return [name for (name,) in connection.execute("SELECT name FROM queues ORDER BY name")]
 
     def _queue(self, name: str) -> Queue:
-        """The queue as last read."""
+        """The queue from the cache, or from the file. Raises QueueNotFound."""
         return self._known.get(name) or self._load(name)
 
     def _load(self, name: str) -> Queue:
-        known = name.encode(errors="replace").decode()  # no queue is named with lone surrogates
+        known = name.encode(errors="replace").decode()  # no queue name contains lone surrogates
         with self.database.read() as connection:
             row = connection.execute(_LOAD, (known,)).fetchone() if known == name else None
         if row is None:
@@ -146,7 +146,7 @@ class Queues:
 
 
 def void_leases(connection: sqlite3.Connection) -> None:
-    """End all leases of the file: their messages go back, the exhausted to the dead letters."""
+    """End all leases of the file. Messages at their delivery limit become dead letters."""
     connection.execute(f"{BURY_EXHAUSTED} state = 1")
     connection.execute(f"{GIVE_BACK} state = 1")
     connection.execute("UPDATE sessions SET token = NULL, until = 0")

@@ -1,15 +1,15 @@
-"""The engine's tables.
+"""The tables of the engine.
 
 Rules
-1. A message is one row for its whole life, dead letter included. ``box`` is its queue's id, or the
-   negative of it for the queue's dead letters. ``seq`` is never used twice in a file
-   (AUTOINCREMENT, sqlite.org/autoinc.html).
-2. ``moment`` is when the state ends by itself: a lease's end (lease clock) or a schedule's due time
-   (UTC); NULL otherwise. So one index serves receiving, sweeping and counting, and a change of
-   state touches one row and one index.
-3. ``home`` is the state a message goes back to when its lease ends: ready, or deferred.
-4. Columns that change come before the payload, and keep their size where they can: then SQLite
-   leaves a large payload's pages alone.
+1. A message is one row for its whole life, also as a dead letter. ``box`` is its queue's id; for a
+   dead letter it is the negative id. ``seq`` is never used twice in a file (AUTOINCREMENT,
+   sqlite.org/autoinc.html).
+2. ``moment`` is the time when the state ends by itself: the end of a lease (lease clock) or the due
+   time of a schedule (UTC). Otherwise it is NULL. So one index serves receiving, sweeping and
+   counting, and a change of state writes one row and one index.
+3. ``home`` is the state to which a message returns after its lease: ready or deferred.
+4. Columns that change come before the payload and mostly keep their size, so SQLite does not write
+   the pages of a large payload again.
 """
 
 from __future__ import annotations

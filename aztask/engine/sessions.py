@@ -1,11 +1,11 @@
-"""Sessions: the messages of one are received in order, by one holder at a time.
+"""Sessions: one holder at a time receives a session's messages in order.
 
 Rules
-1. A session is held under a lease of its own, and its messages' leases end with it: renewing the
-   session renews them, and giving it back gives them back.
-2. Giving a session back does not count as a delivery of the messages that were not settled; losing
-   it does (learn.microsoft.com, "Message sessions", impact of delivery count).
-3. Which session comes next is not promised, but none is passed over for ever: they take turns.
+1. A session has its own lease, and the leases of its messages end with it. Renewing the session
+   renews them, and releasing it gives them back.
+2. Releasing a session does not count as a delivery of its unsettled messages; losing it does
+   (learn.microsoft.com, "Message sessions", impact of delivery count).
+3. The order of sessions is not guaranteed, but they take turns, so each one is received eventually.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEASED_IN_SESSION: Final = f"box = ? AND session = ? AND state = {LEASED}"
 
 
 class Sessions(Leases):
-    """Accepts, renews and releases sessions, and keeps their state."""
+    """Adds sessions to the engine: accepts, renews and releases them, and stores their state."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Sessions(Leases):
     def accept_session(
         self, queue: str, session: str | None = None, lease_seconds: float | None = None
     ) -> SessionLease | None:
-        """Take the session, or one that has messages to receive and no holder; None if there is
-        none, or if it is held.
+        """Accept the named session, or any session that has ready messages and no holder.
 
-        A named session may be empty. Raises ConfigurationError if the queue has no sessions.
+        Returns None if the session is held, or no session is available. A named session may be
+        empty. Raises ConfigurationError if the queue has no sessions.
         """
         found = self._with_sessions(queue)
         self._sweep(found, found.id)
@@ -98,7 +98,7 @@ class Sessions(Leases):
     def renew_session(
         self, queue: str, lease: SessionLease, seconds: float | None = None
     ) -> SessionLease | None:
-        """Let the session, and what is leased in it, end `seconds` from now; None if lost."""
+        """Let the leases of the session and its messages end `seconds` from now; None if lost."""
         found = self._with_sessions(queue)
         until = self._lease_end(found, seconds)
         mine = (found.id, lease.session, lease.token, self.clock.monotonic())
@@ -115,7 +115,7 @@ class Sessions(Leases):
         return lease._replace(until=until)
 
     def release_session(self, queue: str, lease: SessionLease) -> bool:
-        """Let others accept the session; what is leased in it goes back. False if it was lost."""
+        """Release the session and its leased messages; returns False if it was lost."""
         found, now = self._with_sessions(queue), self.clock.monotonic()
         mine = (found.id, lease.session, lease.token, now)
         with self.database.transaction() as connection:
@@ -148,7 +148,7 @@ class Sessions(Leases):
         return leased(rows)
 
     def get_session_state(self, queue: str, lease: SessionLease) -> bytes | None:
-        """What was last stored with the session. Raises LeaseLost."""
+        """The bytes that were last stored with the session. Raises LeaseLost."""
         found = self._with_sessions(queue)
         with self.database.transaction() as connection:
             self._held_until(connection, found, lease)
@@ -169,7 +169,7 @@ class Sessions(Leases):
             )
 
     def sessions(self, queue: str, *, with_state: bool = False) -> list[str]:
-        """The sessions that have messages, or (`with_state`) that have a state, sorted."""
+        """The sorted sessions that have messages, or with `with_state` those that have a state."""
         found = self._with_sessions(queue)
         source = (
             "sessions WHERE box = ? AND state IS NOT NULL"

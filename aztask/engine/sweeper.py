@@ -1,11 +1,11 @@
-"""What time does to messages: schedules fall due, leases lapse, messages expire.
+"""Applies the passage of time: scheduled messages become due, leases lapse, messages expire.
 
 Rules
-1. Nothing runs in the background: whoever receives or looks sweeps first, at most every
-   `SWEEP_SECONDS` per queue, and always before saying that there is nothing.
-2. One sweep moves at most `SWEEP_LIMIT` messages of a kind, so that a million falling due at once
-   do not hold the file for seconds.
-3. A message that falls due gets a new sequence number: it takes its place in the line now, as on
+1. Nothing runs in the background. A receive or a peek sweeps the queue first, at most every
+   `SWEEP_SECONDS` per queue. A receive always sweeps before it returns nothing.
+2. One sweep moves at most `SWEEP_LIMIT` messages of a kind, so that a million due messages do not
+   lock the file for seconds.
+3. A message that becomes due gets a new sequence number, so it goes to the end of the queue, as on
    Service Bus (learn.microsoft.com, "Message sequencing and timestamps": scheduled messages).
 """
 
@@ -39,7 +39,7 @@ _ARRIVE = (
 
 
 class Sweeper(Queues):
-    """Applies the passing of time to a queue when it is looked at."""
+    """Adds sweeping to the engine: before a queue is read, its messages are brought up to date."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Sweeper(Queues):
         return not 0 <= self.clock.monotonic() - self._swept.get(box, -1e9) < self._sweep_seconds
 
     def _sweep(self, queue: Queue, box: int) -> bool:
-        """Bring the box up to date; True if anything may have become ready."""
+        """Bring the box up to date; returns True if messages may have become ready."""
         boot, wall = self.clock.monotonic(), self.clock.wall()
         self._swept[box] = boot
         with self.database.read() as connection:
@@ -76,13 +76,13 @@ class Sweeper(Queues):
 
 
 def lapse(connection: sqlite3.Connection, box: int, boot: float) -> None:
-    """Give back what nobody holds any more; the exhausted become dead letters."""
+    """Give back messages with expired leases; those at their delivery limit become dead letters."""
     connection.execute(f"{BURY_EXHAUSTED} seq IN {_LAPSED}", (box, boot))
     connection.execute(f"{GIVE_BACK} seq IN {_LAPSED} AND ({EXHAUSTED}) IS NOT TRUE", (box, boot))
 
 
 def expire(connection: sqlite3.Connection, queue: Queue, box: int, wall: float) -> None:
-    """Take away what has expired, or make it dead letters where the queue says so."""
+    """Delete expired messages, or make them dead letters if the queue is set up so."""
     if queue.settings.dead_letter_expired and box > 0:
         connection.execute(
             f"{BURY} reason = ?, description = 'the time to live ended' WHERE seq IN {_EXPIRED}",

@@ -1,11 +1,12 @@
-"""One thread's waiting for a change of the database: when to look, and when to be told.
+"""Waits, for one thread, until it should check the database for changes.
 
 Rules
-1. A write ends the wait, `SETTLING` later: SQLite writes to its log before its readers can see it.
-   While nothing is seen, short waits follow, each twice as long as the one before.
-2. For `rest` seconds after that, further writes end no wait, and once a change was seen, no short
-   wait follows: beside a busy writer it is looked once in that time.
-3. Where nobody tells of writes, no wait is longer than `rest` or `blind`.
+1. A write ends the wait, `SETTLING` seconds later, because SQLite writes to its log before readers
+   can see the change. While the checks find nothing, short waits follow, each twice as long as the
+   one before.
+2. For `rest` seconds after a write, further writes do not end a wait. After a check that found a
+   change, no short waits follow. So beside a busy writer there is one check per `rest` seconds.
+3. If writes are not reported (`Watch.works` is False), no wait is longer than `rest` or `blind`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aztask.engine.watch import Watch
 
 SETTLING: Final = 0.001
 LONGEST: Final = 0.5
-"""Seconds between two looks where nothing is written."""
+"""Seconds between two checks while nothing is written."""
 
 
 def _never() -> bool:
@@ -26,7 +27,7 @@ def _never() -> bool:
 
 
 class Waiter:
-    """The waits of one thread. Made before the first look, which comes before the first wait.
+    """The waits of one thread. Make it before the first check; check before the first wait.
 
     rest, blind: seconds, see the rules.
     """
@@ -36,32 +37,32 @@ class Waiter:
         self._rest = rest
         self._blind = blind
         self._pause = rest
-        self._heeds_from = 0.0
+        self._ignores_writes_until = 0.0
         self._writes = watch.writes
-        self._told = True
+        self._woken_by_write = True
 
-    def wait(self, seconds: float, rung: Callable[[], bool] = _never) -> None:
-        """Until it is time to look, for `seconds` at most, or until `rung`."""
+    def wait(self, seconds: float, notified: Callable[[], bool] = _never) -> None:
+        """Wait until the next check, until `notified`, or for at most `seconds`."""
         left = min(seconds, self._pause)
-        if (deaf := min(left, self._heeds_from - time.monotonic())) > 0:
-            self._watch.rest(rung, deaf)
-            left -= deaf
-        self._told = left > 0 and not rung() and self._written(left, rung)
-        if self._told:
-            if deaf <= 0:  # else most of what was written is older
-                self._watch.rest(rung, SETTLING)
-            self._heeds_from = time.monotonic() + self._rest
+        if (rest := min(left, self._ignores_writes_until - time.monotonic())) > 0:
+            self._watch.rest(notified, rest)
+            left -= rest
+        self._woken_by_write = left > 0 and not notified() and self._written(left, notified)
+        if self._woken_by_write:
+            if rest <= 0:  # otherwise most writes are older than this wait
+                self._watch.rest(notified, SETTLING)
+            self._ignores_writes_until = time.monotonic() + self._rest
             self._pause = SETTLING
             self._writes = self._watch.writes
         self._pause = min(2 * self._pause, LONGEST if self._watch.works else self._blind)
 
-    def _written(self, seconds: float, rung: Callable[[], bool]) -> bool:
+    def _written(self, seconds: float, notified: Callable[[], bool]) -> bool:
         watch, writes = self._watch, self._writes
-        watch.wait(lambda: rung() or watch.writes != writes, seconds)
+        watch.wait(lambda: notified() or watch.writes != writes, seconds)
         return watch.writes != writes
 
-    def seen(self) -> None:
-        """The look after a wait has shown a change."""
-        if not self._told:
+    def found_change(self) -> None:
+        """Call this if the check after a wait has found a change."""
+        if not self._woken_by_write:
             self._watch.doubt()
         self._pause = max(self._pause, self._rest)

@@ -1,13 +1,12 @@
-"""Being told when any process writes to a file, by the kernel (inotify(7)), instead of looking.
+"""Reports writes of any process to a file. The kernel reports them (inotify(7)), without polling.
 
 Rules
-1. Of the threads that wait, one waits for the kernel and the others for that one; when it leaves,
-   another one takes its place. No thread is made for it.
-2. What is told is that something was written, not that it can be seen: SQLite writes to its log
-   before it tells its readers. So whoever was told looks again a little later
-   (`aztask.engine.waiter`).
-3. Where the kernel does not tell (another system, no more watches, a file system that hides
-   writes), `works` is false, and whoever waits has to look.
+1. One of the waiting threads waits for the kernel, and the others wait for that thread. When it
+   leaves, another one takes its place. No extra thread is started.
+2. A reported write may not be visible yet: SQLite writes to its log before its readers can see the
+   change. So a woken thread checks a little later (`aztask.engine.waiter`).
+3. If the kernel does not report writes (another system, no more watches, a file system that hides
+   writes), `works` is False, and the waiting threads have to poll.
 """
 
 from __future__ import annotations
@@ -25,15 +24,17 @@ from typing import Final
 _IN_MODIFY: Final = 0x2  # sys/inotify.h
 _READ_BYTES: Final = 65536
 TRUST_SECONDS: Final = 5.0
-"""A change that nobody told of for so long was missed: a writer may pause between telling and
-committing, but not for longer than other writers wait for it."""
+"""If a change was not reported for this long, reports are missing: a writer may pause between its
+write and its commit, but not for longer than other writers wait for it."""
 
 
 class Watch:
-    """Tells the threads of this process. writes: a number that is another one after each write.
+    """Reports writes to the threads of this process. Any thread may call.
 
-    path: the file; None where nobody else can write. It is watched from the first wait on, by two
-    descriptors. In a forked child they stay open, and nothing reads them.
+    path: the file; None if no other process can write to it. It is watched from the first wait on,
+    with two descriptors. In a forked child they stay open, but nothing reads them.
+
+    ``writes`` changes with each report. ``works`` is False if writes are not reported.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -45,17 +46,17 @@ class Watch:
         self._waiting = threading.Condition(self._lock)
         self._looking = False
         self._closed = False
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._poll = select.poll()
         self._inotify = self._wakened = -1
 
     def rest(self, done: Callable[[], bool], seconds: float) -> None:
-        """Until `done`, for `seconds` at most. It is asked again after each `wake`."""
+        """Wait until `done`, for at most `seconds`. `done` is called again after each `wake`."""
         with self._lock:
             self._resting.wait_for(lambda: self._closed or done(), seconds)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Until `done`, for `seconds` at most. It is asked again after each write and `wake`."""
+        """Wait until `done`, for at most `seconds`; it is called after each write and `wake`."""
         until = time.monotonic() + seconds
         with self._lock:
             while not (self._closed or done()):
@@ -70,7 +71,7 @@ class Watch:
                     self._wait_for_kernel(left)
 
     def wake(self) -> None:
-        """Have all that rest or wait ask again."""
+        """Make all resting and waiting threads call their `done` again."""
         with self._lock:
             if self._looking:
                 os.eventfd_write(self._wakened, 1)
@@ -78,40 +79,40 @@ class Watch:
             self._waiting.notify_all()
 
     def doubt(self) -> None:
-        """Somebody has seen a change of which nothing was told."""
+        """A thread has found a change that was not reported: check whether reports still come."""
         with self._lock:
             if self._inotify >= 0:
                 self._read()
-                if self._looking:  # whoever looks would wait for what was read here
+                if self._looking:  # the looking thread would wait for the event that was read here
                     os.eventfd_write(self._wakened, 1)
-                self.works = time.monotonic() - self._told_at <= TRUST_SECONDS
+                self.works = time.monotonic() - self._reported_at <= TRUST_SECONDS
 
     def close(self) -> None:
-        """Let go of the file and end all waiting, now and later. A second time is nothing."""
+        """Close the descriptors and end all waits, now and in the future. May be called twice."""
         with self._lock:
             self._closed = True
             if self._looking:
-                os.eventfd_write(self._wakened, 1)  # whoever looks lets go of it
+                os.eventfd_write(self._wakened, 1)  # the looking thread closes the descriptors
             else:
                 self._let_go()
             self._resting.notify_all()
             self._waiting.notify_all()
 
     def _open(self) -> None:
-        """Nobody has told of earlier writes: this counts as one."""
+        """Start watching. Earlier writes were not reported, so this counts as a write."""
         try:
             self._inotify = _watching(self._path)
             self._wakened = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except (OSError, AttributeError):  # there is no such thing here: rule 3
+        except (OSError, AttributeError):  # not available here: rule 3
             self._let_go()
         else:
             self._poll.register(self._inotify, select.POLLIN)
             self._poll.register(self._wakened, select.POLLIN)
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self.writes += 1
 
     def _wait_for_kernel(self, seconds: float) -> None:
-        """The lock is free meanwhile. A time limit or Ctrl-C may raise in any line of the try."""
+        """Wait for the kernel without the lock. A signal may raise in any line of the try."""
         self._looking = True
         try:
             self._lock.release()
@@ -124,12 +125,12 @@ class Watch:
             self._read()
             if self._closed:
                 self._let_go()
-            self._waiting.notify_all()  # one of the others waits for the kernel from now on
+            self._waiting.notify_all()  # another thread takes over waiting for the kernel
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
-            os.read(self._inotify, _READ_BYTES)  # equal events are one: there are never many
-            self._told_at = time.monotonic()
+            os.read(self._inotify, _READ_BYTES)  # the kernel merges equal events, so there are few
+            self._reported_at = time.monotonic()
             self.writes += 1
 
     def _let_go(self) -> None:
@@ -144,9 +145,9 @@ class Watch:
 
 
 def _watching(path: str) -> int:
-    """A descriptor that is readable after a write. Raises OSError, AttributeError."""
+    """A descriptor that becomes readable after a write. Raises OSError, AttributeError."""
     if sys.platform != "linux":
-        raise OSError("inotify is Linux's")
+        raise OSError("inotify exists only on Linux")
     library = ctypes.CDLL(None, use_errno=True)
     descriptor = int(library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
     if descriptor < 0:

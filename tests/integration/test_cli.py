@@ -388,7 +388,7 @@ def test_a_folder_that_takes_no_files_is_one_line(folder):
     address = "local:///proc/self/nothing/queues.db"
     code, out, err = folder.run("queues", environment={"AZTASK_APP": "", "AZTASK_BROKER": address})
     assert (code, out) == (4, "")
-    assert "choose a place that can be written" in one_line(err)
+    assert "choose a writable place" in one_line(err)
 
 
 CRASHING = """

@@ -162,7 +162,7 @@ def test_another_lease_is_a_problem_before_the_worker_meets_it(shop: Shop) -> No
 def test_settings_that_the_service_does_not_take_are_no_outage(shop: Shop) -> None:
     refused = shop("queues", "create", "orders", "--lease", "10m")
     assert refused.returncode == 4
-    assert "does not take these settings of 'orders'" in refused.stderr
+    assert "refused these settings of 'orders'" in refused.stderr
     shop("queues", "create", "orders")
 
 
@@ -173,7 +173,7 @@ def test_listen_and_send_suffice_for_a_worker(
     modest = shop_on(bus, tmp_path / "modest", "worker")
     found = modest.doctor(code=0)
     assert found["orders", "settings"]["level"] == "warning"
-    assert "needs the right to manage" in found["orders", "settings"]["text"]
+    assert "needs the permission to manage" in found["orders", "settings"]["text"]
     assert "believes the lease of 30 s" in found["orders", "settings"]["text"]
     assert ("orders", "lease") not in found, "what cannot be read is not guessed"
     assert found["orders", "rights"]["text"].endswith("listen, send")
@@ -185,7 +185,7 @@ def test_listen_and_send_suffice_for_a_worker(
     assert modest("dlq", "list", "-Q", "orders").returncode == 0
     refused = modest("queues", "create", "another")
     assert refused.returncode == 4
-    assert "needs the right to manage" in refused.stderr
+    assert "needs the permission to manage" in refused.stderr
 
 
 def test_a_queue_with_sessions(shop: Shop) -> None:
@@ -300,7 +300,7 @@ def test_a_signature_with_fewer_rights(storage: azurite.Azurite, tmp_path: Path)
     shop("queues", "create", "orders")
     modest = storage_shop(tmp_path / "modest", signed(storage, "aup"))
     found = modest.doctor(code=0)
-    assert "cannot be read (needs the right to read" in found["orders", "settings"]["text"]
+    assert "cannot be read (needs the permission to read" in found["orders", "settings"]["text"]
     assert found["orders", "rights"]["text"].endswith("get, add, update, delete")
     assert found["broker", "signature"]["level"] == "ok"
     processor = storage_shop(tmp_path / "processor", signed(storage, "rap"))

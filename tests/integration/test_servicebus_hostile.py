@@ -277,12 +277,12 @@ def test_dead_letters_that_cannot_be_read_are_listed_shown_kept_and_purged(
         receiver.settle([(delivery, DeadLetter("undecodable", delivery.envelope.problem))])
     bad, _ = DeadLetters(app, "default").list()
     assert bad.message is None
-    assert "0x2f is no AMQP type" in bad.problem
+    assert "0x2f is not an AMQP type" in bad.problem
     assert payloads[0][-4:] in bad.envelope.body
     listed = [json.loads(line) for line in dlq(site, "list", "--json").splitlines()]
     assert [each["id"] for each in listed] == [bad.id, "good"]
     shown = json.loads(dlq(site, "show", bad.id, "--json"))
-    assert "0x2f is no AMQP type" in shown["problem"]
+    assert "0x2f is not an AMQP type" in shown["problem"]
     report = DeadLetters(app, "default").replay(Selection(everything=True))
     assert (report.done, report.lost, report.unreadable) == (1, 0, 1)
     assert [each.envelope.headers["id"] for each in app.broker.peek("default")] == ["good"]

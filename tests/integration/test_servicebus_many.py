@@ -18,7 +18,7 @@ from harness import Site, wait_until
 from ledger_app import flaky, work
 
 from aztask.brokers.base import QueueOptions
-from aztask.brokers.servicebus.senders import MOST_SENDERS
+from aztask.brokers.servicebus.senders import MAX_SENDERS
 from aztask.emulator.broker import management
 from aztask.testing import RunningEmulator
 
@@ -118,7 +118,7 @@ def test_connections_of_a_worker_are_bounded(bus: RunningEmulator, tmp_path: Pat
             busy = len(samples)
             time.sleep(1.0)
             assert worker.stop() == 0, worker.log
-        most = RECEIVER_CONNECTIONS + MOST_SENDERS + LOOKING_CONNECTIONS
+        most = RECEIVER_CONNECTIONS + MAX_SENDERS + LOOKING_CONNECTIONS
         assert max(samples) <= len(queues) * most
         assert max(samples) >= len(queues) * RECEIVER_CONNECTIONS
         assert samples[busy:], "it was watched while idle too"

@@ -221,7 +221,7 @@ def test_the_note_is_made_before_the_dead_letter_is_stored(site: Site) -> None:
     queue = app.broker._client.queue("default-poison")  # type: ignore[attr-defined]
     queue.delete_queue()  # the dead letter cannot be stored
     worker = site.worker("-Q", "default", "-c", "1", "--lease", "3s")
-    wait_until(lambda: "is not settled" in worker.log, 30, "the dead letter is refused")
+    wait_until(lambda: "was not settled" in worker.log, 30, "the dead letter is refused")
     assert notes(app) == {"t:0:0"}
     assert app.broker.stats("default").total == 1  # the original stays
     queue.create_queue()

@@ -1,13 +1,13 @@
 """The local broker: the broker protocol over the embedded engine, for one machine.
 
 Rules
-1. Queues come into being when they are first sent to or received from. A name that the rule
-   forbids is refused, never rewritten.
-2. Nothing waits for a network, but several processes may share the file: whoever waits for messages
-   is told of every write to it, and looks at the file's change counter then.
-3. An envelope's expiry travels in it and is judged by whoever runs it; only a queue's own time to
-   live makes the engine move messages to the dead letters.
-4. The database belongs to whoever opened it: closing the broker leaves it open.
+1. A queue is created by the first send to it or the first receiver of it. A name that is not
+   allowed is refused, never rewritten.
+2. Nothing waits for a network, but several processes may share the file. A waiting receiver is
+   woken by every write to the file; then it checks the file's change counter.
+3. An envelope's expiry travels in the envelope, and the worker checks it. Only a queue's own time
+   to live makes the engine move messages to the dead letters.
+4. The caller opened the database and closes it: closing the broker leaves it open.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from aztask.brokers.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.local.inspection import LocalInspector
@@ -61,7 +62,7 @@ CAPABILITIES: Final = Capabilities(
     receive_limit=1000,
 )
 DEFAULTS: Final = QueueSettings(max_deliveries=1000, dead_letter_expired=True)
-"""aztask has a delivery limit of its own, which is lower and explains itself better."""
+"""High limits: aztask has its own delivery limit, which is lower and gives a clearer reason."""
 
 _NAME: Final = re.compile(r"[a-z0-9._](?:-?[a-z0-9._])*", re.ASCII)
 _NAME_LIMIT: Final = 63
@@ -70,51 +71,51 @@ _NAME_LIMIT: Final = 63
 class LocalBroker:
     """Queues in `database`. Any thread may call; other processes may use the same file.
 
-    clock: injected in tests. Raises what the engine raises (`aztask.engine.engine`, rule 3).
+    clock: injected in tests. Raises the errors of the engine (`aztask.engine.engine`, rule 3).
     """
 
     def __init__(self, database: Database, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.engine = Engine(database, clock=clock)
         self._database = database
         self._clock = clock
-        self._bells: dict[str, WakeUp] = {}
+        self._wakeups: dict[str, WakeUp] = {}
         self._ensured: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, without a network."""
+        """All capabilities of the engine; no call waits for a network."""
         return CAPABILITIES
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue, or apply those options that are given to the one that exists."""
+        """Create the queue, or apply the given options to the existing one."""
         self._usable()
         check_name(queue)
         with self._database.transaction():
             if self.engine.create_queue(queue, replace(DEFAULTS, **_changes(options))):
                 return
-            if changes := _changes(options.asked()):
+            if changes := _changes(options.explicit()):
                 self.engine.update_queue(queue, replace(self.engine.queue(queue), **changes))
 
     def delete(self, queue: str) -> None:
-        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        """Delete the queue and everything in it. Raises QueueNotFound."""
         self._usable()
         check_name(queue)
         self.engine.delete_queue(queue)
         self._ensured.discard(queue)
 
     def listing(self) -> Listing:
-        """All queues of the file, which an emulator may have written too."""
+        """All queues of the file; an emulator may have created some of them."""
         self._usable()
         return listing(self.engine.queues(), check_name)
 
     def queues(self) -> list[str]:
-        """The names of the queues that aztask can use, sorted."""
+        """The sorted names of the queues that aztask can use."""
         return list(self.listing().queues)
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
-        """Store all, or none: on return they are in the file."""
+        """Store all envelopes or none; when this returns, they are in the file."""
         self._usable()
         now = self._clock.wall()
         messages = [new_message(envelope, envelope.delay, now) for envelope in envelopes]
@@ -125,14 +126,14 @@ class LocalBroker:
             self._ensured.discard(queue)
             self._ensure(queue, sessions=_in_sessions(envelopes))
             self.engine.send(queue, messages)
-        self._database.at_end(self.bell(queue).ring)
+        self._database.at_end(self.wakeup(queue).notify)
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
-        """Refuse what could not be stored; see `Broker.check`."""
+        """Refuse an envelope that could not be stored; see `Broker.check`."""
         payload_of(envelope, MESSAGE_LIMIT - reserve)
 
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """Remove messages that are not due yet; how many were removed."""
+        """Remove scheduled messages by message id; returns how many were removed."""
         self._usable()
         return len(self.engine.cancel_scheduled_ids(queue, message_ids))
 
@@ -147,9 +148,9 @@ class LocalBroker:
         delete: bool = False,
         poll_ceiling: float | None = None,
     ) -> Receiver:
-        """A receiver whose leases last `lease` seconds. Nothing is fetched ahead.
+        """A receiver whose leases last `lease` seconds. It fetches nothing in advance.
 
-        A queue that does not exist is created, with sessions if one is asked for.
+        A missing queue is created, with sessions if `session` is given.
         """
         self._usable()
         if not 0 < lease <= CAPABILITIES.max_lease_seconds:
@@ -158,12 +159,9 @@ class LocalBroker:
                 f"{CAPABILITIES.max_lease_seconds:.0f} s"
             )
         self._ensure(queue, sessions=session is not None)
-        if session is None or dead_letter:
-            return LocalReceiver(
-                self.engine, self.bell(queue), queue, lease, dead_letter=dead_letter, delete=delete
-            )
-        wanted = session if isinstance(session, str) else None
-        return SessionReceiver(self.engine, self.bell(queue), queue, lease, wanted, delete=delete)
+        kind = LocalReceiver if session is None or dead_letter else SessionReceiver
+        options = ReceiverOptions(queue, lease, session, dead_letter, delete, MESSAGE_LIMIT)
+        return kind(self.engine, self.wakeup(queue), options)
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. Raises QueueNotFound."""
@@ -179,50 +177,50 @@ class LocalBroker:
         after: Position | None = None,
         limit: int = 100,
     ) -> list[Peeked]:
-        """Look at messages in order of position, those after `after`, without taking them."""
+        """Read messages without leasing them, in order of position, starting behind `after`."""
         self._usable()
         check_name(queue)
         start = 0 if after is None else sequence_number(after) + 1
         return [
-            _peeked(looked)
-            for looked in self.engine.peek(queue, start, limit, dead_letter=dead_letter)
+            _peeked(message)
+            for message in self.engine.peek(queue, start, limit, dead_letter=dead_letter)
         ]
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete what nobody holds a lease of; how many were deleted."""
+        """Delete all messages that are not leased; returns how many were deleted."""
         self._usable()
         check_name(queue)
         return self.engine.purge(queue, dead_letter=dead_letter)
 
     def inspector(self) -> LocalInspector:
-        """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
+        """The inspector that ``aztask doctor`` and a starting worker use."""
         self._usable()
         return LocalInspector(self.engine, check_name)
 
     def close(self) -> None:
-        """End all receivers; what is leased stays leased until its lease ends."""
+        """End all receivers. Leased messages stay leased until their leases end."""
         self._closed = True
-        for bell in list(self._bells.values()):
-            bell.silence()
+        for wakeup in list(self._wakeups.values()):
+            wakeup.close()
 
     @property
     def transaction_key(self) -> str:
-        """Equal for brokers and stores of the same file."""
+        """The same for all brokers and stores of one file."""
         return self._database.key
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing for what this thread does inside; may be nested."""
+        """Everything that this thread does inside is committed together or not at all. Nests."""
         with self._database.transaction():
             yield
 
-    def bell(self, queue: str) -> WakeUp:
-        """What wakes this process's receivers of the queue."""
-        bell = self._bells.get(queue)
-        if bell is None:
+    def wakeup(self, queue: str) -> WakeUp:
+        """The object that wakes this process's receivers of the queue."""
+        wakeup = self._wakeups.get(queue)
+        if wakeup is None:
             with self._lock:
-                bell = self._bells.setdefault(queue, WakeUp(self._database.watch))
-        return bell
+                wakeup = self._wakeups.setdefault(queue, WakeUp(self._database.watch))
+        return wakeup
 
     def _ensure(self, queue: str, *, sessions: bool = False) -> None:
         if queue not in self._ensured:
@@ -236,7 +234,7 @@ class LocalBroker:
 
 
 def _in_sessions(envelopes: Sequence[Envelope]) -> bool:
-    """Whether a queue that these create has sessions: when all of them name one."""
+    """Whether a queue created by this send has sessions: only if all envelopes name one."""
     return all(envelope.session is not None for envelope in envelopes) and bool(envelopes)
 
 
@@ -251,7 +249,7 @@ def check_name(queue: str) -> None:
 
 
 def _changes(options: QueueOptions) -> dict[str, Any]:
-    """What the options say, as the engine's settings."""
+    """The given options as fields of the engine's `QueueSettings`."""
     given = {
         "lease_seconds": options.lease,
         "duplicate_window": options.duplicate_window,
@@ -262,14 +260,14 @@ def _changes(options: QueueOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _peeked(looked: PeekedMessage) -> Peeked:
+def _peeked(message: PeekedMessage) -> Peeked:
     return Peeked(
-        envelope_of(looked.payload),
-        looked.seq,
-        MessageState(looked.state),
-        looked.delivery_count,
-        looked.enqueued_at,
-        looked.due,
-        looked.reason,
-        looked.description,
+        envelope_of(message.payload),
+        message.seq,
+        MessageState(message.state),
+        message.delivery_count,
+        message.enqueued_at,
+        message.due,
+        message.reason,
+        message.description,
     )

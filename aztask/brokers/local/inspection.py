@@ -1,4 +1,4 @@
-"""What a local queue is like, and the place where its file lies."""
+"""Inspects local queues, and the file system that holds their file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aztask.errors import QueueNotFound
 from aztask.support.finding import Finding, fine, warning
 
 FULL: Final = 2
-"""SQLite's number for a sync after every commit."""
+"""SQLite's value of ``synchronous`` for a sync after every commit."""
 
 LEAST_ROOM: Final = 256 * 1024 * 1024
 MIB: Final = 1024 * 1024
@@ -23,14 +23,14 @@ PLACE: Final = "file"
 
 
 class LocalInspector:
-    """Looks into the file; a queue that is not there yet is no fault."""
+    """Inspects the queues of the file. A missing queue is no problem: it is created on use."""
 
     def __init__(self, engine: Engine, check_name: Callable[[str], None]) -> None:
         self._engine = engine
         self._check_name = check_name
 
     def facts(self, queue: str) -> QueueFacts:
-        """The queue's settings. The receiver says how long a lease is, not the queue.
+        """The queue's settings. A lease is set by the receiver, not by the queue.
 
         Raises InvalidQueueName.
         """
@@ -51,22 +51,22 @@ class LocalInspector:
         )
 
     def rights(self, queue: str) -> list[Right]:
-        """Who has opened the file may do everything."""
+        """Always granted: a process that opened the file may read and write it."""
         return [Right("read and write")]
 
     def clock_offset(self, queue: str) -> float | None:
-        """It is this machine's clock."""
+        """Always None: the queue uses this machine's clock."""
         return None
 
     def surroundings(self) -> list[Finding]:
-        """The file system, the room on it, and what survives."""
+        """The file system, its free space, and what an accepted message survives."""
         path = self._engine.database.path
         if path == IN_MEMORY:
             return [
                 warning(
                     "broker",
                     PLACE,
-                    "the queues are in the memory of one process, so no worker finds them",
+                    "the queues are in the memory of one process, so no worker can reach them",
                     "give the app a file, for example local://",
                 )
             ]
@@ -76,12 +76,12 @@ class LocalInspector:
         with self._engine.database.read() as connection:
             (mode,) = connection.execute("PRAGMA synchronous").fetchone()
         if mode == FULL:
-            return fine("broker", "durability", "what was accepted survives a loss of power")
+            return fine("broker", "durability", "accepted messages survive a loss of power")
         return fine(
             "broker",
             "durability",
-            "what was accepted survives the death of every process; a loss of power may take the "
-            "last moments (?durable=full covers that too)",
+            "accepted messages survive the death of every process; a loss of power may lose the "
+            "last moments (?durable=full protects against that too)",
         )
 
 
@@ -94,14 +94,19 @@ def _placed(path: str) -> Finding:
     where = f"{path} is on a {kind} file system" if kind else f"the file is {path}"
     if not os.access(path, os.W_OK):
         return warning(
-            "broker", PLACE, f"{where} and cannot be written by this user", "look at its owner"
+            "broker",
+            PLACE,
+            f"{where} and cannot be written by this user",
+            "check its owner and permissions",
         )
     return fine("broker", PLACE, where)
 
 
 def _room(path: str) -> Finding:
     free = shutil.disk_usage(Path(path).parent).free
-    text = f"{free // MIB:,} MiB are free for it"
+    text = f"{free // MIB:,} MiB are free for the file"
     if free < LEAST_ROOM:
-        return warning("broker", "room", text, "make room: a full disk refuses every send")
+        return warning(
+            "broker", "room", text, "free some space: on a full disk every send is refused"
+        )
     return fine("broker", "room", text)

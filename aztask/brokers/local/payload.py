@@ -1,8 +1,8 @@
 """How the local broker writes an envelope into the engine's payload, and reads it again.
 
-One msgpack array: a version, then the envelope's fields but its delay. A payload that is not one
-(somebody else's, in the same file) becomes an envelope of plain bytes, so that whoever decodes it
-refuses it with its reason, and it does not block the queue.
+A payload is one msgpack array: a version, then the envelope's fields except its delay. Any other
+payload (another program wrote it to the same file) becomes an envelope of plain bytes. The decoder
+refuses that envelope with a reason, so it does not block the queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aztask.message.envelope import Envelope
 from aztask.support.frozen import build
 
 MESSAGE_LIMIT: Final = 64 * 1024 * 1024
-"""Bytes of an envelope with its headers: the engine could hold more, but reads it at once."""
+"""Most bytes of a packed envelope. The engine could store more, but reads a payload as a whole."""
 
 _VERSION: Final = 1
 _ORDER: Final = (
@@ -62,14 +62,14 @@ def payload_of(envelope: Envelope, limit: int = MESSAGE_LIMIT) -> bytes:
         ) from error
     if len(payload) > limit:
         raise MessageTooLarge(
-            f"message {envelope.message_id!r} has {len(payload)} bytes, the local broker takes "
-            f"{limit}; store the data elsewhere and send a reference to it"
+            f"message {envelope.message_id!r} has {len(payload)} bytes, but the local broker "
+            f"accepts at most {limit}; store the data elsewhere and send a reference to it"
         )
     return payload
 
 
 def envelope_of(payload: bytes) -> Envelope:
-    """The envelope that `payload_of` wrote, with no delay."""
+    """The envelope that `payload_of` packed, without a delay."""
     try:
         version, *fields = msgpack.unpackb(payload, strict_map_key=False)
     except (TypeError, ValueError, msgpack.UnpackException):
@@ -80,8 +80,8 @@ def envelope_of(payload: bytes) -> Envelope:
 
 
 def new_message(envelope: Envelope, delay: float, now: float) -> NewMessage:
-    """What the engine stores for `envelope`, to be received `delay` seconds after `now`."""
+    """The engine's message for `envelope`, to be received `delay` seconds after `now`."""
     if not 0 <= delay < math.inf:
-        raise ConfigurationError(f"a delay is a number of seconds from 0 on, not {delay!r}")
+        raise ConfigurationError(f"a delay is a number of seconds of at least 0, not {delay!r}")
     due = now + delay if delay else None
     return NewMessage(payload_of(envelope), envelope.message_id, envelope.session, due)

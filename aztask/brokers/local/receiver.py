@@ -1,10 +1,10 @@
 """Receivers of the local broker: waiting for messages, holding their leases, settling them.
 
 Rules
-1. The engine is the only judge of a lease: it counts on the same clock as our deadlines, and
-   serialises renewals and settlements, from whatever thread or process they come.
-2. A delivery remembers that it was settled. If the transaction that settled it is taken back, it
-   forgets it again.
+1. The engine alone decides whether a lease holds. It uses the same clock as our deadlines, and it
+   serialises renewals and settlements of all threads and processes.
+2. A delivery remembers that it was settled. If the transaction that settled it is rolled back, the
+   delivery is unsettled again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    Delivery,
+    Lost,
+    Position,
+    ReceiverOptions,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.local.payload import envelope_of, new_message, payload_of
 from aztask.engine import Engine, Leased, NewMessage, Waiter, Watch
 from aztask.errors import AlreadySettled, ConfigurationError
@@ -31,33 +39,32 @@ from aztask.settlement import (
 )
 
 REST_SECONDS: Final = 0.012
-"""A waiting receiver looks so often at most for what other processes did: 0.6 % of a core."""
+"""The shortest time between two checks for writes of other processes: 0.6 % of a core."""
 
 RETRY_SECONDS: Final = 0.05
-"""How soon to look again when messages are there but cannot be had: their session is held."""
+"""Pause before the next check if all messages belong to sessions that other receivers hold."""
 
 GONE: Final = Lost("the lease has ended, or the message was settled before")
 
 
 class WakeUp:
-    """Wakes the threads that wait for a queue's messages."""
+    """Wakes the threads that wait for a queue's messages. watch: the watch they wait on."""
 
     def __init__(self, watch: Watch) -> None:
-        """watch: where they wait."""
         self.watch = watch
-        self.rings = 0
-        self.silent = False
+        self.count = 0
+        self.closed = False
 
-    def ring(self, committed: bool = True) -> None:
-        """Wake who waits; nothing to tell if the transaction was taken back."""
+    def notify(self, committed: bool = True) -> None:
+        """Wake the waiting threads, unless the transaction was rolled back."""
         if committed:
-            self.rings += 1  # two at once may count as one: both have committed by then
+            self.count += 1  # two calls at once may count as one: both have committed by then
             self.watch.wake()
 
-    def silence(self) -> None:
-        """Nothing more will come: waiting ends, now and later."""
-        self.silent = True
-        self.ring()
+    def close(self) -> None:
+        """End all waits, now and in the future."""
+        self.closed = True
+        self.notify()
 
 
 @dataclass(slots=True, eq=False)
@@ -70,60 +77,51 @@ class LocalDelivery(Delivery):
 class LocalReceiver:
     """Takes deliveries from one queue, or from its dead letters."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        bell: WakeUp,
-        queue: str,
-        lease: float,
-        *,
-        dead_letter: bool = False,
-        delete: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, wakeup: WakeUp, options: ReceiverOptions) -> None:
         self._engine = engine
         self._clock = engine.clock
-        self._bell = bell
-        self._queue = queue
-        self._lease = lease
-        self._dead_letter = dead_letter
-        self._delete = delete
-        self._waiter = Waiter(bell.watch, rest=REST_SECONDS, blind=REST_SECONDS)
+        self._wakeup = wakeup
+        self._queue = options.queue
+        self._lease = options.lease
+        self._dead_letter = options.dead_letter
+        self._delete = options.delete
+        self._waiter = Waiter(wakeup.watch, rest=REST_SECONDS, blind=REST_SECONDS)
         self._closed = False
 
     def set_lease(self, seconds: float) -> None:
-        """Ask for leases of so many seconds from the next receive on."""
+        """Set the lease, in seconds, for the next receives."""
         self._lease = seconds
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds."""
         until = time.monotonic() + wait
         deliveries = [] if self._ended else self._take(limit)
-        changes, look_at = -1, 0.0
+        known_changes, next_check = -1, 0.0
         while not deliveries and not self._ended:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            rings, now = self._bell.rings, self._clock.monotonic()
-            changed = self._engine.database.changes()
-            if changed != changes or now >= look_at:
-                if changed != changes:
-                    self._waiter.seen()
-                changes = changed
+            count, now = self._wakeup.count, self._clock.monotonic()
+            changes = self._engine.database.changes()
+            if changes != known_changes or now >= next_check:
+                if changes != known_changes:
+                    self._waiter.found_change()
+                known_changes = changes
                 pending = self._engine.pending(self._queue, dead_letter=self._dead_letter)
-                look_at = now + (pending or RETRY_SECONDS)
+                next_check = now + (pending or RETRY_SECONDS)
                 if pending == 0.0:
                     deliveries = self._take(limit)
                     if deliveries:
                         break
-            self._waiter.wait(min(left, max(0.0, look_at - now)), partial(self._rung, rings))
+            self._waiter.wait(min(left, max(0.0, next_check - now)), partial(self._notified, count))
         return deliveries
 
-    def _rung(self, rings: int) -> bool:
-        return self._bell.rings != rings
+    def _notified(self, count: int) -> bool:
+        return self._wakeup.count != count
 
     @property
     def _ended(self) -> bool:
-        return self._closed or self._bell.silent
+        return self._closed or self._wakeup.closed
 
     def _take(self, limit: int) -> list[Delivery]:
         lease = self._lease
@@ -166,7 +164,7 @@ class LocalReceiver:
         return deliveries
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
-        """Lease deferred messages or any dead letters; those gone or leased are left out."""
+        """Lease deferred messages, or any dead letters; missing and leased ones are skipped."""
         lease = self._lease
         deadline = self._clock.monotonic() + lease
         messages = self._engine.receive_deferred(
@@ -193,7 +191,7 @@ class LocalReceiver:
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
         """Replace the message's content in place, also in `delivery`, and renew its lease.
 
-        A lease that was extended beyond the receiver's is renewed for as long as it was.
+        If the task extended its lease beyond the receiver's, the longer duration is kept.
         """
         lease = max(self._lease, delivery.lease_seconds)
         deadline = self._clock.monotonic() + lease
@@ -215,7 +213,7 @@ class LocalReceiver:
     ) -> list[Settled | Lost | Unknown]:
         """Carry out each settlement, all in one transaction.
 
-        If the process dies, either all took effect or none did, clones included.
+        If the process dies, either all settlements took effect, clones included, or none did.
         """
         ours = [_unsettled(delivery) for delivery, _ in pairs]
         kinds = {type(settlement) for _, settlement in pairs}
@@ -226,7 +224,7 @@ class LocalReceiver:
         else:
             with self._engine.database.transaction():
                 answers = [self._settle(delivery, settlement) for delivery, settlement in pairs]
-            self._engine.database.at_end(self._bell.ring)
+            self._engine.database.at_end(self._wakeup.notify)
         done = [delivery for delivery, held in zip(ours, answers, strict=True) if held]
         self._engine.database.at_end(partial(_mark, done))
         _mark(done, True)
@@ -259,13 +257,13 @@ class LocalReceiver:
         return new_message(settlement.envelope, settlement.delay, self._clock.wall())
 
     def close(self) -> None:
-        """Stop receiving. What is leased stays leased until its lease ends."""
+        """Stop receiving. Leased messages stay leased until their leases end."""
         self._closed = True
-        self._bell.ring()
+        self._wakeup.notify()
 
 
 def sequence_number(position: Position) -> int:
-    """A position as the engine's number; one that is too large for it stays too large."""
+    """A position as the engine's number. Numbers beyond 64 bits become one that no message has."""
     try:
         number = int(position)
     except ValueError:
@@ -284,14 +282,14 @@ def _unsettled(delivery: Delivery) -> LocalDelivery:
         raise ConfigurationError("this delivery came from another broker; settle it there")
     if delivery.settled:
         raise AlreadySettled(
-            f"message {delivery.position} of queue {delivery.queue!r} was settled before, or was "
+            f"message {delivery.position} of queue {delivery.queue!r} was already settled, or was "
             "received and deleted; settle each delivery once"
         )
     return delivery
 
 
 def _mark(deliveries: Sequence[LocalDelivery], settled: bool) -> None:
-    """Remember whether they are settled; also called when their transaction has ended."""
+    """Mark the deliveries as settled or not; also called when their transaction has ended."""
     for delivery in deliveries:
         delivery.settled = settled
 

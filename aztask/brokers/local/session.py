@@ -1,18 +1,17 @@
 """The local broker's receiver of sessions.
 
 Rules
-1. A receiver of a named session waits until it can have it, and holds it from then on. One that
-   takes any session lets go of it when nothing is left in it, and looks for the next.
-2. The session's lease is renewed with its deliveries; between two of them nobody renews it, and
-   when it has ended the session is accepted again.
+1. A receiver of a named session waits until the session is free, and then holds it. A receiver of
+   any session releases a session that has no messages left, and looks for the next one.
+2. The session's lease is renewed together with its deliveries. While there are none, nothing renews
+   it; after it expired, the next receive accepts the session again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aztask.brokers.base import Delivery, Lost, Renewed, Unknown
-from aztask.brokers.local.payload import MESSAGE_LIMIT
+from aztask.brokers.base import Delivery, Lost, ReceiverOptions, Renewed, Unknown
 from aztask.brokers.local.receiver import (
     GONE,
     LocalDelivery,
@@ -27,24 +26,16 @@ from aztask.message.envelope import Envelope
 
 
 class SessionReceiver(LocalReceiver):
-    """Takes the deliveries of one session, or of one after the other. Renewing one renews all.
+    """Receives one session, or one session after another. Renewing one delivery renews all.
 
-    Closing it lets go of the session: what is leased in it goes back, uncounted. Its state is
-    guarded by the database's own lock: with a second one, two threads could wait for each other.
+    Closing the receiver releases the session, and its leased messages go back uncounted. The
+    database's own lock guards the receiver's state: with a second lock, two threads could deadlock.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        bell: WakeUp,
-        queue: str,
-        lease: float,
-        wanted: str | None,
-        *,
-        delete: bool = False,
-    ) -> None:
-        super().__init__(engine, bell, queue, lease, delete=delete)
-        self._wanted = wanted
+    def __init__(self, engine: Engine, wakeup: WakeUp, options: ReceiverOptions) -> None:
+        super().__init__(engine, wakeup, options)
+        self._name = options.session if isinstance(options.session, str) else None
+        self._max_state_bytes = options.max_state_bytes
         self._session: SessionLease | None = None
         self._deadline = 0.0
         self._held: list[Delivery] = []
@@ -62,7 +53,7 @@ class SessionReceiver(LocalReceiver):
                     continue
                 deliveries = self._deliveries(messages, self._deadline, self._lease)
                 self._held = [d for d in self._held if self._is_held(d)] + deliveries
-                if deliveries or self._wanted is not None or self._held:
+                if deliveries or self._name is not None or self._held:
                     return deliveries
                 self.let_go()
             return []
@@ -70,7 +61,7 @@ class SessionReceiver(LocalReceiver):
     def _accepted(self) -> bool:
         if self._session is None:
             deadline = self._clock.monotonic() + self._lease
-            self._session = self._engine.accept_session(self._queue, self._wanted, self._lease)
+            self._session = self._engine.accept_session(self._queue, self._name, self._lease)
             self._deadline = deadline
         return self._session is not None
 
@@ -79,36 +70,37 @@ class SessionReceiver(LocalReceiver):
         return not settled and self._clock.monotonic() < delivery.deadline
 
     def let_go(self) -> None:
-        """Give the session back now, with what is leased in it."""
+        """Release the session and its leased messages now."""
         with self._serial:
             session, self._session = self._session, None
             if session is not None:
                 self._engine.release_session(self._queue, session)
         self._held = []
-        self._engine.database.at_end(self._bell.ring)
+        self._engine.database.at_end(self._wakeup.notify)
 
     def session_state(self, session: str) -> bytes | None:
-        """What was last stored with the session. Raises LeaseLost."""
+        """The bytes that were last stored with the session. Raises LeaseLost."""
         return self._engine.get_session_state(self._queue, self._ours(session))
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
         """Store bytes with the session. Raises LeaseLost, MessageTooLarge."""
-        if state is not None and len(state) > MESSAGE_LIMIT:
+        limit = self._max_state_bytes
+        if state is not None and len(state) > limit:
             raise MessageTooLarge(
-                f"a session's state of {len(state)} bytes is too large; {MESSAGE_LIMIT} are allowed"
+                f"a session's state of {len(state)} bytes is too large; {limit} are allowed"
             )
         self._engine.set_session_state(self._queue, self._ours(session), state)
 
     def _ours(self, session: str) -> SessionLease:
         lease = self._session
         if lease is None or lease.session != session:
-            raise LeaseLost(f"session {session!r} is not held here any more")
+            raise LeaseLost(f"session {session!r} is no longer held here")
         return lease
 
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
     ) -> list[Renewed | Lost | Unknown]:
-        """Extend the session's lease, and with it every lease in it."""
+        """Extend the session's lease, and with it the leases of all its messages."""
         lease = self._lease if seconds is None else seconds
         with self._serial:
             deadline = self._clock.monotonic() + lease
@@ -135,7 +127,7 @@ class SessionReceiver(LocalReceiver):
         return Renewed(deadline) if isinstance(answer, Renewed) else answer
 
     def close(self) -> None:
-        """Stop receiving and let go of the session; not in a forked child, where it is not ours."""
+        """Stop receiving and release the session. In a forked child the session is left alone."""
         super().close()
         if self._session is not None and not self._engine.database.closed:
             self.let_go()

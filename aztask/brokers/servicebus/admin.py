@@ -1,11 +1,12 @@
-"""Creating, deleting, listing and counting queues: what needs the right to manage.
+"""Creates, deletes, lists and counts queues: the operations that need the permission to manage.
 
 Rules
-1. Nothing else in the adapter needs more than Send and Listen. Where the right to manage is
-   missing, the error says so, and those who can do without it do.
-2. A queue that aztask creates gets a delivery limit far above our own, which explains itself
-   better, and keeps what expires in its dead letters.
-3. The emulator's administration is on a port of its own: `ADMIN_VARIABLE` or its usual one.
+1. All other parts of the adapter need only Send and Listen. Without the permission to manage, the
+   error says so, and callers that can continue without the answer do.
+2. A queue that aztask creates gets a delivery limit far above aztask's own, which gives a clearer
+   reason. Its expired messages become dead letters.
+3. The emulator's administration has its own port: `ADMIN_VARIABLE` names it, or the usual one is
+   used.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ RECENT_SECONDS: Final = 10.0
 
 
 class Administration:
-    """The namespace's queues as entities. Any thread may call."""
+    """Manages the queues of one namespace. Any thread may call."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Administration:
         credential: TokenCredential | None = None,
         admin: str | None = None,
     ) -> None:
-        """admin: connection string of an emulator's administration port."""
+        """admin: the connection string of an emulator's administration port."""
         self._address = address
         self._credential = credential
         self._admin = admin
@@ -56,9 +57,9 @@ class Administration:
         self._silent: tuple[float, BrokerUnavailable] | None = None
 
     def declare(self, queue: str, options: QueueOptions) -> None:
-        """Create the queue, or apply what is asked for to the one that exists.
+        """Create the queue, or apply the explicit options to the existing one.
 
-        Raises ConfigurationError where the service cannot change it any more.
+        Raises ConfigurationError if the service cannot change a setting after creation.
         """
         self._recent.pop(queue, None)
         try:
@@ -73,21 +74,21 @@ class Administration:
                 },
             )
         except ResourceExistsError:
-            self._update(queue, options.asked())
+            self._update(queue, options.explicit())
         except AzureError as error:
             raise error_of(error, queue) from None
 
     def _update(self, queue: str, options: QueueOptions) -> None:
         known = self.properties(queue)
-        for name, asked in (
+        for name, value in (
             ("requires_session", options.sessions),
             ("requires_duplicate_detection", options.duplicate_window),
         ):
             actual = bool(getattr(known, name))
-            if asked is not None and bool(asked) != actual:
+            if value is not None and bool(value) != actual:
                 raise ConfigurationError(
                     f"queue {queue!r} exists with {name}={actual}, which the service cannot "
-                    "change; delete and create it, or choose another name"
+                    "change; delete the queue and create it again, or choose another name"
                 )
         changes = {k: v for k, v in _settings(options).items() if getattr(known, k) != v}
         if changes:
@@ -96,19 +97,19 @@ class Administration:
             self._do("update_queue", queue, known)
 
     def delete(self, queue: str) -> None:
-        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        """Delete the queue and everything in it. Raises QueueNotFound."""
         self._recent.pop(queue, None)
         self._do("delete_queue", queue, queue)
 
     def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """The sorted names of all queues of the namespace."""
         try:
             return sorted(each.name for each in self._open().list_queues())
         except AzureError as error:
             raise error_of(error, "(all)") from None
 
     def stats(self, queue: str) -> QueueStats:
-        """The queue's counts. The service does not tell leased from active messages."""
+        """The queue's counts. The service counts leased messages as active."""
         found = self._do("get_queue_runtime_properties", queue, queue)
         return QueueStats(
             queue,
@@ -120,31 +121,35 @@ class Administration:
         )
 
     def properties(self, queue: str) -> QueueProperties:
-        """How the queue is set up. Raises QueueNotFound, ConfigurationError (no right)."""
+        """The queue's settings. Raises QueueNotFound, ConfigurationError (no permission)."""
         properties: QueueProperties = self._do("get_queue", queue, queue)
         return properties
 
     def tier(self) -> str:
-        """Basic, Standard or Premium. Raises ConfigurationError (no right), BrokerUnavailable."""
+        """Basic, Standard or Premium.
+
+        Raises ConfigurationError (no permission), BrokerUnavailable.
+        """
         try:
             return str(self._open().get_namespace_properties().messaging_sku)
         except AzureError as error:
             raise error_of(error, "(all)") from None
 
     def recent(self, queue: str) -> QueueProperties:
-        """As `properties`, or what they were within the last seconds: a worker that starts asks
-        twice, and an administration that cannot be reached takes long to say so.
+        """As `properties`, but remembers the answer for `RECENT_SECONDS`.
+
+        A starting worker asks twice, and an unreachable administration takes long to fail.
         """
         now = time.monotonic()
         at, known = self._recent.get(queue, (0.0, None))
         if known is None or now - at > RECENT_SECONDS:
-            at, known = now, self._asked(queue, now)
+            at, known = now, self._read(queue, now)
             self._recent[queue] = (at, known)
         if isinstance(known, AztaskError):
             raise known
         return known
 
-    def _asked(self, queue: str, now: float) -> QueueProperties | AztaskError:
+    def _read(self, queue: str, now: float) -> QueueProperties | AztaskError:
         if self._silent is not None and now - self._silent[0] < RECENT_SECONDS:
             return self._silent[1]
         try:
@@ -156,9 +161,9 @@ class Administration:
             return error
 
     def lock_seconds(self, queue: str, *, anew: bool = False) -> float | None:
-        """How long the queue's leases last; None where we may not ask.
+        """The queue's lock duration in seconds; None if it cannot be read.
 
-        anew: not what was heard within the last seconds.
+        anew: do not use a remembered answer.
         """
         if anew:
             self._recent.pop(queue, None)
@@ -169,7 +174,7 @@ class Administration:
         return None
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections of the management client."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -184,10 +189,10 @@ class Administration:
     def _open(self) -> ServiceBusAdministrationClient:
         with self._lock:
             if self._client is None:
-                self._client = self._made()
+                self._client = self._new_client()
             return self._client
 
-    def _made(self) -> ServiceBusAdministrationClient:
+    def _new_client(self) -> ServiceBusAdministrationClient:
         address = self._address
         options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5}
         if address.emulator:
@@ -201,14 +206,14 @@ class Administration:
 
 
 def _usual_admin(address: ServiceBusAddress) -> str:
-    """The emulator's administration on its usual port, with the same key."""
+    """The connection string of the emulator's usual administration port, with the same key."""
     text = address.connection_string().reveal()
     netloc = address.host if address.port is None else f"{address.host}:{address.port}"
     return text.replace(f"sb://{netloc}", f"sb://{address.host}:{ADMIN_PORT}", 1)
 
 
 def _settings(options: QueueOptions) -> dict[str, Any]:
-    """The options as the service's settings that may be changed later."""
+    """The options as settings of the service: those that can be changed after creation."""
     settings: dict[str, Any] = {}
     if options.lease is not None:
         settings["lock_duration"] = timedelta(seconds=options.lease)
@@ -220,7 +225,7 @@ def _settings(options: QueueOptions) -> dict[str, Any]:
     if window:
         if not SHORTEST_WINDOW <= window <= LONGEST_WINDOW:
             raise ConfigurationError(
-                f"a duplicate window of {window:g} s is not possible; Service Bus takes "
+                f"a duplicate window of {window:g} s is not possible; Service Bus accepts "
                 f"{SHORTEST_WINDOW:.0f} s to 7 days"
             )
         settings["duplicate_detection_history_time_window"] = timedelta(seconds=window)

@@ -1,7 +1,7 @@
 """Administration clients for a local Service Bus, which speaks plain HTTP.
 
-The SDK writes https into every URL, also in emulator mode ([seen] azure-servicebus 7.15,
-management/_management_client.py); the transport here puts http back.
+The SDK uses https in every URL, also in emulator mode ([seen] azure-servicebus 7.15,
+management/_management_client.py). The transport in this module changes it back to http.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 
 class PlainTransport(HttpTransport[Any, Any]):
-    """Sends what was meant for https over http."""
+    """Sends requests with an https URL over http instead."""
 
     def __init__(self) -> None:
         self._inner: Any = RequestsTransport()
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send one request; its response."""
+        """Send one request over http; returns the response."""
         request.url = request.url.replace("https://", "http://", 1)
         return self._inner.send(request, **kwargs)
 
     def open(self) -> None:
-        """Open the connections."""
         self._inner.open()
 
     def close(self) -> None:
-        """Close them."""
         self._inner.close()
 
     def __enter__(self) -> HttpTransport[Any, Any]:
@@ -44,9 +42,9 @@ def administration_client(
 ) -> ServiceBusAdministrationClient:
     """An administration client for the emulator.
 
-    connection_string: of its administration port, as ``aztask emulator --json`` prints it and
-    `aztask.testing.RunningEmulator.admin_connection_string` holds it. certificate: the file to
-    trust when the emulator serves TLS; without one plain HTTP is spoken.
+    connection_string: for the emulator's administration port, as ``aztask emulator --json`` prints
+    it and `aztask.testing.RunningEmulator.admin_connection_string` holds it.
+    certificate: the certificate file to trust if the emulator serves TLS; None uses plain HTTP.
     """
     options: dict[str, Any] = (
         {"connection_verify": certificate} if certificate else {"transport": PlainTransport()}

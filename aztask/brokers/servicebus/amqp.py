@@ -1,8 +1,10 @@
 """Reads AMQP 1.0 messages in place of the SDK's decoder, and never raises.
 
+Why not the SDK's decoder: one message that it cannot read makes it lose the whole batch ([seen]).
+
 The decoder of azure-servicebus 7.15 lacks three types of the specification (char, decimal32 and
-decimal64), reads decimal128 wrongly, does not compare sizes with the bytes that are there, and
-raises in the middle of a receive, so that one message costs its whole batch ([seen]).
+decimal64), reads decimal128 wrongly, does not compare sizes with the available bytes, and raises in
+the middle of a receive.
 
 If a message cannot be read, the result is `Damaged`: it holds the sections that can be read, the
 reason why another one cannot, and all bytes. The receiver decides what to do with it.
@@ -31,7 +33,7 @@ _Sections = dict[str, Any]
 
 
 class Damaged(Message):
-    """A message with a section that cannot be read. problem: why. raw: all its bytes."""
+    """A message with an unreadable section. problem: why it is unreadable. raw: all its bytes."""
 
     problem: str = ""
     raw: bytes = b""
@@ -39,9 +41,9 @@ class Damaged(Message):
 
 def damaged(raw: bytes, problem: str, **sections: Any) -> Damaged:
     """A message that cannot be read, with the sections that can."""
-    made = Damaged(**sections)
-    made.problem, made.raw = one_line(problem, 300), raw
-    return made
+    message = Damaged(**sections)
+    message.problem, message.raw = one_line(problem, 300), raw
+    return message
 
 
 def read_message(payload: bytes | bytearray | memoryview) -> Message:
@@ -59,7 +61,7 @@ def read_message(payload: bytes | bytearray | memoryview) -> Message:
         except ERRORS as error:
             problem = problem or f"the {name} at byte {begin} cannot be read: {reason_of(error)}"
             position = end_of(raw, start)
-            if name == _APPLICATION:  # they may say why the service dead-lettered it
+            if name == _APPLICATION:  # they may hold the service's dead-letter reason
                 sections.setdefault("application_properties", {}).update(pairs_of(raw, start))
     return damaged(raw, problem, **sections) if problem else Message(**sections)
 
@@ -70,7 +72,7 @@ def read_message(payload: bytes | bytearray | memoryview) -> Message:
 def _descriptor(raw: bytes, position: int) -> tuple[int, int]:
     """(code of the section, position of its value): the descriptor is a number or a symbol."""
     if raw[position] != 0:
-        raise Unreadable(f"0x{raw[position]:02x} does not begin a section")
+        raise Unreadable(f"0x{raw[position]:02x} is not the start of a section")
     if raw[position + 1] == 0x53:
         return raw[position + 2], position + 3
     descriptor, end = read_value(raw, position + 1)
@@ -96,16 +98,16 @@ def _keep_properties(sections: _Sections, value: Any) -> None:
     sections["properties"] = Properties(*_fields(value, 13))
 
 
-def _fields(value: Any, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise Unreadable(f"it is no list of at most {most} fields")
+def _fields(value: Any, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise Unreadable(f"it is not a list of at most {limit} fields")
     return value
 
 
 def _keep_map(name: str) -> Callable[[_Sections, Any], None]:
     def keep(sections: _Sections, value: Any) -> None:
         if not isinstance(value, dict):
-            raise Unreadable("it is no map")
+            raise Unreadable("it is not a map")
         sections.setdefault(name, {}).update(value)
 
     return keep
@@ -114,7 +116,7 @@ def _keep_map(name: str) -> Callable[[_Sections, Any], None]:
 def _keep_each(name: str, kind: type) -> Callable[[_Sections, Any], None]:
     def keep(sections: _Sections, value: Any) -> None:
         if not isinstance(value, kind):
-            raise Unreadable(f"it is no {kind.__name__}")
+            raise Unreadable(f"it is not of the type {kind.__name__}")
         sections.setdefault(name, []).append(value)
 
     return keep

@@ -1,15 +1,16 @@
 """The Service Bus broker: the broker protocol over ``azure-servicebus``.
 
 Rules
-1. Sending, receiving and settling need the rights Send and Listen alone. `declare`, `delete` and
-   `queues` need the right to manage; `stats` asks for counts where it may, and counts by looking
-   where it may not.
-2. Connections of one process: for each queue that is sent to at most four; for each receiver three
-   (receiving, settling, renewing; opened when first needed), one for a receiver of sessions; one
-   for looking at each queue.
-3. The queue's lock duration is the lease; a receiver that asks for another is refused, at once or
-   (without the right to manage) as soon as its messages tell; see `servicebus_lock`.
-4. Schedules are absolute in this service: our delays are given in its time, once it is learned.
+1. Sending, receiving and settling need only the permissions Send and Listen. `declare`, `delete`
+   and `queues` need Manage. `stats` reads the service's counts with Manage, and otherwise counts by
+   peeking.
+2. Connections of one process: at most four for each queue it sends to; three for each receiver
+   (receiving, settling, renewing; each opened when it is first needed), but one for a receiver of
+   sessions; and one for peeking at each queue.
+3. The queue's lock duration is the lease. A receiver with another lease is refused: at once if we
+   have the permission to manage, otherwise as soon as its messages show the difference; see
+   `aztask.brokers.servicebus.lock`.
+4. The service's schedules are absolute times: delays are added to its own time, once it is known.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from aztask.brokers.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.servicebus.admin import Administration
@@ -91,10 +93,13 @@ class ServiceBusBroker:
         max_message_bytes: int = MESSAGE_LIMIT,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """credential: instead of azure-identity's default. admin: see the module `admin`, rule 3.
+        """Make a broker; nothing connects before the first call.
 
-        websockets, endpoint: see the module `connecting`. max_message_bytes: more in the Premium
-        tier. clock: injected in tests.
+        credential: replaces azure-identity's default.
+        admin: see rule 3 of the module `admin`.
+        websockets, endpoint: see the module `connecting`.
+        max_message_bytes: raise it for the Premium tier.
+        clock: injected in tests.
         """
         self._client = BusClient(
             address, credential=credential, websockets=websockets, endpoint=endpoint
@@ -104,7 +109,7 @@ class ServiceBusBroker:
         self._service_clock = ServiceClock(clock)
         self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
         self._senders: dict[str, Senders] = {}
-        self._looking = Peeking(self._client)
+        self._peeking = Peeking(self._client)
         self._lock_seconds: dict[str, float | None] = {}
         self._receivers: list[Receiver] = []
         self._lock = threading.Lock()
@@ -113,32 +118,32 @@ class ServiceBusBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but a lease of our own choice and changes in place."""
+        """All capabilities, except leases chosen by the receiver and changes in place."""
         return self._capabilities
 
     # -- queues ------------------------------------------------------------------------------
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue, or apply those options that are given to the one that exists."""
+        """Create the queue, or apply the explicit options to the existing one."""
         self._usable()
         check_name(queue)
         self._admin.declare(queue, options)
         self._lock_seconds.pop(queue, None)
 
     def delete(self, queue: str) -> None:
-        """Delete the queue and all that is in it. Raises QueueNotFound."""
+        """Delete the queue and everything in it. Raises QueueNotFound."""
         self._usable()
         check_name(queue)
         self._admin.delete(queue)
         self._forget(queue)
 
     def listing(self) -> Listing:
-        """All queues of the namespace."""
+        """All queues of the namespace; needs the permission to manage."""
         self._usable()
         return listing(self._admin.queues(), check_name)
 
     def queues(self) -> list[str]:
-        """The names of the queues that aztask can use, sorted."""
+        """The sorted names of the queues that aztask can use."""
         return list(self.listing().queues)
 
     def stats(self, queue: str) -> QueueStats:
@@ -147,8 +152,8 @@ class ServiceBusBroker:
         check_name(queue)
         try:
             return self._admin.stats(queue)
-        except ConfigurationError:  # no right to manage
-            return self._looking.counted(queue)
+        except ConfigurationError:  # no permission to manage
+            return self._peeking.counted(queue)
 
     def peek(
         self,
@@ -158,24 +163,18 @@ class ServiceBusBroker:
         after: Position | None = None,
         limit: int = 100,
     ) -> list[Peeked]:
-        """Look at messages in order of position, those after `after`, without taking them."""
+        """Read messages without leasing them, in order of position, starting behind `after`."""
         self._usable()
         check_name(queue)
-        return self._looking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
+        return self._peeking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete what nobody holds a lease of; how many were deleted."""
+        """Delete all messages that are not leased; returns how many were deleted."""
         self._usable()
         check_name(queue)
-        receiver = BusReceiver(
-            self._client,
-            queue,
-            self._capabilities.max_lease_seconds,
-            self.send,
-            clock=self._clock,
-            dead_letter=dead_letter,
-            delete=True,
-        )
+        lease = self._capabilities.max_lease_seconds
+        options = ReceiverOptions(queue, lease, dead_letter=dead_letter, delete=True)
+        receiver = BusReceiver(self._client, options, self.send, clock=self._clock)
         count = 0
         try:
             while deleted := receiver.receive(PAGE, PURGE_WAIT):
@@ -187,7 +186,7 @@ class ServiceBusBroker:
     # -- messages ----------------------------------------------------------------------------
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
-        """Store all; see `Broker.send`."""
+        """Store all envelopes; see `Broker.send` for the errors."""
         self._usable()
         if queue not in self._senders:
             check_name(queue)
@@ -201,23 +200,21 @@ class ServiceBusBroker:
         self._senders_of(queue).send(pairs)
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
-        """Refuse what could not be sent; see `Broker.check`."""
+        """Refuse an envelope that could not be sent; see `Broker.check`."""
         limit = self._capabilities.max_message_bytes - reserve
         message_of(envelope, self._service_clock.now(), limit)
 
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """Remove messages that are not due yet, by message id; how many were removed.
+        """Remove scheduled messages by message id; returns how many were removed.
 
-        The service cancels by sequence number, so this looks through the queue.
+        The service cancels by sequence number, so this peeks through the whole queue.
         """
         self._usable()
         check_name(queue)
-        wanted = frozenset(message_ids)
-        found = self._looking.all(
+        ids = frozenset(message_ids)
+        found = self._peeking.all(
             queue,
-            lambda each: (
-                each.state is MessageState.SCHEDULED and each.envelope.message_id in wanted
-            ),
+            lambda each: each.state is MessageState.SCHEDULED and each.envelope.message_id in ids,
         )
         senders = self._senders_of(queue)
         return sum(senders.cancelled(int(each.position)) for each in found)
@@ -233,10 +230,10 @@ class ServiceBusBroker:
         delete: bool = False,
         poll_ceiling: float | None = None,
     ) -> Receiver:
-        """A receiver whose leases last as long as the queue's lock, which `lease` has to be.
+        """A receiver whose leases last as long as the queue's lock; `lease` must equal it.
 
-        Raises ConfigurationError where it is known to be another. Where that cannot be known yet,
-        the receiver's `receive` raises it, once its messages leave no doubt.
+        Raises ConfigurationError if the lock duration is known to be another. If it is not known,
+        the receiver's `receive` raises the error as soon as its messages prove the difference.
         """
         self._usable()
         check_name(queue)
@@ -244,36 +241,28 @@ class ServiceBusBroker:
         watch = None
         if not (delete or dead_letter):
             watch = self._watch(queue, lease, in_session=session is not None)
-        made: Receiver
+        limit = self._capabilities.max_message_bytes
+        options = ReceiverOptions(queue, lease, session, dead_letter, delete, limit)
+        receiver: Receiver
         if session is None or dead_letter:
-            made = BusReceiver(
-                self._client,
-                queue,
-                lease,
-                self.send,
-                clock=self._clock,
-                watch=watch,
-                dead_letter=dead_letter,
-                delete=delete,
-            )
+            receiver = BusReceiver(self._client, options, self.send, clock=self._clock, watch=watch)
         else:
-            made = SessionReceiver(
+            receiver = SessionReceiver(
                 self._client,
-                queue,
-                lease,
+                options,
                 self.send,
+                peek=lambda number: self._peeking.messages(queue, number, 1, sessions=True),
                 clock=self._clock,
                 watch=watch,
-                session=session,
-                look=lambda number: self._looking.messages(queue, number, 1, sessions=True),
-                delete=delete,
-                state_limit=self._capabilities.max_message_bytes,
             )
-        self._receivers.append(made)
-        return made
+        self._receivers.append(receiver)
+        return receiver
 
     def _checked_lease(self, queue: str, lease: float, *, dead_letter: bool) -> float:
-        """The queue's lock duration, where we may ask for it; else what the caller believes."""
+        """The queue's lock duration if it can be read, otherwise `lease`.
+
+        Raises ConfigurationError if the two differ.
+        """
         longest = self._capabilities.max_lease_seconds
         if not 0 < lease <= longest:
             raise ConfigurationError(
@@ -288,14 +277,14 @@ class ServiceBusBroker:
         if abs(actual - lease) > LEASE_TOLERANCE and not dead_letter:
             raise ConfigurationError(
                 f"queue {queue!r} holds its messages for {actual:g} s, not for {lease:g} s: its "
-                f"lease is fixed; leave --lease out and say app.queue({queue!r}, lease={actual:g})"
+                f"lease is fixed; remove --lease and set app.queue({queue!r}, lease={actual:g})"
                 ", or change the queue's lock duration"
             )
         return actual
 
     def _watch(self, queue: str, lease: float, *, in_session: bool) -> LockWatch:
-        def look(number: int) -> ServiceBusReceivedMessage | None:
-            found = self._looking.messages(queue, number, 1, sessions=in_session)
+        def peek(number: int) -> ServiceBusReceivedMessage | None:
+            found = self._peeking.messages(queue, number, 1, sessions=in_session)
             return found[0] if found else None
 
         def ask() -> float | None:
@@ -303,31 +292,24 @@ class ServiceBusBroker:
             return self._lock_seconds[queue]
 
         probe = partial(self._probe, queue, in_session=in_session)
-        pinning = ClockCalibration(self._service_clock, self._clock, probe, look)
-        return LockWatch(
-            queue,
-            lease,
-            self._service_clock,
-            self._clock,
-            pinning,
-            ask,
-            managed=self._lock_seconds.get(queue) is not None,
-        )
+        calibration = ClockCalibration(self._service_clock, self._clock, probe, peek)
+        managed = self._lock_seconds.get(queue) is not None
+        return LockWatch(queue, lease, calibration, ask, managed=managed)
 
     def inspector(self) -> BusInspector:
-        """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
+        """The inspector that ``aztask doctor`` and a starting worker use."""
         self._usable()
         return BusInspector(
             self._client.address,
             self._admin,
             self._service_clock,
             listen=lambda queue: self.peek(queue, limit=1),
-            send=self._tried_sending,
+            send=self._open_sender,
             learn=self._learn_time,
         )
 
     def close(self) -> None:
-        """Let go of all connections; what is leased stays leased until its lease ends."""
+        """Close all connections. Leased messages stay leased until their leases end."""
         self._closed = True
         if self._pid != os.getpid():
             return
@@ -335,14 +317,14 @@ class ServiceBusBroker:
             receiver.close()
         for queue in list(self._senders):
             self._forget(queue)
-        self._looking.close()
+        self._peeking.close()
         self._admin.close()
         self._client.finish()
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _tried_sending(self, queue: str) -> None:
-        """Open a connection for sending; raises what the service says of it."""
+    def _open_sender(self, queue: str) -> None:
+        """Open a connection for sending; raises the service's refusal."""
         check_name(queue)
         with self._senders_of(queue).sender():
             pass
@@ -360,8 +342,9 @@ class ServiceBusBroker:
             senders.close()
 
     def _learn_time(self, queue: str, session: str | None = None) -> None:
-        """Learn the service's time from a message of our own; without the right to listen our own
-        clock counts.
+        """Learn the service's time from a probe message.
+
+        If that fails, for example without the permission to listen, our own clock is used.
         """
         with suppress(AztaskError, *SDK_ERRORS):
             self._probe(queue, in_session=session is not None)
@@ -369,7 +352,7 @@ class ServiceBusBroker:
     def _probe(self, queue: str, *, in_session: bool) -> None:
         found = self._senders_of(queue).probed(
             self._clock,
-            lambda number: self._looking.messages(queue, number, 1, sessions=in_session),
+            lambda number: self._peeking.messages(queue, number, 1, sessions=in_session),
             in_session=in_session,
         )
         self._service_clock.pin(found.time, found.after, found.before)

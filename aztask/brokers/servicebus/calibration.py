@@ -1,7 +1,7 @@
 """Finds pins: times that the service certainly wrote between two instants of our clock.
 
 Rules
-1. With the right to send, schedule a message far ahead, peek at it, and cancel it.
+1. With the permission to send, schedule a message far ahead, peek at it, and cancel it.
 2. Without it, peek behind the last message of the queue. A message that appears there later was
    enqueued after that peek, so its enqueued time is a pin. This works because sequence numbers rise
    without gaps. In a partitioned queue they do so only within each partition, so it gives no pins
@@ -22,10 +22,10 @@ from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.support.clock import Clock
 
 PARTITIONED: Final = 1 << 48
-"""Sequence numbers from here on belong to a partition."""
+"""Sequence numbers from this one on belong to a partition."""
 
-MOST_LOOKS: Final = 100
-"""Peeks in one try: enough to find the end of any queue."""
+MAX_PEEKS: Final = 100
+"""Peeks in one attempt: enough to find the end of any queue."""
 
 
 class ClockCalibration:
@@ -36,39 +36,39 @@ class ClockCalibration:
         service_clock: ServiceClock,
         clock: Clock,
         probe: Callable[[], None],
-        look: Callable[[int], ServiceBusReceivedMessage | None],
+        peek: Callable[[int], ServiceBusReceivedMessage | None],
     ) -> None:
-        """probe: does rule 1. look: peeks at the next message from a sequence number on.
+        """probe: does rule 1. peek: peeks at the next message from a sequence number on.
 
-        Both raise AztaskError, or what SDK calls raise. If `probe` cannot succeed, `look` is used.
+        Both raise AztaskError or `SDK_ERRORS`. If `probe` is not permitted, `peek` is used.
         """
-        self._service_clock = service_clock
-        self._clock = clock
+        self.service_clock = service_clock
+        self.clock = clock
         self._probe = probe
-        self._look = look
+        self._peek = peek
         self._may_send = True
         self._last = 0
         self._empty: tuple[int, float] | None = None
         self._lock = threading.Lock()
 
     def once(self) -> None:
-        """Try to find a pin. Raises as `probe` and `look` do."""
+        """Try to find a pin. Raises as `probe` and `peek` do."""
         if self._may_send:
             try:
                 self._probe()
                 return
             except BrokerUnavailable:
                 raise
-            except (AztaskError, LookupError):  # no right to send, or no time on the message
+            except (AztaskError, LookupError):  # no permission to send, or no time on the message
                 self._may_send = False
         gap = 1
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_PEEKS):
             number = self._next(gap)
-            asked_at = self._clock.monotonic()
-            found = self._look(number)
+            asked_at = self.clock.monotonic()
+            found = self._peek(number)
             if found is not None:
                 gap *= 2
-                if self.message(found, self._clock.monotonic()) or self._last >= PARTITIONED:
+                if self.message(found, self.clock.monotonic()) or self._last >= PARTITIONED:
                     return
                 continue
             with self._lock:
@@ -84,7 +84,7 @@ class ClockCalibration:
             return (self._last + 1 + self._empty[0]) // 2
 
     def message(self, message: ServiceBusReceivedMessage, read_at: float) -> bool:
-        """Take note of a message that was received or peeked at; whether its time is a pin."""
+        """Note a message that was received or peeked at; returns whether its time is a pin."""
         number, enqueued = position_of(message), epoch_of(message, ENQUEUED)
         with self._lock:
             self._last = max(self._last, number)
@@ -94,5 +94,5 @@ class ClockCalibration:
             self._empty = None
         if enqueued is None or number >= PARTITIONED or not is_direct(message):
             return False
-        self._service_clock.pin(enqueued, asked_at, read_at)
+        self.service_clock.pin(enqueued, asked_at, read_at)
         return True

@@ -1,10 +1,10 @@
 """The Service Bus SDK's client, set up as the broker needs it.
 
 Rules
-1. The SDK retries nothing: its pauses outlive a lease, and a silent retry of a send stores the
-   message twice. Whoever knows the lease sets the time-outs and tries again.
-2. Every sender and receiver is a TCP connection of its own. They are closed in the background: the
-   SDK waits up to a second for a thread of its own ([seen] azure-servicebus 7.15).
+1. The SDK's retries are off: its pauses are longer than a lease, and a silent retry of a send
+   stores the message twice. The caller, which knows the lease, sets time-outs and retries.
+2. Every sender and receiver has its own TCP connection. Connections are closed in the background,
+   because the SDK waits up to a second for its keep-alive thread ([seen] azure-servicebus 7.15).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from aztask.brokers.servicebus.reading import decode_answers
 from aztask.support.threadpool import ThreadPool
 
 REQUEST_SECONDS: Final = 10.0
-"""How long one request may take where no lease says less."""
+"""How long one request may take if no lease requires less."""
 
 SEND_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 3.0
@@ -56,7 +56,7 @@ class BusClient:
         websockets: bool | None = None,
         endpoint: str | None = None,
     ) -> None:
-        """credential: instead of azure-identity's default, where the address has no key.
+        """credential: replaces azure-identity's default if the address has no key.
 
         websockets, endpoint: see the module `connecting`.
         """
@@ -65,7 +65,7 @@ class BusClient:
         private.keep_refusals()
         self.address = address
         self._credential = credential_of(address, credential)
-        self._way = ConnectionOptions.find(address, websockets, endpoint)
+        self._connection = ConnectionOptions.find(address, websockets, endpoint)
         self._closer = ThreadPool("closing", 64)
         self._closing: list[Future[None]] = []
 
@@ -84,10 +84,10 @@ class BusClient:
         session_wait: float | None = None,
     ) -> ServiceBusReceiver:
         """A receiver, not connected yet. Only one thread may use it at a time."""
-        wanted: Any = NEXT_AVAILABLE_SESSION if isinstance(session, AnySession) else session
-        made = self._client(request_seconds).get_queue_receiver(
+        session_id: Any = NEXT_AVAILABLE_SESSION if isinstance(session, AnySession) else session
+        receiver = self._client(request_seconds).get_queue_receiver(
             queue,
-            session_id=wanted,
+            session_id=session_id,
             sub_queue=ServiceBusSubQueue.DEAD_LETTER if dead_letter else None,
             receive_mode=(
                 ServiceBusReceiveMode.RECEIVE_AND_DELETE
@@ -97,14 +97,17 @@ class BusClient:
             max_wait_time=session_wait,
             prefetch_count=0,
         )
-        return decode_answers(made)
+        return decode_answers(receiver)
 
     def _client(self, request_seconds: float) -> ServiceBusClient:
-        """It opens no connection and keeps every handler it made: one for each is lighter."""
+        """A new client. It opens no connection.
+
+        A client keeps references to all its handlers, so each handler gets its own.
+        """
         options: dict[str, Any] = {
             "retry_total": 0,
             "try_timeout": request_seconds,
-            **self._way.options(),
+            **self._connection.options(),
         }
         address = self.address
         if address.emulator:
@@ -113,19 +116,19 @@ class BusClient:
         return ServiceBusClient(address.host, self._credential, **options)
 
     def close(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
-        """Close it, in the background."""
+        """Close a sender or receiver in the background."""
         self._closing = [future for future in self._closing if not future.done()]
         with suppress(RuntimeError):  # the thread pool is gone: the process is ending
             self._closing.append(self._closer.submit(lambda: _close(handler)))
 
     def drop(self, handler: ServiceBusReceiver | ServiceBusSender) -> None:
-        """Give up a connection that broke: it ends now, and is cleared away in the background."""
+        """Give up a broken connection: it ends now and is cleaned up in the background."""
         private.end(handler)
         with suppress(RuntimeError):
             self._closing.append(self._closer.submit(lambda: private.disconnect(handler)))
 
     def finish(self) -> None:
-        """Wait until everything is closed, for a few seconds at most."""
+        """Wait until everything is closed, for at most `CLOSE_SECONDS`."""
         give_up_at = time.monotonic() + CLOSE_SECONDS
         for future in self._closing:
             with suppress(TimeoutError):

@@ -1,13 +1,13 @@
-"""How far the service's clock is ahead of ours, learned from the times that it writes.
+"""Learns how far the service's clock is ahead of ours, from the times that the service writes.
 
 Schedules are given to Service Bus in absolute time, so a clock that is an hour off would make every
 delay an hour longer or shorter. Leases do not need this: their deadlines are relative.
 
 Rules
-1. A time on something that has just arrived is never above the service's time of now: the highest
-   recent one is the best estimate. That is what schedules use.
-2. A time that the service certainly wrote between two instants of ours is a *pin*: it bounds the
-   difference of the two clocks from both sides. Leases are checked with pins; see
+1. A time on a message that has just arrived is never later than the service's current time, so the
+   highest recent one is the best estimate. Schedules use this estimate.
+2. A time that the service certainly wrote between two instants of our clock is a *pin*: it bounds
+   the difference of the two clocks from both sides. Leases are checked with pins; see
    `aztask.brokers.servicebus.lock`.
 """
 
@@ -20,13 +20,13 @@ from typing import Final
 from aztask.support.clock import Clock
 
 STEP_SECONDS: Final = 2.0
-"""A sample that is this much lower than what was learned means that a clock was set."""
+"""If a sample is this much lower than the estimate, one of the clocks was set."""
 
 DRIFT: Final = 200e-6
-"""How fast two clocks drift apart at most, in seconds per second: twice that of a bad quartz."""
+"""The fastest drift of two clocks, in seconds per second: twice that of a bad quartz."""
 
 PIN_SECONDS: Final = 3600.0
-"""How long a pin counts."""
+"""How long a pin is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ClockBounds:
 
 
 class ServiceClock:
-    """The service's time. Any thread may call."""
+    """Estimates the service's time. Any thread may call."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -58,20 +58,20 @@ class ServiceClock:
 
     @property
     def known(self) -> bool:
-        """Whether anything was learned."""
+        """Whether the service's time was learned."""
         return self._offset is not None
 
     @property
     def offset(self) -> float:
-        """Seconds that the service is ahead; 0 until something was learned."""
+        """Seconds that the service's clock is ahead of ours; 0 until it is known."""
         return self._offset or 0.0
 
     def now(self) -> float:
-        """The service's time of now, UTC epoch seconds."""
+        """The service's current time, UTC epoch seconds."""
         return self._clock.wall() + self.offset
 
     def learn(self, service_time: float) -> None:
-        """The service wrote `service_time` on something that has just arrived."""
+        """Learn from `service_time`, which the service wrote on a message that has just arrived."""
         sample = service_time - self._clock.wall()
         with self._lock:
             known = self._offset
@@ -79,9 +79,9 @@ class ServiceClock:
                 self._offset = sample
 
     def pin(self, service_time: float, after: float, before: float) -> None:
-        """The service wrote `service_time` between these two instants of our monotonic clock.
+        """Set the pin: the service wrote `service_time` between these instants of our clock.
 
-        The newest pin counts: it comes from the node that serves the queue now.
+        The newest pin is used: it comes from the node that serves the queue now.
         """
         with self._lock:
             self._pins += 1
@@ -94,6 +94,6 @@ class ServiceClock:
 
     @property
     def pinned(self) -> ClockBounds | None:
-        """The bounds at this instant; None without a recent pin."""
+        """The bounds as of now; None without a recent pin."""
         pin, now = self._pin, self._clock.monotonic()
         return None if pin is None or now - pin.at > PIN_SECONDS else pin.widened(now)

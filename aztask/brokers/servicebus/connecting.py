@@ -1,10 +1,10 @@
-"""How a namespace is reached: the transport, another endpoint, and whose certificates count.
+"""How to connect to a namespace: the transport, the endpoint, and the trusted certificates.
 
 Rules
-1. What the caller says wins, then the environment, then the service's usual way: AMQP over TLS to
-   port 5671 of the namespace.
-2. Certificates are judged as by every other HTTP client of the process: ``REQUESTS_CA_BUNDLE`` or
-   ``SSL_CERT_FILE`` where they are set.
+1. An argument wins over the environment, which wins over the default: AMQP over TLS to port 5671 of
+   the namespace.
+2. Certificates are trusted as in the process's HTTP clients: ``REQUESTS_CA_BUNDLE`` or
+   ``SSL_CERT_FILE`` name the file of authorities, if one is set.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ TRANSPORTS: Final = ("amqp", "websockets")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """websockets: AMQP over WebSockets, port 443. endpoint: ``host:port`` to connect to instead of
-    the namespace's own host. certificates: a file of authorities, None for the usual ones.
+    """How to connect.
+
+    websockets: use AMQP over WebSockets, port 443.
+    endpoint: ``host:port`` to connect to instead of the namespace's own host.
+    certificates: a file of certificate authorities; None for the system's.
     """
 
     websockets: bool = False
@@ -44,7 +47,10 @@ class ConnectionOptions:
         endpoint: str | None,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Rule 1. Raises ConfigurationError."""
+        """The options by rule 1, for this address and environment.
+
+        Raises ConfigurationError if they do not fit the address, or a package is missing.
+        """
         if websockets is None:
             websockets = _transport(environ) == "websockets"
         endpoint = endpoint or environ.get(ENDPOINT_VARIABLE) or None
@@ -61,7 +67,7 @@ class ConnectionOptions:
         return cls(websockets, endpoint, bundle or None)
 
     def options(self) -> dict[str, Any]:
-        """As the SDK's client takes it."""
+        """The keyword arguments for the SDK's client."""
         options: dict[str, Any] = {
             "transport_type": (
                 TransportType.AmqpOverWebsocket if self.websockets else TransportType.Amqp
@@ -78,7 +84,7 @@ def _transport(environ: Mapping[str, str]) -> str:
     given = environ.get(TRANSPORT_VARIABLE) or TRANSPORTS[0]
     if given not in TRANSPORTS:
         raise ConfigurationError(
-            f"{TRANSPORT_VARIABLE} is {printable(given, 40)}; it takes "
+            f"{TRANSPORT_VARIABLE} is {printable(given, 40)}; it accepts "
             f"{' or '.join(TRANSPORTS)}.{did_you_mean(given, TRANSPORTS)}"
         )
     return given

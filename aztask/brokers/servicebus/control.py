@@ -1,14 +1,14 @@
-"""The control connection: renewals, settlements and looks at a queue, many in one request.
+"""The control connection: renewals, settlements and peeks, many of them in one request.
 
 Rules
 1. One thread owns one SDK receiver: it is fast but not thread-safe, and a second thread on it
-   stalls for up to a second ([seen] azure-servicebus 7.15). Others post their work and wait.
-2. What was posted while a request was under way goes out together in the next one.
-3. A request with one bad token fails as a whole: it is halved until the bad one stands alone.
-4. A connection that broke is opened again and the request repeated, once: renewals and settlements
-   of a lock token can be repeated without harm. Then the answer is `Unknown`.
-5. An order remembers that a request for it got no answer. If the service refuses the repetition,
-   the caller decides what that means: the first request may have been carried out.
+   stalls for up to a second ([seen] azure-servicebus 7.15). Other threads post work and wait.
+2. Work that was posted during a request goes out together in the next request.
+3. A request with one bad lock token fails as a whole: it is halved until the bad token is alone.
+4. After a broken connection, a new one is opened and the request is repeated, once: renewing or
+   settling a lock token twice does no harm. If that fails too, the answer is `Unknown`.
+5. A `LockRequest` notes that a request got no answer. If the service refuses the repetition, the
+   caller decides what that means: the first request may have taken effect.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from aztask.errors import BrokerUnavailable
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS: Final = 200
-"""Lock tokens in one request: about 4 KiB."""
+MAX_TOKENS: Final = 200
+"""The most lock tokens in one request: about 4 KiB."""
 
 SHORTEST_OPENING: Final = 2.0
-"""Seconds: the SDK takes half a second to open a connection, more on a busy machine."""
+"""Seconds: the SDK needs half a second to open a connection, more on a busy machine."""
 
 RENEW: Final = "renew"
 
@@ -47,8 +47,10 @@ Verdict: TypeAlias = Settled | Lost | Unknown
 
 @dataclass(slots=True, eq=False)
 class LockRequest:
-    """What is to be done to one lock. verb: `RENEW` or a key of `private.STATUSES`.
+    """An operation on one lock.
 
+    verb: `RENEW` or a key of `private.STATUSES`.
+    verdict: the service's answer, set by `Control.carry_out`.
     unanswered: a request for it was sent and got no answer (rule 5).
     """
 
@@ -62,16 +64,16 @@ class LockRequest:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Orders of one kind can share a request."""
+        """Operations of the same kind can share a request."""
         return self.verb, self.reason, self.description
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """Orders of one caller, or a call, with what tells the caller that they are done."""
+    """The lock requests of one caller, or a call. future: tells the caller that they are done."""
 
     future: Future[Any]
-    orders: Sequence[LockRequest] = ()
+    requests: Sequence[LockRequest] = ()
     call: Callable[[ServiceBusReceiver], Any] | None = None
 
 
@@ -87,7 +89,7 @@ class Control:
         *,
         repeat: bool = True,
     ) -> None:
-        """repeat: rule 4; not so for a session, which a new connection would not hold."""
+        """repeat: rule 4; False for a session, because a new connection would not hold it."""
         self._reopen = repeat
         self._tries = (False, True) if repeat else (True,)
         self._client = client
@@ -100,21 +102,21 @@ class Control:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def carry_out(self, orders: Sequence[LockRequest]) -> None:
-        """Carry out all; each order then has its verdict."""
-        self._post(_Work(Future(), orders)).result()
+    def carry_out(self, requests: Sequence[LockRequest]) -> None:
+        """Carry out all requests; then each of them has its verdict."""
+        self._post(_Work(Future(), requests)).result()
 
     def call(self, function: Callable[[ServiceBusReceiver], Any]) -> Any:
-        """`function` of the receiver, on its thread. Raises what `error_of` makes of errors."""
+        """Call `function` with the receiver, on the receiver's thread. Raises the SDK's errors."""
         return self._post(_Work(Future(), call=function)).result()
 
     def warm(self) -> None:
-        """Connect now, in the background: the first renewal need not wait for it."""
-        with suppress(BrokerUnavailable):  # it was closed meanwhile
+        """Connect now, in the background, so that the first renewal does not have to wait."""
+        with suppress(BrokerUnavailable):  # it was closed in between
             self._post(_Work(Future(), call=lambda _: None))
 
     def close(self) -> None:
-        """Finish what was posted, then let go of the connection."""
+        """Finish the posted work, then close the connection."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -134,11 +136,15 @@ class Control:
 
     def _serve(self) -> None:
         while batch := self._take():
-            orders = [order for work in batch for order in work.orders]
+            requests = [request for work in batch for request in work.requests]
             try:
-                self._carry_out(orders)
-            except Exception:  # their verdict stays unknown; the thread serves others too
-                logger.exception("%d orders of %s failed", len(orders), self._queue)
+                self._carry_out(requests)
+            except Exception:  # the verdicts stay unknown; the thread goes on serving others
+                logger.exception(
+                    "%d renewals or settlements of queue %s failed; their result is unknown",
+                    len(requests),
+                    self._queue,
+                )
             finally:
                 for work in batch:
                     if work.call is None:
@@ -157,44 +163,49 @@ class Control:
             self._work.clear()
             return batch
 
-    def _carry_out(self, orders: list[LockRequest]) -> None:
-        orders.sort(key=lambda order: order.kind)
-        for kind, group in groupby(orders, key=lambda order: order.kind):
+    def _carry_out(self, requests: list[LockRequest]) -> None:
+        requests.sort(key=lambda request: request.kind)
+        for kind, group in groupby(requests, key=lambda request: request.kind):
             alike = list(group)
-            most = MOST_TOKENS if private.available() else 1
-            for first in range(0, len(alike), most):
-                self._request(kind[0], alike[first : first + most])
+            size = MAX_TOKENS if private.available() else 1
+            for first in range(0, len(alike), size):
+                self._request(kind[0], alike[first : first + size])
 
-    def _request(self, verb: str, orders: list[LockRequest]) -> None:
-        """One request for all; halves of it where one of them is lost (rule 3)."""
-        error = self._attempt(verb, orders)
+    def _request(self, verb: str, requests: list[LockRequest]) -> None:
+        """Send one request for all; split it if one of the locks is lost (rule 3)."""
+        error = self._attempt(verb, requests)
         if error is None:
-            for order in orders:
-                order.verdict = Settled()
+            for request in requests:
+                request.verdict = Settled()
         elif not is_lost(error):
-            logger.info("%d leases of %s: %s", len(orders), self._queue, error)
-            for order in orders:
-                order.verdict = Unknown(str(error_of(error, self._queue)))
-        elif len(orders) == 1:
-            orders[0].verdict = Lost("the service says that the lock is not ours any more")
+            logger.info(
+                "%d renewals or settlements of queue %s are unknown: %s",
+                len(requests),
+                self._queue,
+                error,
+            )
+            for request in requests:
+                request.verdict = Unknown(str(error_of(error, self._queue)))
+        elif len(requests) == 1:
+            requests[0].verdict = Lost("the service says that we no longer hold the lock")
         else:
-            half = len(orders) // 2
-            self._request(verb, orders[:half])
-            self._request(verb, orders[half:])
+            half = len(requests) // 2
+            self._request(verb, requests[:half])
+            self._request(verb, requests[half:])
 
-    def _attempt(self, verb: str, orders: list[LockRequest]) -> Exception | None:
-        """What went wrong, after a second attempt over a new connection where the first broke."""
+    def _attempt(self, verb: str, requests: list[LockRequest]) -> Exception | None:
+        """Send the request, and again over a new connection if that broke; returns the error."""
         for last in self._tries:
             connected = False
             try:
                 receiver = self._connected()
                 connected = True
-                self._send(receiver, verb, orders)
+                self._send(receiver, verb, requests)
             except SDK_ERRORS as error:
                 if is_lost(error) or is_refusal(error):
                     return error
-                for order in orders:
-                    order.unanswered |= connected
+                for request in requests:
+                    request.unanswered |= connected
                 if last:
                     return error
                 self.reconnect()
@@ -202,18 +213,20 @@ class Control:
                 return None
         return None
 
-    def _send(self, receiver: ServiceBusReceiver, verb: str, orders: list[LockRequest]) -> None:
-        order = orders[0]
+    def _send(self, receiver: ServiceBusReceiver, verb: str, requests: list[LockRequest]) -> None:
+        request = requests[0]
         if not private.available():
             if verb == RENEW:
-                receiver.renew_message_lock(order.message, timeout=self._seconds)
+                receiver.renew_message_lock(request.message, timeout=self._seconds)
             else:
-                private.settle_one(receiver, verb, order.message, order.reason, order.description)
+                private.settle_one(
+                    receiver, verb, request.message, request.reason, request.description
+                )
         elif verb == RENEW:
-            private.renew_many(receiver, [each.token for each in orders], self._seconds)
+            private.renew_many(receiver, [each.token for each in requests], self._seconds)
         else:
-            tokens = [each.token for each in orders]
-            private.settle_many(receiver, verb, tokens, order.reason, order.description)
+            tokens = [each.token for each in requests]
+            private.settle_many(receiver, verb, tokens, request.reason, request.description)
 
     def _call(self, work: _Work) -> None:
         assert work.call is not None  # only called for calls
@@ -225,7 +238,7 @@ class Control:
                     work.future.set_exception(error)
                     return
                 self.reconnect()
-            except Exception as error:  # noqa: BLE001  # it is the caller's, and must not end this
+            except Exception as error:  # noqa: BLE001  # the caller's error must not end this thread
                 work.future.set_exception(error)
                 return
             else:
@@ -242,13 +255,13 @@ class Control:
         return self._receiver
 
     def reconnect(self) -> None:
-        """Give the connection up; the next request opens another."""
+        """Drop the connection; the next request opens a new one."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._client.drop(receiver)
 
     def retire(self) -> None:
-        """On its thread: close the connection properly; the next request opens another."""
+        """Close the connection properly; the next request opens a new one. Call on its thread."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             self._client.close(receiver)

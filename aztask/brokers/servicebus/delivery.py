@@ -1,4 +1,4 @@
-"""A delivery of Service Bus, and how settlements become orders for the control connection."""
+"""A delivery from Service Bus, and the verbs of its settlements."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Res
 class BusDelivery(Delivery):
     """A delivery that knows its lock and whether it was settled.
 
-    attempted: a settlement of it got no answer, so it may have happened. holder: the connection
-    that held the delivery's session when it came; None without sessions.
+    lock: the lock token; None after receive-and-delete.
+    message: the SDK's message.
+    attempted: a settlement got no answer, so it may have taken effect.
+    holder: the connection that held the session when the delivery came; None without sessions.
     """
 
     lock: UUID | None = None
@@ -69,20 +71,23 @@ def delivery_of(
 
 
 def ages(message: ServiceBusReceivedMessage) -> tuple[float, float] | None:
-    """(when it was enqueued, when its lock ends), by the service's clock."""
+    """(enqueued time, end of the lock), by the service's clock; None if one is missing."""
     enqueued, locked = epoch_of(message, ENQUEUED), epoch_of(message, LOCKED_UNTIL)
     return None if enqueued is None or locked is None else (enqueued, locked)
 
 
 def unsettled(deliveries: Sequence[Delivery]) -> list[BusDelivery]:
-    """The deliveries as ours. Raises AlreadySettled, ConfigurationError."""
+    """Check that all deliveries are ours and not settled.
+
+    Raises AlreadySettled, ConfigurationError.
+    """
     ours = []
     for delivery in deliveries:
         if not isinstance(delivery, BusDelivery):
             raise ConfigurationError("this delivery came from another broker; settle it there")
         if delivery.settled:
             raise AlreadySettled(
-                f"message {delivery.position} of queue {delivery.queue!r} was settled before, or "
+                f"message {delivery.position} of queue {delivery.queue!r} was already settled, or "
                 "was received and deleted; settle each delivery once"
             )
         ours.append(delivery)
@@ -90,7 +95,7 @@ def unsettled(deliveries: Sequence[Delivery]) -> list[BusDelivery]:
 
 
 def verb_of(settlement: Settlement) -> tuple[str, str, str]:
-    """(verb, reason, description) for the service. A clone was sent before: complete."""
+    """(verb, reason, description) for the service. Resubmit completes: its clone is sent first."""
     match settlement:
         case Complete() | Resubmit():
             return "complete", "", ""

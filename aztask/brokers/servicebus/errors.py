@@ -1,11 +1,11 @@
-"""What the Service Bus SDK raises, as aztask's errors, and what is known of the effect.
+"""Translates the errors of the Service Bus SDK, and classifies what the request may have done.
 
 Rules
-1. Three questions are asked of an error: is the lease gone (`is_lost`), did certainly nothing
-   happen (`is_refusal`), and what is it to the caller (`error_of`).
-2. Whatever the SDK lets out is understood: its own errors, those of its AMQP layer, and those of
-   the socket underneath.
-3. No text shows a secret: the SDK's texts go through the mask.
+1. Three functions classify an error: was the lease lost (`is_lost`), had the request certainly no
+   effect (`is_refusal`), and which error does the caller get (`error_of`).
+2. All errors that the SDK raises are handled: its own, those of its AMQP layer, and those of the
+   socket underneath.
+3. No text shows a secret: secrets in the SDK's texts are masked.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ SDK_ERRORS: Final = (
     *(AzureError, OSError, ValueError, RuntimeError),
     *(AttributeError, TypeError, LookupError, struct.error),
 )
-"""What SDK calls raise when a connection breaks at an awkward moment: AttributeError comes from
-links that the SDK has closed under itself ([seen] azure-servicebus 7.15)."""
+"""The errors of SDK calls whose connection breaks at a bad moment. AttributeError comes from links
+that the SDK itself has closed ([seen] azure-servicebus 7.15)."""
 
 BUSY_SECONDS: Final = 10.0
-"""How long to wait when it is busy: the service's documentation, "Throttling operations"."""
+"""The pause after "server busy" (the service's documentation, "Throttling operations")."""
 
 _LOST: Final = (MessageLockLostError, SessionLockLostError, MessageNotFoundError)
 _REFUSALS: Final = (
@@ -71,22 +71,22 @@ _REFUSALS: Final = (
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether the service says that the lock is not ours any more."""
+    """Whether the service says that we no longer hold the lock."""
     return isinstance(error, _LOST)
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the service answered, and did certainly nothing."""
+    """Whether the service refused the request, so that it certainly had no effect."""
     return isinstance(error, _REFUSALS)
 
 
 def is_no_session(error: Exception) -> bool:
-    """Whether there was no session to be had: held by another receiver, or none with messages."""
+    """Whether no session was available: another receiver holds it, or none has messages."""
     return isinstance(error, SessionCannotBeLockedError | OperationTimeoutError)
 
 
 def error_of(error: Exception, queue: str) -> AztaskError:
-    """The error for the caller; one line, without secrets."""
+    """The error for the caller: one line, without secrets."""
     if isinstance(error, AztaskError):
         return error
     text = one_line(mask(str(error)), 300) or type(error).__name__
@@ -94,27 +94,27 @@ def error_of(error: Exception, queue: str) -> AztaskError:
         return ConfigurationError(_MANAGING[error.status_code].format(queue=queue, text=text))
     if isinstance(error, ServiceBusAuthenticationError) and refused_status(error) == _MISSING:
         return QueueNotFound(_NOT_FOUND.format(queue=queue))
-    for kinds, made, sentence in _ERRORS:
+    for kinds, kind, sentence in _ERRORS:
         if isinstance(error, kinds):
-            return made(sentence.format(queue=queue, text=text))
+            return kind(sentence.format(queue=queue, text=text))
     if "amqp:not-allowed" in text:
-        return BrokerError(f"queue {queue!r} does not allow it: {text}")
+        return BrokerError(f"queue {queue!r} does not allow this: {text}")
     unavailable = BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text}")
     if isinstance(error, ServiceBusServerBusyError):
         unavailable.retry_after = BUSY_SECONDS
     return unavailable
 
 
-_NO_RIGHT: Final = (
-    "managing {queue!r} needs the right to manage: {text}; ask for it, or have the queue created "
-    "by somebody who has it"
+_NOT_PERMITTED: Final = (
+    "managing {queue!r} needs the permission to manage: {text}; request it, or ask an "
+    "administrator to create the queue"
 )
 _MANAGING: Final = {
-    400: "the service does not take these settings of {queue!r}: {text}",
-    401: _NO_RIGHT,
-    403: _NO_RIGHT,
+    400: "the service refused these settings of {queue!r}: {text}",
+    401: _NOT_PERMITTED,
+    403: _NOT_PERMITTED,
 }
-"""What the administration's answers mean, by their status."""
+"""Texts for the administration's answers, by HTTP status."""
 
 _NOT_FOUND: Final = "there is no queue {queue!r}; create it with: aztask queues create {queue}"
 _MISSING: Final = 404
@@ -131,7 +131,11 @@ _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str],
         MessageTooLarge,
         "a message for {queue!r} is too large: {text}; send a reference to the data instead",
     ),
-    ((ServiceBusQuotaExceededError,), QueueFull, "queue {queue!r} takes nothing more: {text}"),
+    (
+        (ServiceBusQuotaExceededError,),
+        QueueFull,
+        "queue {queue!r} is full: {text}; empty it, or raise its quota",
+    ),
     (
         (MessagingEntityDisabledError,),
         QueueDisabled,
@@ -140,7 +144,7 @@ _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str],
     (
         (ServiceBusAuthenticationError, ServiceBusAuthorizationError, ClientAuthenticationError),
         ConfigurationError,
-        "Service Bus refuses access to {queue!r}: {text}; check the key, the rights (Send and "
+        "Service Bus refuses access to {queue!r}: {text}; check the key, the permissions (Send and "
         "Listen) and this machine's clock",
     ),
 )

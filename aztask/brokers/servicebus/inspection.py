@@ -1,9 +1,9 @@
-"""What a Service Bus queue is like, and what may be done with it.
+"""Inspects Service Bus queues, and our permissions on them.
 
 Rules
-1. Settings are read with the right to manage, where we have it. The rights to listen and to send
-   are tried by opening links, and by a look at a message: nothing is received, nothing is sent.
-2. The clock is learned from a message that is scheduled two days ahead, looked at and taken back.
+1. Settings are read if we have the permission to manage. The permissions to listen and to send are
+   checked by opening links and by a peek: nothing is received and nothing is sent.
+2. The clock is learned from a message that is scheduled two days ahead, peeked at and cancelled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from aztask.support.finding import Finding, fine, warning
 BASIC: Final = "Basic"
 ACTIVE: Final = "Active"
 TIER: Final = "tier"
-MANAGE: Final = "needs the right to manage"
+MANAGE: Final = "needs the permission to manage"
 
 
 class BusInspector:
-    """listen, send: try the right to do so, and raise what the service says of it. learn: learn the
-    service's time, if that is possible.
+    """Inspects the queues of a namespace.
+
+    listen, send: use the permission without effect, and raise the service's refusal.
+    learn: learn the service's time, if possible.
     """
 
     def __init__(
@@ -52,14 +54,14 @@ class BusInspector:
         self._learn = learn
 
     def facts(self, queue: str) -> QueueFacts:
-        """The queue's settings, in one request; without the right to manage they are unread."""
+        """The queue's settings, in one request. Unread without the permission to manage."""
         check_name(queue)
         try:
             known = self._admin.recent(queue)
         except QueueNotFound:
             return QueueFacts(queue, exists=False)
         except BrokerUnavailable:
-            # the administration is another service, on another port, that a worker does without
+            # the administration is another service, on another port; a worker does not need it
             return QueueFacts(queue, unread="its administration does not answer")
         except BrokerError as error:
             return QueueFacts(queue, unread=str(error))
@@ -81,7 +83,7 @@ class BusInspector:
         return replace(facts, lease_seconds=_seconds(known.lock_duration))
 
     def rights(self, queue: str) -> list[Right]:
-        """Listen and Send, and Manage as far as reading goes. Raises BrokerUnavailable."""
+        """The permissions Listen and Send. Raises BrokerUnavailable."""
         found = []
         for name, attempt in (("listen", self._listen), ("send", self._send)):
             try:
@@ -95,13 +97,13 @@ class BusInspector:
         return found
 
     def clock_offset(self, queue: str) -> float | None:
-        """Seconds that the service's clock is ahead."""
+        """Seconds that the service's clock is ahead of ours; None if unknown."""
         if not self._clock.known:
             self._learn(queue)
         return self._clock.offset if self._clock.known else None
 
     def surroundings(self) -> list[Finding]:
-        """The tier, and whether the SDK has what makes settling quick."""
+        """The tier, and whether the SDK has the calls that make settling fast."""
         found = []
         with suppress(AztaskError):
             found.append(self._tier(self._admin.tier()))
@@ -123,11 +125,11 @@ class BusInspector:
     @staticmethod
     def _tier(tier: str) -> Finding:
         if tier != BASIC:
-            return fine("broker", TIER, f"the namespace is of the {tier} tier")
+            return fine("broker", TIER, f"the namespace has the {tier} tier")
         return warning(
             "broker",
             TIER,
-            "the namespace is of the Basic tier: no duplicate detection, no sessions",
+            "the namespace has the Basic tier: no duplicate detection, no sessions",
             "a retry whose worker dies at the wrong moment may run twice; Standard avoids it",
         )
 

@@ -1,7 +1,7 @@
 """Checks that a queue's lock lasts as long as the configured lease.
 
-Without the right to manage, a worker cannot read the lock duration: it believes its configuration.
-If the configured lease is too long, the worker loses leases without notice. If it is too short,
+Without the permission to manage, a worker cannot read the lock duration and trusts its setting. If
+the configured lease is too long, the worker loses leases without notice. If it is too short,
 every delay is too long by the difference, because the service's clock is learned from it. So the
 worker checks the lease against its messages. Each message says when it was enqueued and when its
 lock ends, both by the service's clock:
@@ -31,11 +31,10 @@ from typing import Final
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.brokers.servicebus.calibration import ClockCalibration
-from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds, ServiceClock
+from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds
 from aztask.brokers.servicebus.delivery import ages
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.errors import AztaskError
-from aztask.support.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +46,10 @@ SAME_CLOCK: Final = 0.5
 
 SHORTEST: Final = 0.1
 LONGEST: Final = 300.0 + TOLERANCE
-"""The service allows 5 minutes at most. A longer lock means that somebody set a clock."""
+"""The service allows at most 5 minutes. A longer lock means that a clock was set."""
 
 FACTS_SECONDS: Final = 600.0
-"""How long facts count: two clocks drift apart."""
+"""How long facts are used: two clocks drift apart."""
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
@@ -64,9 +63,7 @@ class LockWatch:
         self,
         queue: str,
         lease: float,
-        service_clock: ServiceClock,
-        clock: Clock,
-        pinning: ClockCalibration,
+        calibration: ClockCalibration,
         ask: Callable[[], float | None],
         *,
         managed: bool,
@@ -77,9 +74,9 @@ class LockWatch:
         """
         self._queue = queue
         self._lease = lease
-        self._service_clock = service_clock
-        self._clock = clock
-        self._pinning = pinning
+        self._service_clock = calibration.service_clock
+        self._clock = calibration.clock
+        self._calibration = calibration
         self._ask = ask
         self._managed = managed
         self._closed = False
@@ -92,10 +89,9 @@ class LockWatch:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Forget all facts."""
-        self._least = -math.inf  # least lock, plus what the service's clock is ahead
-        self._most = math.inf  # greatest lock, plus that
-        self._longest = math.inf  # greatest lock
+        self._lower = -math.inf  # lower bound of the lock, plus the lead of the service's clock
+        self._upper = math.inf  # upper bound of the lock, plus the same lead
+        self._longest = math.inf  # upper bound of the lock
         self._usual: float | None = None  # `locked until - read` of a lock that is right
         self._doubted: ClockBounds | None = None
         self._began_at = self._clock.monotonic()
@@ -103,12 +99,12 @@ class LockWatch:
     # -- for receivers -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Look for a pin in the background, before the first message comes."""
+        """Search for a pin in the background, before the first message comes."""
         if not self._confirmed and self._service_clock.pinned is None:
-            self._find_out()
+            self._start_search()
 
     def close(self) -> None:
-        """Stop looking."""
+        """End the background search for pins."""
         self._closed = True
         self._hurry.set()
 
@@ -118,21 +114,21 @@ class LockWatch:
         read_at: float,
         asked_at: float = -math.inf,
     ) -> None:
-        """These were read at `read_at`, and cannot have been locked before `asked_at`."""
+        """Learn from messages read at `read_at` that were not locked before `asked_at`."""
         for message in messages:
             times = ages(message)
             if times is not None:
                 enqueued, locked = times
                 if not self._confirmed:
-                    self._pinning.message(message, read_at)
+                    self._calibration.message(message, read_at)
                 self.lock(locked, read_at, asked_at, locked - enqueued)
 
     def lock(
         self, locked: float, read_at: float, asked_at: float = -math.inf, longest: float = math.inf
     ) -> None:
-        """A lock that ends at `locked` was granted after `asked_at` and before `read_at`.
+        """Learn from a lock that ends at `locked`, granted between `asked_at` and `read_at`.
 
-        longest: the greatest duration in seconds that it can have.
+        longest: the greatest possible duration of the lock, seconds.
         """
         with self._lock:
             if self._confirmed and self._is_usual(locked - read_at, longest):
@@ -140,14 +136,14 @@ class LockWatch:
                 return
             if self._clock.monotonic() - self._began_at > FACTS_SECONDS:
                 self._begin_anew()
-            self._least = max(self._least, locked - read_at)
-            self._most = min(self._most, locked - asked_at)
+            self._lower = max(self._lower, locked - read_at)
+            self._upper = min(self._upper, locked - asked_at)
             self._longest = min(self._longest, longest)
             self._judge()
             decided = self._confirmed or bool(self._refusal)
             lacking = self._service_clock.pinned is None or self._doubted is not None
         if not decided and (lacking or self._managed):
-            self._find_out()
+            self._start_search()
 
     @property
     def refusal(self) -> str:
@@ -155,9 +151,9 @@ class LockWatch:
         return self._refusal
 
     def verdict(self) -> str:
-        """The same, for messages that have just been received.
+        """The refusal for messages that have just been received; "" if the lease is not refused.
 
-        The first call waits a moment for the pin that is on its way.
+        The first call waits a moment for a pin that is being searched for.
         """
         thread = self._thread
         if thread is not None and (self._patient or self._refusal):
@@ -172,7 +168,7 @@ class LockWatch:
         """
         with self._lock:
             self._begin_anew()
-        self._find_out()
+        self._start_search()
 
     # -- judging: the caller has the lock -----------------------------------------------------
 
@@ -194,69 +190,69 @@ class LockWatch:
             self._refuse(-math.inf, self._longest)
             return
         pin = self._service_clock.pinned
-        if pin is None or self._least == -math.inf:
+        if pin is None or self._lower == -math.inf:
             return
-        least, most = self._least - pin.high, min(self._most - pin.low, self._longest)
-        if least > min(most + TOLERANCE, LONGEST) or most < SHORTEST:
-            self._service_clock.unpin()  # somebody set a clock, or the pin is wrong
+        lower, upper = self._lower - pin.high, min(self._upper - pin.low, self._longest)
+        if lower > min(upper + TOLERANCE, LONGEST) or upper < SHORTEST:
+            self._service_clock.unpin()  # a clock was set, or the pin is wrong
             self._begin_anew()
-        elif least > self._lease + TOLERANCE or most < self._lease - TOLERANCE:
+        elif lower > self._lease + TOLERANCE or upper < self._lease - TOLERANCE:
             if self._doubted is not None and self._doubted.number != pin.number:
-                self._refuse(least, most)
+                self._refuse(lower, upper)
             self._doubted = self._doubted or pin
         else:
             self._doubted = None
-            if least >= self._lease - TOLERANCE and most <= self._lease + TOLERANCE:
+            if lower >= self._lease - TOLERANCE and upper <= self._lease + TOLERANCE:
                 self._confirm()
 
     def _confirm(self) -> None:
-        usual = None if self._least == -math.inf else self._least
+        usual = None if self._lower == -math.inf else self._lower
         self._confirmed, self._refusal = True, ""
         self._begin_anew()
         self._usual = usual
 
-    def _refuse(self, least: float, most: float) -> None:
-        if most - least < TOLERANCE:
-            actual = f"{(least + most) / 2:.1f} s"
-        elif least > self._lease:
-            actual = f"{least:.1f} s at least"
+    def _refuse(self, lower: float, upper: float) -> None:
+        if upper - lower < TOLERANCE:
+            actual = f"{(lower + upper) / 2:.1f} s"
+        elif lower > self._lease:
+            actual = f"{lower:.1f} s at least"
         else:
-            actual = f"{most:.1f} s at most"
+            actual = f"{upper:.1f} s at most"
         self._refusal = (
             f"queue {self._queue!r} holds its messages for {actual}, not for {self._lease:g} s: "
             f"its lease is fixed; set it with app.queue({self._queue!r}, lease=...) or change the "
-            "queue"
+            "queue's lock duration"
         )
 
-    # -- looking, on a thread of its own -----------------------------------------------------
+    # -- searching for pins, on a separate thread ---------------------------------------------
 
-    def _find_out(self) -> None:
-        """Look for a pin in the background; at once if there is a doubt."""
+    def _start_search(self) -> None:
+        """Search for a pin in the background; at once if the lease is in doubt."""
         with self._lock:
             if self._doubted is not None:
                 self._hurry.set()
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(
-                    target=self._work, name=f"aztask-lock-{self._queue}", daemon=True
+                    target=self._search, name=f"aztask-lock-{self._queue}", daemon=True
                 )
                 self._thread.start()
 
-    def _work(self) -> None:
+    def _search(self) -> None:
         pause: float | None = FIRST_PAUSE
         longest = min(LONGEST_PAUSE, max(FIRST_PAUSE, self._lease / 4))
         tries = 0
         while pause is not None and not self._closed:
             tries += 1
-            pause = self._found_out(min(FIRST_PAUSE * 2.0 ** min(tries, 10), longest))
+            pause = self._search_once(min(FIRST_PAUSE * 2.0 ** min(tries, 10), longest))
             if pause:
                 self._hurry.wait(pause)
                 self._hurry.clear()
 
-    def _found_out(self, pause: float) -> float | None:
-        """Try once. Returns the pause before the next try, None if no other is needed for now.
+    def _search_once(self, pause: float) -> float | None:
+        """Try once; returns the pause before the next attempt, None if none is needed for now.
 
         A new pin that leaves no doubt is enough until the next message comes. If there is a doubt,
-        the second pin is looked for at once.
+        the search for a second pin starts at once.
         """
         known = self._service_clock.pinned
         actual: float | None = None
@@ -264,11 +260,11 @@ class LockWatch:
             if self._managed:
                 actual = self._ask()
             if actual is None:
-                self._pinning.once()
+                self._calibration.once()
         except (AztaskError, *SDK_ERRORS) as error:
-            logger.debug("the lock of %s is not known yet: %s", self._queue, error)
-        except Exception:  # whatever an SDK raises: the next try may succeed
-            logger.exception("the lock of %s cannot be found out", self._queue)
+            logger.debug("the lock duration of queue %s is not known yet: %s", self._queue, error)
+        except Exception:  # an unexpected SDK error: the next attempt may succeed
+            logger.exception("cannot find out the lock duration of queue %s; retrying", self._queue)
         with self._lock:
             if actual is not None:
                 self._settle(actual)
@@ -283,7 +279,7 @@ class LockWatch:
             return 0.0 if new else pause
 
     def _settle(self, actual: float) -> None:
-        """The queue's settings say how long the lock is."""
+        """Confirm or refuse the lease: the queue's settings give the lock duration."""
         self._confirm()
         if abs(actual - self._lease) > SAME_CLOCK:
             self._confirmed = False

@@ -1,8 +1,8 @@
-"""Looking at the queues of a namespace without taking anything: peeks, page by page.
+"""Peeks at the queues of a namespace, page by page, without leasing messages.
 
-One connection for each queue that is looked at, and one for its dead letters. Needs the right to
-listen. A queue with sessions lets nobody attach without one, so it is looked at over the management
-node of a sender's connection, which needs the right to send as well.
+Each queue has one connection for its peeks, and one for peeks at its dead letters. Peeking needs
+the permission to listen. A queue with sessions refuses receivers without one, so peeks at it go
+over the management node of a sender's connection, which needs the permission to send as well.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.brokers.servicebus.wire import peeked_of, sequence_number
 
 PAGE: Final = 250
-MOST_COUNTED: Final = 10_000
+MAX_COUNTED: Final = 10_000
 NOT_ALLOWED: Final = "amqp:not-allowed"
 
 
 class Peeking:
-    """Any thread may call."""
+    """Peeks at all queues of a namespace. Any thread may call."""
 
     def __init__(self, client: BusClient) -> None:
         self._client = client
@@ -46,9 +46,9 @@ class Peeking:
         dead_letter: bool = False,
         sessions: bool = False,
     ) -> list[Any]:
-        """The SDK's messages from sequence number `start` on.
+        """Up to `limit` of the SDK's messages, from sequence number `start` on.
 
-        sessions: the queue is known to have sessions; otherwise that is found out.
+        sessions: True if the queue is known to have sessions; False: find out.
         """
         if (sessions or queue in self._with_sessions) and not dead_letter:
             return self._over_sender(queue, start, limit)
@@ -68,7 +68,7 @@ class Peeking:
         return found
 
     def _over_sender(self, queue: str, start: int, limit: int) -> list[Any]:
-        """See the module: over a sender's connection, opened again where it has ended meanwhile."""
+        """Peek over a sender's connection; reconnect once if the connection has ended."""
         with self._sending:
             for last in (False, True):
                 sender = self._senders.pop(queue, None) or self._client.sender(queue)
@@ -84,40 +84,40 @@ class Peeking:
                 else:
                     self._senders[queue] = sender
                     return found
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def page(
         self, queue: str, *, dead_letter: bool = False, after: Position | None = None, limit: int
     ) -> list[Peeked]:
-        """Messages in order of position, those after `after`."""
+        """Up to `limit` messages in order of position, starting behind `after`."""
         start = 1 if after is None else sequence_number(after) + 1
         found: list[Peeked] = []
         for message in self.messages(queue, start, limit, dead_letter=dead_letter):
             peeked = peeked_of(message, dead_letter=dead_letter)
-            if not peeked.position:  # a damaged one that does not say: looking must get behind it
+            if not peeked.position:  # damaged and without a number: the next page must skip it
                 peeked = replace(peeked, position=start)
             start = int(peeked.position) + 1
             found.append(peeked)
         return found
 
     def all(
-        self, queue: str, wanted: Callable[[Peeked], bool], *, dead_letter: bool = False
+        self, queue: str, matches: Callable[[Peeked], bool], *, dead_letter: bool = False
     ) -> list[Peeked]:
-        """Everything in the queue that is `wanted`, page by page; stops at `MOST_COUNTED`."""
+        """The messages that match, of the first `MAX_COUNTED` ones."""
         found: list[Peeked] = []
         after: Position | None = None
-        seen = 0
-        while seen < MOST_COUNTED:
+        count = 0
+        while count < MAX_COUNTED:
             page = self.page(queue, dead_letter=dead_letter, after=after, limit=PAGE)
             if not page:
                 break
-            seen += len(page)
+            count += len(page)
             after = page[-1].position
-            found += filter(wanted, page)
+            found += filter(matches, page)
         return found
 
     def counted(self, queue: str) -> QueueStats:
-        """Counts by looking: what is leased counts as active."""
+        """Counts the messages by peeking; leased ones count as active."""
         states = [each.state for each in self.all(queue, lambda _: True)]
         return QueueStats(
             queue,
@@ -129,7 +129,7 @@ class Peeking:
         )
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections of all queues."""
         for control in self._controls.values():
             control.close()
         for sender in self._senders.values():

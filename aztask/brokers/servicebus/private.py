@@ -1,17 +1,19 @@
-"""The private calls of the SDK that aztask uses, all of them, each with its public replacement.
+"""All private calls of the SDK that aztask uses, each with its public replacement.
 
-The service's ``$management`` node takes many lock tokens in one request (documented operations
+Why private calls: the public ones renew and settle one message per request.
+
+The service's ``$management`` node accepts many lock tokens in one request (documented operations
 ``com.microsoft:renew-lock`` and ``com.microsoft:update-disposition``), but the Python SDK offers
-them for one message at a time. Measured on the emulator with 5 ms round trip: one settlement at a
-time 153/s, 50 tokens in each request 5,900/s.
+them for one message at a time. Measured on the emulator with a round trip of 5 ms: 153 settlements
+per second one at a time, 5,900 per second with 50 tokens in each request.
 
 Rules
-1. `available` probes the SDK once. Where a call is missing or has another shape, the public call is
-   used, one message at a time: slower, but right.
-2. ``tests/unit/brokers/servicebus/test_private.py`` pins what is relied on, so that a new SDK that
-   changes it is found by a failing test.
+1. `available` checks the SDK once. If a call is missing or has another signature, the public call
+   is used, one message at a time: slower, but correct.
+2. ``tests/unit/brokers/servicebus/test_private.py`` checks everything that this module relies on,
+   so an SDK that changes it fails a test.
 3. Messages are decoded by our own decoder, see `aztask.brokers.servicebus.reading`. With the
-   public calls, a message that the SDK cannot decode costs its batch.
+   public calls, one message that the SDK cannot decode makes it lose the whole batch.
 """
 
 from __future__ import annotations
@@ -41,24 +43,24 @@ STATUSES: Final = {
     "defer": "defered",
     "dead-letter": "suspended",
 }
-"""Dispositions as the management node spells them, ``defered`` included."""
+"""Dispositions as the management node spells them, including ``defered``."""
 
 LONGEST_READ: Final = 0.2
-"""Seconds between two looks at whether somebody else needs the connection."""
+"""Seconds between two checks whether another caller needs the connection."""
 
 GATHER: Final = 0.004
-"""Seconds without another message after which a receive is content with fewer than it asked for."""
+"""After this many seconds without another message, a receive returns fewer than its limit."""
 
 
 @cache
 def available() -> bool:
-    """Whether this SDK has the private calls in the shape that is used here."""
-    wanted = {
+    """Whether this SDK has the private calls with the signatures that this module needs."""
+    needed = {
         "_settle_message_via_mgmt_link": ["self", "settlement", "lock_tokens"],
         "_renew_locks": ["self", "lock_tokens", "kwargs"],
         "_open": ["self", "timeout"],
     }
-    for name, parameters in wanted.items():
+    for name, parameters in needed.items():
         function = getattr(ServiceBusReceiver, name, None)
         if function is None:
             return False
@@ -69,17 +71,17 @@ def available() -> bool:
 
 @contextlib.contextmanager
 def _translated(handler: ServiceBusReceiver | ServiceBusSender) -> Iterator[None]:
-    """Errors of the SDK's AMQP layer leave as the SDK's public ones, which it makes of them."""
+    """Raise errors of the SDK's AMQP layer as the SDK's public errors."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # whichever its AMQP layer raises
+    except Exception as error:  # noqa: BLE001  # its AMQP layer may raise any error
         link: Any = handler
         raise link._handle_exception(error) from None
 
 
 @contextlib.contextmanager
 def _receiving(link: Any) -> Iterator[None]:
-    """Marks that somebody reads: the SDK's keep-alive thread leaves the connection alone."""
+    """Mark the link as being read, so that the SDK's keep-alive thread does not read from it."""
     link._receive_context.set()
     try:
         yield
@@ -90,7 +92,7 @@ def _receiving(link: Any) -> Iterator[None]:
 def settle_many(
     receiver: ServiceBusReceiver, verb: str, tokens: Sequence[UUID], reason: str, description: str
 ) -> None:
-    """One request for all; raises if one of them failed."""
+    """Settle all in one request; raises if one of them failed."""
     details = (
         {"deadletter-reason": reason, "deadletter-description": description}
         if verb == "dead-letter"
@@ -103,8 +105,8 @@ def settle_many(
 
 
 def renew_many(receiver: ServiceBusReceiver, tokens: Sequence[UUID], timeout: float) -> None:
-    """One request for all; raises if one of them failed."""
-    texts: Any = tokens  # the annotation says str; uuids are what the wire wants
+    """Renew all in one request; raises if one of them failed."""
+    texts: Any = tokens  # annotated as str, but the wire format needs UUIDs
     receiver._renew_locks(*texts, timeout=timeout)
 
 
@@ -115,8 +117,10 @@ def settle_one(
     reason: str,
     description: str,
 ) -> None:
-    """The public calls, where `available` says no. They compare the lock's end with this machine's
-    clock, so there a clock that is far ahead of the service's makes every lock look lost.
+    """Settle one message with the SDK's public calls, if `available` is False.
+
+    These calls compare the lock's end with this machine's clock. If the clock is far ahead of the
+    service's, every lock looks lost.
     """
     if verb == "complete":
         receiver.complete_message(message)
@@ -134,14 +138,14 @@ def pull(
     wait: float,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
-    """Up to `limit` messages: what comes within `wait` seconds, and right after the first.
+    """Receive up to `limit` messages: wait `wait` seconds for the first, and `GATHER` for others.
 
-    stop: whether somebody else needs the connection; asked every `LONGEST_READ` seconds.
+    stop: whether another caller needs the connection; called every `LONGEST_READ` seconds.
 
-    On return no credit is left with the service, so nothing is sent that nobody waits for. (What is
-    under way at that instant is read by the next pull, or given back by the SDK's keep-alive thread
-    within five seconds.) The public call, used where `available` says no, waits 200 ms for the rest
-    of a batch.
+    When this returns, the service has no credit left, so it sends no message that no caller waits
+    for. The next pull reads a message that is on its way at that instant; otherwise the SDK's
+    keep-alive thread gives it back within five seconds. The public call, used if `available` is
+    False, waits 200 ms for the rest of a batch.
     """
     if not available():
         return list(receiver.receive_messages(limit, max_wait_time=wait))
@@ -149,9 +153,9 @@ def pull(
     with _translated(link), _receiving(link):
         handler = link._handler
         arrived = handler._received_messages
-        wanted = limit - arrived.qsize()
-        if wanted > 0:
-            link._amqp_transport.reset_link_credit(handler, wanted)
+        missing = limit - arrived.qsize()
+        if missing > 0:
+            link._amqp_transport.reset_link_credit(handler, missing)
             _read(link, arrived, limit, wait, stop)
             if arrived.qsize() < limit and handler._link.current_link_credit > 0:
                 link._amqp_transport.reset_link_credit(handler, 0)
@@ -159,8 +163,9 @@ def pull(
 
 
 def _read(receiver: Any, arrived: Any, limit: int, wait: float, stop: Callable[[], bool]) -> None:
-    """Read frames into `arrived`. The SDK's own read blocks for 200 ms when nothing comes, so the
-    socket is asked first.
+    """Read frames into `arrived`.
+
+    The SDK's own read blocks for 200 ms if nothing comes, so this checks the socket first.
     """
     handler = receiver._handler
     handler.client_ready()  # refreshes the token when it is time
@@ -178,7 +183,7 @@ def _read(receiver: Any, arrived: Any, limit: int, wait: float, stop: Callable[[
 
 
 def _readable(sock: socket.socket | None, wait: float) -> bool:
-    """Whether there is something to read within `wait` seconds; True where only reading tells."""
+    """Whether there is something to read within `wait` seconds; True if only a read can tell."""
     if sock is None or (isinstance(sock, ssl.SSLSocket) and sock.pending()):
         return True
     return bool(select.select([sock], [], [], wait)[0])
@@ -187,10 +192,10 @@ def _readable(sock: socket.socket | None, wait: float) -> bool:
 def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) -> None:
     """Connect now, within `timeout` seconds.
 
-    The SDK's SASL handshake reads without any time-out ([seen] azure-servicebus 7.15: a server that
-    takes the connection and says nothing holds it for ever), so the socket is ended from outside.
-    Closing would wait up to a second for the keep-alive thread, also in the middle of a request
-    that failed: it is not told of that thread, which ends by itself.
+    The SDK's SASL handshake reads without a time-out ([seen] azure-servicebus 7.15: a server that
+    accepts the connection and stays silent blocks it forever), so a timer shuts the socket down.
+    Closing would wait up to a second for the keep-alive thread, even after a failed request, so
+    this removes the reference to that thread; it ends by itself.
     """
     link: Any = handler
     watchdog = threading.Timer(timeout, end, [handler])
@@ -207,7 +212,7 @@ def open_link(handler: ServiceBusReceiver | ServiceBusSender, timeout: float) ->
 
 
 def end(handler: ServiceBusReceiver | ServiceBusSender) -> None:
-    """End both directions of the connection, so that whoever reads or writes gets an error."""
+    """Shut down both directions of the connection: every reader and writer gets an error."""
     sock = _wire_of(handler)
     if sock is not None:
         with contextlib.suppress(OSError):
@@ -215,16 +220,16 @@ def end(handler: ServiceBusReceiver | ServiceBusSender) -> None:
 
 
 def is_open(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
-    """Whether it was opened and not closed since."""
+    """Whether the link was opened and has not been closed since."""
     return bool(getattr(handler, "_running", False))
 
 
 def close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
-    """Say goodbye, and close the connection whatever comes of that.
+    """Close the link politely, and close its socket even if that fails.
 
-    The SDK leaves the socket to the garbage collector when the goodbye fails: ``Connection.close``
-    then sets the state by which ``_disconnect`` takes it for closed. The service would see the
-    connection, and hold what was received over it, for as long. Raises the SDK's errors.
+    If the AMQP close fails, the SDK leaves the socket to the garbage collector, because
+    ``Connection.close`` sets a state that ``_disconnect`` mistakes for closed. Until then the
+    service would keep the connection and its leased messages. Raises the SDK's errors.
     """
     sock = _wire_of(handler)
     try:
@@ -235,11 +240,11 @@ def close(handler: ServiceBusReceiver | ServiceBusSender) -> None:
 
 
 def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
-    """Close its connection, however broken it is."""
+    """Close the connection of a link, even if it is broken. Raises nothing."""
     link: Any = handler
     sock = _wire_of(handler)
-    end(handler)  # so that the SDK's polite goodbyes fail at once instead of waiting
-    with contextlib.suppress(Exception):  # it is given up: how it ends does not matter
+    end(handler)  # so that the SDK's AMQP close fails at once instead of waiting
+    with contextlib.suppress(Exception):  # the connection is given up: errors do not matter
         link._close_handler()
     link._running = False
     if sock is not None:
@@ -247,13 +252,13 @@ def disconnect(handler: ServiceBusReceiver | ServiceBusSender) -> None:
 
 
 def has_unread(handler: ServiceBusReceiver | ServiceBusSender) -> bool:
-    """Whether an idle connection has something to read: its end, a detached link, a heartbeat."""
+    """Whether an idle connection has unread data: a close, a detached link, a heartbeat."""
     sock = _socket_of(handler)
     return sock is None or _readable(sock, 0.0)
 
 
 def _socket_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | None:
-    """The connection's socket, None where there is none (any more)."""
+    """The connection's socket; None if it is not connected, or uses a WebSocket."""
     inner = getattr(handler, "_handler", None)
     transport = getattr(getattr(inner, "_connection", None), "_transport", None)
     sock = getattr(transport, "sock", None)
@@ -261,8 +266,9 @@ def _socket_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket 
 
 
 def _wire_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | None:
-    """The socket underneath, also of a WebSocket: good for ending it, not for asking it whether
-    there is something to read, since a WebSocket reads ahead.
+    """The TCP socket, also underneath a WebSocket.
+
+    Use it only to end the connection: a WebSocket reads ahead, so this socket may look empty.
     """
     inner = getattr(handler, "_handler", None)
     transport = getattr(getattr(inner, "_connection", None), "_transport", None)
@@ -274,9 +280,9 @@ def _wire_of(handler: ServiceBusReceiver | ServiceBusSender) -> socket.socket | 
 def peek_over(
     sender: ServiceBusSender, receiver: ServiceBusReceiver, start: int, limit: int, timeout: float
 ) -> list[ServiceBusReceivedMessage]:
-    """What `receiver`, which stays unconnected, would peek, asked for over the sender's connection.
+    """Peek for `receiver`, which stays unconnected, over the sender's connection.
 
-    The management node is the queue's, whichever link it is opened beside.
+    This works because the management node belongs to the queue, not to the link.
     """
     lender: Any = sender
     borrower = decode_answers(receiver, lender._mgmt_request_response_with_retry)
@@ -284,10 +290,10 @@ def peek_over(
 
 
 def session_locked_until(receiver: ServiceBusReceiver) -> float | None:
-    """When the lock of its session ends, UTC epoch seconds of the service's clock.
+    """When the lock of the receiver's session ends, UTC epoch seconds of the service's clock.
 
-    The SDK forgets it here: it would compare it with this machine's clock, and with one that is
-    ahead by more than the lock it would take every session for lost ([seen] 7.15).
+    This also clears the time in the SDK. The SDK would compare it with this machine's clock; if
+    that clock is ahead by more than the lock, it reports every session as lost ([seen] 7.15).
     """
     session: Any = receiver.session
     locked_until = getattr(session, "_locked_until_utc", None)
@@ -298,18 +304,20 @@ def session_locked_until(receiver: ServiceBusReceiver) -> float | None:
 
 
 def arrival(message: ServiceBusReceivedMessage | None) -> tuple[int, bytes] | None:
-    """(delivery id, delivery tag) on the link that it came on; None for one that came otherwise."""
+    """(delivery id, delivery tag) on the message's link; None if it did not come over a link."""
     number = getattr(message, "_delivery_id", None)
     tag = getattr(message, "_delivery_tag", None)
     return (number, tag) if isinstance(number, int) and isinstance(tag, bytes) else None
 
 
 def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]) -> None:
-    """Tell the link, and the service's end of it, that these were settled over another one.
+    """Tell both ends of the link that these deliveries were settled over another link.
 
-    deliveries: (delivery id, delivery tag); those of another link are left out. Without this both
-    ends keep every delivery of a link for as long as it lives. It is a disposition that is settled
-    and says no outcome (AMQP 1.0, 2.6.12): it changes nothing of the message, and gets no answer.
+    deliveries: (delivery id, delivery tag); those of other links are skipped.
+
+    Without this, both ends remember every delivery of the link until it closes. The frame is a
+    settled disposition without an outcome (AMQP 1.0, 2.6.12): it does not change the message, and
+    it gets no answer.
     """
     link: Any = getattr(getattr(receiver, "_handler", None), "_link", None)
     tags = getattr(link, "_received_delivery_tags", None)
@@ -331,9 +339,10 @@ def forget(receiver: ServiceBusReceiver, deliveries: Sequence[tuple[int, bytes]]
 
 
 def release(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage | None) -> bool:
-    """Give a message back, uncounted, by the link that it came on; False where it did not.
+    """Release a message over the link that it came on, without counting the delivery.
 
-    The service sends no answer to it.
+    Returns False if the message did not come over this link, or the link failed. The service sends
+    no answer.
     """
     handler = getattr(receiver, "_handler", None)
     link = getattr(handler, "_link", None)
@@ -342,7 +351,7 @@ def release(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage | N
         return False
     try:
         handler.settle_messages(message._delivery_id, tag, "released")  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001  # the SDK raises errors of its AMQP layer: then it is abandoned
+    except Exception:  # noqa: BLE001  # any error of the AMQP layer: the caller abandons the message
         return False
     return True
 
@@ -351,13 +360,12 @@ def release(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage | N
 def keep_refusals() -> bool:
     """Make the SDK keep the status with which the service refuses a token.
 
-    The service refuses a token for a queue that does not exist with status 404. The SDK raises the
-    same error for it as for a wrong key, and drops the status ([seen] azure-servicebus 7.15).
-    Returns False where the SDK has another shape: then a missing queue is reported as refused
-    access.
+    For a missing queue the service refuses the token with status 404. The SDK raises the same error
+    as for a wrong key, and drops the status ([seen] azure-servicebus 7.15). Returns False if the
+    SDK has another signature; then a missing queue is reported as refused access.
     """
     original: Any = getattr(CBSAuthenticator, "_on_execute_operation_complete", None)
-    if original is None or list(inspect.signature(original).parameters) != _TOLD:
+    if original is None or list(inspect.signature(original).parameters) != _STATUS_PARAMETERS:
         return False
 
     def kept(
@@ -372,13 +380,13 @@ def keep_refusals() -> bool:
     return True
 
 
-_TOLD: Final = [
+_STATUS_PARAMETERS: Final = [
     *("self", "execute_operation_result", "status_code", "status_description", "_"),
     "error_condition",
 ]
 
 
 def refused_status(error: ServiceBusError) -> int | None:
-    """The status with which the service refused a token; None where it is not known."""
+    """The status with which the service refused a token; None if unknown."""
     status = getattr(getattr(error, "inner_exception", None), "status_code", None)
     return status if isinstance(status, int) else None

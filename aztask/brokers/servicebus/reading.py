@@ -1,10 +1,10 @@
-"""Has the SDK's receivers decode messages with our decoder, one message at a time.
+"""Makes the SDK's receivers decode messages with our decoder, one message at a time.
 
 Rules
 1. Only our own links and requests are changed. Other users of the SDK in this process are not
    affected.
-2. Nothing in a message raises. A message that cannot be read arrives beside its neighbours and says
-   so; see `damage_of`.
+2. No message content raises an error. A damaged message arrives together with the other messages;
+   `damage_of` returns its problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aztask.brokers.servicebus.amqp import Damaged, damaged, read_message
 
 @cache
 def supported() -> bool:
-    """Whether this SDK decodes messages where we expect it to."""
+    """Whether this SDK decodes messages in the place that this module replaces."""
     method = getattr(ReceiverLink, "_incoming_transfer", None)
     return (
         isinstance(method, FunctionType)
@@ -33,36 +33,36 @@ def supported() -> bool:
 
 
 def built(receiver: Any, frame: Any, message: Any) -> ServiceBusReceivedMessage:
-    """The SDK's message of what arrived on a link."""
+    """The SDK's message object for a message that arrived on a link."""
 
     def make(message: Any) -> ServiceBusReceivedMessage:
         made: ServiceBusReceivedMessage = receiver._build_received_message((frame, message))
         return made
 
-    return _made(make, message)
+    return _build(make, message)
 
 
-def _made(
+def _build(
     make: Callable[[Any], ServiceBusReceivedMessage], message: Any
 ) -> ServiceBusReceivedMessage:
-    """Keep rule 2 even if the SDK fails on a message that was decoded."""
+    """Build the SDK's message object. If the SDK fails, build a damaged one (rule 2)."""
     try:
         return make(message)
-    except Exception as error:  # noqa: BLE001  # whatever is in it: its neighbours are made too
-        return make(damaged(b"", f"the SDK cannot take it: {type(error).__name__}: {error}"))
+    except Exception as error:  # noqa: BLE001  # any content: the other messages must arrive
+        return make(damaged(b"", f"the SDK cannot read it: {type(error).__name__}: {error}"))
 
 
 def damage_of(message: ServiceBusReceivedMessage) -> Damaged | None:
-    """What is wrong with a message that could not be read; None for every other message."""
+    """The damage of a message that could not be read; None for a readable message."""
     inner = getattr(message, "_message", None)
     return inner if isinstance(inner, Damaged) else None
 
 
 def decode_here(link: Any) -> None:
-    """Have this link of a receiver decode what it receives with our decoder.
+    """Make this receiver's link decode its messages with our decoder.
 
-    The SDK's own method stays in place, because it also counts credit and joins frames. It is bound
-    again with our decoder under the name `decode_payload`, which it looks up.
+    The SDK's own method stays in use, because it also counts credit and joins frames. A copy of it
+    is bound to the link, with our decoder under the global name `decode_payload`.
     """
     if supported() and isinstance(link, ReceiverLink):
         method: Any = ReceiverLink._incoming_transfer
@@ -73,20 +73,20 @@ def decode_here(link: Any) -> None:
 
 
 def decode_answers(receiver: ServiceBusReceiver, request: Any = None) -> ServiceBusReceiver:
-    """Have our decoder decode the messages that this receiver peeks at, or fetches as deferred.
+    """Make our decoder decode the messages that this receiver peeks at, or receives as deferred.
 
-    request: sends its requests over another connection. Returns the receiver.
+    request: a function that sends the requests over another connection. Returns the receiver.
     """
     ours: Any = receiver
     send: Any = request or getattr(ours, "_mgmt_request_response_with_retry", None)
 
-    def asked(mgmt_operation: bytes, message: Any, callback: Any, **options: Any) -> Any:
+    def request_decoded(mgmt_operation: bytes, message: Any, callback: Any, **options: Any) -> Any:
         deferred = mgmt_operation == REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER
-        taken = partial(_answered, ours, callback, deferred) if supported() else callback
-        return send(mgmt_operation, message, taken, **options)
+        handle = partial(_answered, ours, callback, deferred) if supported() else callback
+        return send(mgmt_operation, message, handle, **options)
 
     if send is not None:
-        ours._mgmt_request_response_with_retry = asked
+        ours._mgmt_request_response_with_retry = request_decoded
     return receiver
 
 
@@ -99,12 +99,12 @@ def _answered(
     description: Any,
     **options: Any,
 ) -> Any:
-    """The messages in an answer; any other answer goes to the SDK."""
+    """The messages in an answer; an answer without messages goes to the SDK."""
     value = answer.value
     if status != 200 or not isinstance(value, dict) or b"messages" not in value:
         return callback(status, answer, description, **options)
     return [
-        _made(
+        _build(
             partial(
                 ServiceBusReceivedMessage,
                 receive_mode=receiver._receive_mode,

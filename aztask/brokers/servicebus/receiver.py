@@ -1,15 +1,15 @@
 """Receivers of Service Bus: credit as needed, relative deadlines, settlement over a control link.
 
 Rules
-1. One connection receives, with exactly as much credit as there is room for and none left over;
-   others renew and settle. A renewal never waits behind a settlement.
-2. A deadline counts from the instant before the credit was given, or the renewal sent.
-3. The queue alone says how long a lease is. What it says is asked for where we may manage, and
-   checked against every message; see `aztask.brokers.servicebus.lock`.
-4. A connection on which nothing has come for `QUIET_SECONDS` is tried out, so that a silently
-   dropped one is found.
-5. A settlement that the service refuses after a try that got no answer was done by that try, as
-   long as our deadline has not passed: until then the lock is nobody else's.
+1. One connection receives, with exactly as much credit as the caller has room for, and none is left
+   over. Two other connections renew and settle, so a renewal never waits for a settlement.
+2. A deadline counts from the instant before the credit was given, or the renewal was sent.
+3. Only the queue decides how long a lease lasts. We read its setting if we have the permission to
+   manage, and check it against every message; see `aztask.brokers.servicebus.lock`.
+4. A connection on which nothing came for `QUIET_SECONDS` is tested with a peek, to find connections
+   that were dropped silently.
+5. If a settlement got no answer and its repetition is refused before our deadline, the first
+   request took effect: until the deadline, no other receiver can hold the lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 
-from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    Delivery,
+    Lost,
+    Position,
+    ReceiverOptions,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.client import BusClient
 from aztask.brokers.servicebus.control import RENEW, Control, LockRequest, Verdict
@@ -53,65 +61,64 @@ Send = Callable[[str, Sequence[Envelope]], None]
 
 
 def request_seconds(lease: float) -> float:
-    """How long one renewal or settlement may take: several fit into what is left at 70 %."""
+    """Time-out of one renewal or settlement: several fit into the last 30 % of the lease."""
     return min(10.0, max(1.0, 0.08 * lease))
 
 
 class BusReceiver:
-    """Takes deliveries from one queue, or from its dead letters. Any thread may call."""
+    """Receives from one queue, or from its dead letters. Any thread may call."""
 
     def __init__(
         self,
         client: BusClient,
-        queue: str,
-        lease: float,
+        options: ReceiverOptions,
         send: Send,
         *,
         clock: Clock,
         watch: LockWatch | None = None,
-        dead_letter: bool = False,
-        delete: bool = False,
     ) -> None:
-        """watch: checks the lease; None where it does not matter."""
+        """watch: checks the lease; None if the lease does not matter."""
         self._client = client
-        self._queue = queue
-        self._lease = lease
+        self._queue = options.queue
+        self._lease = options.lease
         self._send = send
         self._watch = watch
         self._clock = clock
-        self._dead_letter = dead_letter
-        self._delete = delete
+        self._dead_letter = options.dead_letter
+        self._delete = options.delete
         self._closed = False
         self._releasing = False
         self._link: ServiceBusReceiver | None = None
         self._link_lock = threading.Lock()
-        self._heard_at = 0.0
+        self._last_read_at = 0.0
         self._fresh = True
         self._opened_before = False
         self._settled_elsewhere: deque[tuple[int, bytes]] = deque()
-        seconds = request_seconds(lease)
+        seconds = request_seconds(options.lease)
 
         def connect() -> ServiceBusReceiver:
-            return client.receiver(queue, dead_letter=dead_letter, request_seconds=seconds)
+            return client.receiver(
+                options.queue, dead_letter=options.dead_letter, request_seconds=seconds
+            )
 
-        self._settling = Control(client, connect, queue, seconds)
-        self._renewing = Control(client, connect, queue, seconds)
+        self._settling = Control(client, connect, options.queue, seconds)
+        self._renewing = Control(client, connect, options.queue, seconds)
 
     # -- receiving ---------------------------------------------------------------------------
 
     def set_lease(self, seconds: float) -> None:
-        """Without effect: the queue's lock duration is the lease of all its messages."""
+        """Has no effect: the queue's lock duration is the lease of all its messages."""
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds.
 
-        Raises ConfigurationError where the lease is not the queue's.
+        Raises ConfigurationError if the lease differs from the queue's lock duration.
         """
         until = time.monotonic() + max(wait, SHORTEST_WAIT)
         refusal = self._watched()
         limit = min(limit, 1) if refusal else limit
         while limit > 0 and not self._closed:
-            # a deadline counts from here: so credit is given anew after a tenth of a lease
+            # Deadlines count from here, so give credit anew after a tenth of a lease.
             left = min(until - time.monotonic(), max(SHORTEST_WAIT, 0.1 * self._lease))
             with self._link_lock:
                 try:
@@ -134,7 +141,7 @@ class BusReceiver:
         return []
 
     def _watched(self) -> str:
-        """Begin to watch the lock; why the lease has been refused before, or ""."""
+        """Start checking the lock; returns why the lease was refused earlier, or ""."""
         if self._watch is None:
             return ""
         refusal = self._watch.refusal
@@ -146,17 +153,17 @@ class BusReceiver:
 
     def _pull(self, link: ServiceBusReceiver, limit: int, wait: float) -> list[Any]:
         now = time.monotonic()
-        if now - self._heard_at > QUIET_SECONDS:
+        if now - self._last_read_at > QUIET_SECONDS:
             link.peek_messages(max_message_count=1, timeout=request_seconds(self._lease))
-            self._heard_at = time.monotonic()
+            self._last_read_at = time.monotonic()
         self._forget(link)
         messages = private.pull(link, limit, wait, lambda: self._releasing)
         if messages:
-            self._heard_at = time.monotonic()
+            self._last_read_at = time.monotonic()
         return messages
 
     def _forget(self, link: ServiceBusReceiver) -> None:
-        """The link on which they came learns what was settled over the control link."""
+        """Tell the receiving link which deliveries were settled over the control link."""
         settled = self._settled_elsewhere
         if settled:
             private.forget(link, [settled.popleft() for _ in range(len(settled))])
@@ -169,11 +176,11 @@ class BusReceiver:
                 self._queue, dead_letter=self._dead_letter, delete=self._delete
             )
         if not private.is_open(self._link):
-            if not self._opened_before:  # side by side: the SDK takes half a second for each
+            if not self._opened_before:  # in parallel: the SDK needs half a second for each
                 self._opened_before = True
                 self._warm()
             private.open_link(self._link, OPEN_SECONDS)
-            self._heard_at = time.monotonic()
+            self._last_read_at = time.monotonic()
             self._fresh = True
             self._warm()
         return self._link
@@ -204,17 +211,17 @@ class BusReceiver:
         ]
 
     def _check_lease(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
-        """Learn from these how long the lock is; see rule 3.
+        """Check the lock duration with these messages (rule 3).
 
-        asked_at: they cannot have been locked before; what was on its way from an earlier pull can.
-        If the lease is refused, they are given back, uncounted, before it raises.
+        asked_at: they were locked after it; minus infinity if they may come from an earlier pull.
+        If the lease is refused, the messages are released uncounted; raises ConfigurationError.
         """
         self._note_locks(messages, asked_at)
         refusal = self._watch.verdict() if self._watch is not None else ""
         if not refusal:
             return
         with self._link_lock:
-            link, self._link = self._link, None  # the first pull of a new link tells most
+            link, self._link = self._link, None  # the first pull of a new link is the best evidence
             if link is not None:
                 for message in messages:
                     private.release(link, message)
@@ -226,7 +233,7 @@ class BusReceiver:
             self._watch.messages(messages, self._clock.monotonic(), asked_at)
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
-        """Lease deferred messages; those that are gone or leased are left out."""
+        """Lease deferred messages by position; missing and leased ones are skipped."""
         numbers = [sequence_number(position) for position in positions]
         asked_at = self._clock.monotonic()
         messages: list[Any] = []
@@ -236,7 +243,7 @@ class BusReceiver:
         return self._deliveries(messages, asked_at)
 
     def _deferred(self, numbers: list[int]) -> list[Any]:
-        """One request for all; one by one where one of them is not there."""
+        """Receive all in one request; one by one if one of them is missing."""
         try:
             found: list[Any] = self._settling.call(
                 lambda link: link.receive_deferred_messages(numbers)
@@ -254,7 +261,7 @@ class BusReceiver:
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
     ) -> list[Renewed | Lost | Unknown]:
-        """Extend each lease by the queue's own duration, whatever `seconds` says."""
+        """Extend each lease by the queue's lock duration; `seconds` is ignored."""
         ours = unsettled(deliveries)
         asked_at = self._clock.monotonic()
         verdicts = self._ask(self._renewing, [(each, (RENEW, "", "")) for each in ours])
@@ -265,13 +272,13 @@ class BusReceiver:
                 delivery.lease_seconds = self._lease
                 answers.append(Renewed(delivery.deadline))
             elif isinstance(verdict, Lost) and self._may_be_settled(delivery):
-                answers.append(Unknown("a settlement without an answer may have been carried out"))
+                answers.append(Unknown("a settlement without an answer may have taken effect"))
             else:
                 answers.append(verdict)
         return answers
 
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
-        """There is nothing like it here: raises CapabilityError."""
+        """Not supported by Service Bus: raises CapabilityError."""
         raise CapabilityError(
             "Service Bus cannot change a message in place; checkpoints need a result store"
         )
@@ -279,27 +286,28 @@ class BusReceiver:
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]
     ) -> list[Settled | Lost | Unknown]:
-        """Carry out each settlement; clones are sent first.
+        """Carry out each settlement; the clones of resubmissions are sent first.
 
-        If the process dies after a clone was sent and before its original is completed, both are
-        there: duplicate detection drops the clone that the redelivery sends again, under the same
-        id; without it the run is repeated, and its recorded outcome stands.
+        Crash window: if the process dies after a clone was sent and before its original is
+        completed, both are in the queue. The redelivered original sends the clone again under the
+        same id, and duplicate detection drops it. Without duplicate detection the run is repeated,
+        and the outcome that was recorded first stays.
         """
         ours = unsettled([delivery for delivery, _ in pairs])
         kinds = [settlement for _, settlement in pairs]
         failed = self._send_clones(kinds)
         released = self._release(ours, kinds)
         verdicts: list[Verdict] = [Unknown()] * len(ours)
-        orders = []
+        actions = []
         for index, settlement in enumerate(kinds):
             if failed is not None and isinstance(settlement, Resubmit):
                 verdicts[index] = Unknown(failed)
             elif index in released:
                 verdicts[index] = Settled()
             else:
-                orders.append((index, (ours[index], verb_of(settlement))))
-        asked = self._ask(self._settling, [order for _, order in orders])
-        for (index, (delivery, _)), verdict in zip(orders, asked, strict=True):
+                actions.append((index, (ours[index], verb_of(settlement))))
+        answers = self._ask(self._settling, [action for _, action in actions])
+        for (index, (delivery, _)), verdict in zip(actions, answers, strict=True):
             verdicts[index] = self._judged(delivery, kinds[index], verdict)
         for delivery, verdict in zip(ours, verdicts, strict=True):
             delivery.settled = isinstance(verdict, Settled)
@@ -309,17 +317,17 @@ class BusReceiver:
         return verdicts
 
     def _judged(self, delivery: BusDelivery, settlement: Settlement, verdict: Verdict) -> Verdict:
-        """What the service's verdict on `settlement` means; see rule 5."""
+        """The answer for the service's verdict on `settlement` (rule 5)."""
         if isinstance(verdict, Lost) and self._may_be_settled(delivery):
             return Settled()
         return verdict
 
     def _may_be_settled(self, delivery: BusDelivery) -> bool:
-        """Whether a try to settle it got no answer, and nobody else can have had it since."""
+        """Whether a settlement got no answer, and no other receiver can hold the lock yet."""
         return delivery.attempted and self._clock.monotonic() < delivery.deadline
 
     def _send_clones(self, settlements: Sequence[Settlement]) -> str | None:
-        """Send what is to be resubmitted; why it failed, or None."""
+        """Send the clones of resubmissions; returns why it failed, or None."""
         clones = []
         for settlement in settlements:
             if isinstance(settlement, Resubmit):
@@ -339,21 +347,21 @@ class BusReceiver:
         return None
 
     def _release(self, deliveries: Sequence[BusDelivery], kinds: Sequence[Settlement]) -> set[int]:
-        """Which of those that are to be released were given back, uncounted, by their own link.
+        """Release deliveries over their own link; returns the indexes of those released.
 
-        The service does not answer. A link that is busy or was opened anew cannot do it: then the
-        delivery is abandoned, which counts.
+        The service does not answer. If the link is busy or was reopened, it cannot release them;
+        then the caller abandons the delivery, which counts as a delivery.
         """
-        wanted = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
-        self._releasing = bool(wanted)
-        if not wanted or not self._link_lock.acquire(timeout=RELEASE_SECONDS):
+        indexes = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
+        self._releasing = bool(indexes)
+        if not indexes or not self._link_lock.acquire(timeout=RELEASE_SECONDS):
             self._releasing = False
             return set()
         try:
             link = self._link
             return {
                 index
-                for index in wanted
+                for index in indexes
                 if link is not None and private.release(link, deliveries[index].message)
             }
         finally:
@@ -361,21 +369,21 @@ class BusReceiver:
             self._link_lock.release()
 
     def _ask(
-        self, control: Control, wanted: Sequence[tuple[BusDelivery, tuple[str, str, str]]]
+        self, control: Control, actions: Sequence[tuple[BusDelivery, tuple[str, str, str]]]
     ) -> list[Verdict]:
-        orders = []
-        for delivery, (verb, reason, description) in wanted:
+        requests = []
+        for delivery, (verb, reason, description) in actions:
             if delivery.lock is None or delivery.message is None:
-                raise ConfigurationError("this delivery has no lock; it was received and deleted")
-            orders.append(LockRequest(verb, delivery.lock, delivery.message, reason, description))
-        if orders:
-            control.carry_out(orders)
-        for order, (delivery, _) in zip(orders, wanted, strict=True):
-            delivery.attempted |= order.unanswered and order.verb != RENEW
-        return [order.verdict for order in orders]
+                raise ConfigurationError("this delivery was received and deleted: do not settle it")
+            requests.append(LockRequest(verb, delivery.lock, delivery.message, reason, description))
+        if requests:
+            control.carry_out(requests)
+        for request, (delivery, _) in zip(requests, actions, strict=True):
+            delivery.attempted |= request.unanswered and request.verb != RENEW
+        return [request.verdict for request in requests]
 
     def close(self) -> None:
-        """Stop receiving. What is leased stays leased until its lease ends."""
+        """Stop receiving. Leased messages stay leased until their leases end."""
         self._closed = True
         if self._watch is not None:
             self._watch.close()

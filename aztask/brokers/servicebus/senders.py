@@ -1,14 +1,15 @@
-"""Sending: connections that are kept, batches split by the service's limit, and honest failures.
+"""Sends messages over pooled connections, in batches of the size that the service allows.
 
 Rules
-1. A sender is used by one thread at a time; at most `MOST_SENDERS` are kept for each queue, and
-   who finds none free waits for one.
-2. A connection that has been idle is looked at before it is used: one that the service has ended
-   meanwhile is opened again, so nothing is sent into the void.
-3. What was not answered may be stored: `SendUnconfirmed` carries it, under the same ids. Only what
-   the service refused, or what never left, raises an error that says "nothing was stored".
-4. Messages of one session or one partition key stay in order; a batch holds one such key alone,
-   which partitioned queues ask for.
+1. Only one thread at a time uses a sender. Each queue has at most `MAX_SENDERS`; if all are busy,
+   the caller waits for one.
+2. An idle connection is checked before it is used. If the service has ended it, a new one is
+   opened, so no message is sent into a dead connection.
+3. Messages without an answer may be stored: `SendUnconfirmed` carries them, under the same ids. An
+   error that means "nothing was stored" is raised only if the service refused the messages or they
+   were never sent.
+4. Messages of one session or one partition key stay in order. A batch holds only one such key, as
+   partitioned queues require.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from aztask.errors import MessageTooLarge, SendUnconfirmed
 from aztask.message.envelope import Envelope
 from aztask.support.clock import Clock
 
-MOST_SENDERS: Final = 4
+MAX_SENDERS: Final = 4
 IDLE_SECONDS: Final = 1.0
 OPEN_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 2 * 86400.0
@@ -42,7 +43,10 @@ Pair = tuple[Envelope, ServiceBusMessage]
 
 
 class ClockProbe(NamedTuple):
-    """The service wrote `time` (UTC epoch seconds) between two instants of our monotonic clock."""
+    """The service wrote `time` (UTC epoch seconds) between two instants of our monotonic clock.
+
+    after, before: these instants, in seconds.
+    """
 
     time: float
     after: float
@@ -50,20 +54,20 @@ class ClockProbe(NamedTuple):
 
 
 class Senders:
-    """The senders of one queue. Any thread may call."""
+    """The pool of senders of one queue. Any thread may call."""
 
     def __init__(self, client: BusClient, queue: str) -> None:
         self._client = client
         self._queue = queue
-        self._room = threading.BoundedSemaphore(MOST_SENDERS)
+        self._room = threading.BoundedSemaphore(MAX_SENDERS)
         self._free: list[tuple[ServiceBusSender, float]] = []
         self._closed = False
 
     def send(self, pairs: Sequence[Pair]) -> None:
-        """Store all. Raises BrokerUnavailable, SendUnconfirmed, QueueNotFound, MessageTooLarge...
+        """Store all messages; see `Broker.send` for the errors.
 
         If the connection breaks between two batches, or a message after the first batch is too
-        large, the first ones are stored: then it is SendUnconfirmed with the rest.
+        large, the earlier batches are stored: then SendUnconfirmed carries the rest.
         """
         sent = 0
         try:
@@ -75,8 +79,8 @@ class Senders:
             if not sent:
                 raise
             raise SendUnconfirmed(
-                f"queue {self._queue!r} did not get {len(pairs) - sent} of {len(pairs)} messages "
-                f"({error}); send those again under the same ids",
+                f"queue {self._queue!r} did not receive {len(pairs) - sent} of {len(pairs)} "
+                f"messages ({error}); send those again under the same ids",
                 [envelope for envelope, _ in pairs[sent:]],
             ) from None
 
@@ -94,13 +98,13 @@ class Senders:
                 raise error_of(error, self._queue) from None
             raise SendUnconfirmed(
                 f"queue {self._queue!r} did not confirm {len(pairs) - sent} of {len(pairs)} "
-                f"messages ({error_of(error, self._queue)}); they may be stored or not: send them "
-                "again under the same ids",
+                f"messages ({error_of(error, self._queue)}); they may or may not be stored: send "
+                "them again under the same ids",
                 [envelope for envelope, _ in pairs[sent:]],
             ) from None
 
     def cancelled(self, number: int) -> bool:
-        """Take back a scheduled message; False when it became due, or was taken back, before."""
+        """Cancel a scheduled message; False if it is due or was cancelled already."""
         with self.sender() as sender:
             try:
                 sender.cancel_scheduled_messages(number, timeout=REQUEST_SECONDS)
@@ -111,13 +115,14 @@ class Senders:
         return True
 
     def probed(
-        self, clock: Clock, look: Callable[[int], list[Any]], *, in_session: bool = False
+        self, clock: Clock, peek: Callable[[int], list[Any]], *, in_session: bool = False
     ) -> ClockProbe:
-        """A time that the service wrote: a message is scheduled far ahead, looked at, taken back.
+        """Get a time from the service: schedule a message far ahead, peek at it, and cancel it.
 
-        look: gives the message of a sequence number. in_session: where every message needs one. If
-        the process dies in between, the message is there in two days, and expires at once. Raises
-        LookupError where the service put no such time on it.
+        peek: peeks at a sequence number; returns the messages from there on.
+        in_session: the queue requires a session for every message.
+        Crash window: if the process dies in between, the message appears in two days and expires
+        at once. Raises LookupError if the service put no usable time on the message.
         """
         name = f"aztask-clock-{uuid.uuid4()}"
         probe = ServiceBusMessage(
@@ -134,21 +139,21 @@ class Senders:
             )
             before = clock.monotonic()
         try:
-            enqueued = epoch_of(look(number)[0], ENQUEUED)
+            enqueued = epoch_of(peek(number)[0], ENQUEUED)
         finally:
             self.cancelled(number)
         if enqueued is None or abs(enqueued - due) < PROBE_MARGIN:
-            raise LookupError("the service does not say when it took the message")
+            raise LookupError("the service does not say when it accepted the message")
         return ClockProbe(enqueued, after, before)
 
     @contextmanager
     def sender(self) -> Iterator[ServiceBusSender]:
-        """A connected sender for this thread alone."""
+        """A connected sender that only this thread uses inside the block."""
         with self._room:
             sender = self._ready()
             try:
                 yield sender
-            except BaseException:  # whatever it was, nobody knows what is under way on it
+            except BaseException:  # the connection may hold half a request, so it is not used again
                 self._client.drop(sender)
                 raise
             self._back(sender)
@@ -157,7 +162,7 @@ class Senders:
         while self._free:
             sender, used_at = self._free.pop()
             if not private.is_open(sender):
-                self._client.drop(sender)  # the service ended the link; the socket is ours to close
+                self._client.drop(sender)  # the service ended the link; we have to close the socket
                 continue
             if time.monotonic() - used_at < IDLE_SECONDS or not private.has_unread(sender):
                 return sender
@@ -177,7 +182,7 @@ class Senders:
             self._free.append((sender, time.monotonic()))
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the idle connections; those in use are closed when they come back."""
         self._closed = True
         while self._free:
             self._client.close(self._free.pop()[0])
@@ -186,7 +191,7 @@ class Senders:
 def _batches(
     sender: ServiceBusSender, pairs: Sequence[Pair]
 ) -> Iterator[tuple[ServiceBusMessage | ServiceBusMessageBatch, int]]:
-    """The messages in as few batches as the limit allows, each with how many it holds."""
+    """Split the messages into as few batches as possible; yields (batch, number of messages)."""
     if len(pairs) == 1:
         yield pairs[0][1], 1
         return
@@ -202,7 +207,7 @@ def _batches(
             if not _added(batch, message):
                 raise MessageTooLarge(
                     f"message {envelope.message_id!r} is larger than the {batch.max_size_in_bytes} "
-                    "bytes that a batch takes; store the data elsewhere and send a reference to it"
+                    "bytes of a batch; store the data elsewhere and send a reference to it"
                 )
     if batch is not None:
         yield batch, len(batch)

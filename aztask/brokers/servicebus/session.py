@@ -1,15 +1,16 @@
 """Receivers of sessions: messages of one session in order, for one receiver at a time.
 
 Rules
-1. The connection that accepted a session owns it: receiving, renewing and settling all happen on
-   its one thread, a receive in slices of `SLICE` seconds between which the others get their turn.
-2. A receiver of a named session waits until it can have it, and holds it from then on. One that
-   takes any session lets go of it when nothing is left in it, and looks for the next.
-3. The session's lease is renewed with its deliveries. When it is lost, all of them are.
-4. Only a receive accepts a session: renewing or settling what belonged to a lost one must not take
-   another by accident. Each accepted session is a new connection, which takes half a second.
+1. The connection that accepted a session owns it: one thread receives, renews and settles on it. A
+   receive waits in slices of `SLICE` seconds, so that renewals and settlements get their turn.
+2. A receiver of a named session waits until the session is free, and then holds it. A receiver of
+   any session releases a session that has no messages left, and looks for the next one.
+3. The session's lease is renewed together with its deliveries. If it is lost, all of them are lost.
+4. Only a receive accepts a session: renewing or settling a delivery of a lost session must not
+   accept another session by accident. Each accepted session is a new connection, which takes half a
+   second.
 5. The session ends with its connection, so a settlement whose answer was lost cannot be repeated.
-   The queue is looked at instead: if the message is not there any more, it is settled.
+   Instead we peek at the queue: if the message is gone, it was settled.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from azure.servicebus.exceptions import SessionLockLostError
 
 from aztask.brokers.base import (
     ANY_SESSION,
-    AnySession,
     Delivery,
     Lost,
     MessageState,
+    ReceiverOptions,
     Renewed,
     Settled,
     Unknown,
@@ -38,7 +39,7 @@ from aztask.brokers.servicebus.delivery import BusDelivery, unsettled
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_no_session
 from aztask.brokers.servicebus.lock import LockWatch
 from aztask.brokers.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
-from aztask.brokers.servicebus.wire import MESSAGE_LIMIT, state_of
+from aztask.brokers.servicebus.wire import state_of
 from aztask.errors import AztaskError, ConfigurationError, LeaseLost, MessageTooLarge
 from aztask.settlement import Abandon, Defer, Release, Settlement
 from aztask.support.clock import Clock
@@ -46,52 +47,48 @@ from aztask.support.clock import Clock
 SLICE: Final = 0.02
 SHORTEST_ACCEPT: Final = 0.5
 LONGEST_ACCEPT: Final = 30.0
-"""How long the service looks for a session with messages before it says that there is none."""
+"""The longest time that the service searches for a session with messages, seconds."""
 
 CLOSE_SECONDS: Final = 1.0
 
 STALE: Final = 0.1
-"""The part of a lease after whose end a session that was accepted late is renewed at once."""
+"""If accepting took more than this share of the lease, the session is renewed at once."""
 
-GONE: Final = Lost("the session is not ours any more")
+GONE: Final = Lost("we no longer hold the session")
 UNCONFIRMED: Final = Unknown("the session's connection broke before the settlement was confirmed")
 
 
 class SessionReceiver(BusReceiver):
-    """Takes the deliveries of one session, or of one after the other. Renewing one renews all.
+    """Receives one session, or one session after another. Renewing one delivery renews all.
 
-    Closing it lets go of the session: what is leased in it goes back.
+    Closing the receiver releases the session, and its leased messages go back.
     """
 
     def __init__(
         self,
         client: BusClient,
-        queue: str,
-        lease: float,
+        options: ReceiverOptions,
         send: Send,
         *,
+        peek: Callable[[int], list[Any]],
         clock: Clock,
         watch: LockWatch | None = None,
-        session: str | AnySession,
-        look: Callable[[int], list[Any]],
-        delete: bool = False,
-        state_limit: int = MESSAGE_LIMIT,
     ) -> None:
-        """look: gets a sequence number and gives the queue's next message from there on, if any.
+        """peek: peeks at a sequence number; returns the queue's next message from there on, if any.
 
         It raises AztaskError or one of `SDK_ERRORS`.
         """
-        super().__init__(client, queue, lease, send, clock=clock, watch=watch, delete=delete)
-        self._session = session
-        self._look = look
-        self._state_limit = state_limit
+        super().__init__(client, options, send, clock=clock, watch=watch)
+        self._session = options.session
+        self._peek = peek
+        self._max_state_bytes = options.max_state_bytes
         self._owner: ServiceBusReceiver | None = None
         self._opening: ServiceBusReceiver | None = None
         self._accept_until: float | None = None
         self._deadline = 0.0
         self._held: list[BusDelivery] = []
-        seconds = request_seconds(lease)
-        self._settling = Control(client, self._accept, queue, seconds, repeat=False)
+        seconds = request_seconds(options.lease)
+        self._settling = Control(client, self._accept, options.queue, seconds, repeat=False)
         self._renewing = self._settling
 
     # -- receiving ---------------------------------------------------------------------------
@@ -99,7 +96,7 @@ class SessionReceiver(BusReceiver):
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries of the session, as soon as there is one.
 
-        Raises ConfigurationError where the lease is not the queue's.
+        Raises ConfigurationError if the lease differs from the queue's lock duration.
         """
         until = time.monotonic() + wait
         deliveries: list[Delivery] = []
@@ -118,23 +115,26 @@ class SessionReceiver(BusReceiver):
         if self._watch is not None and (deliveries or refusal):
             refusal = self._watch.verdict()
         if refusal:
-            self.let_go()  # and with it, uncounted, what is leased in it
+            self.let_go()  # the leased messages go back uncounted
             raise ConfigurationError(refusal)
         return deliveries
 
     def _pause(self, error: Exception, until: float) -> None:
-        """Before the next try to get a session. Raises what trying again does not mend."""
+        """Wait before the next attempt to accept a session; raise what a retry cannot fix."""
         if not is_no_session(error) and not is_lost(error):
             raise error_of(error, self._queue) from None
-        if self._session is not ANY_SESSION or is_lost(error):  # this answer came at once
+        if self._session is not ANY_SESSION or is_lost(error):  # the service answered at once
             time.sleep(max(0.0, min(SHORTEST_ACCEPT, until - time.monotonic())))
 
     def _accept(self) -> ServiceBusReceiver:
-        """On the owning thread: a connection that holds a session. Raises if there is none."""
+        """Open a connection that holds a session; raise if none is free.
+
+        Call on the owning thread.
+        """
         self._owner, self._held = None, []
         until = self._accept_until
         if until is None:
-            raise SessionLockLostError(message="no session is held here any more")
+            raise SessionLockLostError(message="no session is held here")
         wait = max(SHORTEST_ACCEPT, min(until - time.monotonic(), LONGEST_ACCEPT))
         link = self._client.receiver(
             self._queue,
@@ -146,7 +146,7 @@ class SessionReceiver(BusReceiver):
         asked_at = self._clock.monotonic()
         self._opening = link
         try:
-            if self._closed:  # before it could be seen that this link is opening
+            if self._closed:  # `close` may have missed that this link is opening
                 raise SessionLockLostError(message="the receiver was closed")
             private.open_link(link, wait + OPEN_SECONDS)
             self._note_lock(link, asked_at)
@@ -162,7 +162,10 @@ class SessionReceiver(BusReceiver):
         return link
 
     def _turn(self, link: ServiceBusReceiver, limit: int) -> list[Delivery]:
-        """On the owning thread: one slice of waiting; lets go of a session that is used up."""
+        """Wait for messages for one slice; release a session without messages.
+
+        Call on the owning thread.
+        """
         if self._clock.monotonic() >= self._deadline:
             raise SessionLockLostError(message="the session's lease ended before it was renewed")
         messages: list[Any] = private.pull(link, limit, 5 * SLICE if not self._held else SLICE)
@@ -184,10 +187,10 @@ class SessionReceiver(BusReceiver):
         return deliveries
 
     def _note_locks(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
-        """A message's lock ends with its session's, however late it came: it teaches nothing."""
+        """Do nothing: a message's lock ends with its session's, so it shows no lock duration."""
 
     def _note_lock(self, link: ServiceBusReceiver, asked_at: float) -> None:
-        """The session's lock was granted, or renewed, after `asked_at`."""
+        """Check the lock duration with the session's lock, which was granted after `asked_at`."""
         locked_until = private.session_locked_until(link)
         if self._watch is not None and locked_until is not None:
             self._watch.lock(locked_until, self._clock.monotonic(), asked_at)
@@ -195,34 +198,37 @@ class SessionReceiver(BusReceiver):
     # -- the session -------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """Give the session back now, with what is leased in it."""
+        """Release the session and its leased messages now."""
         if self._owner is None or self._closed:
             return
         try:
             self._settling.call(lambda link: self._retire())
-        except SDK_ERRORS as error:  # the connection broke, and the session went with it
+        except SDK_ERRORS as error:  # after a broken connection the session is released anyway
             if not is_lost(error):
                 raise error_of(error, self._queue) from None
 
     def _retire(self) -> None:
-        """On the owning thread: the service gives the session to others when the link ends."""
+        """Release the session by closing its link. Call on the owning thread."""
         self._owner, self._held = None, []
         self._settling.retire()
 
     def _drop(self) -> None:
-        """On the owning thread: the session is lost, or its connection; a receive takes another."""
+        """Give up a lost session or a broken connection; the next receive accepts another session.
+
+        Call on the owning thread.
+        """
         self._owner, self._held = None, []
         self._settling.reconnect()
 
     def session_state(self, session: str) -> bytes | None:
-        """What was last stored with the session. Raises LeaseLost, BrokerUnavailable."""
+        """The bytes that were last stored with the session. Raises LeaseLost, BrokerUnavailable."""
         seconds = request_seconds(self._lease)
         state: Any = self._of(session, lambda link: link.session.get_state(timeout=seconds))
         return None if state is None else bytes(state)
 
     def set_session_state(self, session: str, state: bytes | None) -> None:
         """Store bytes with the session. Raises LeaseLost, MessageTooLarge, BrokerUnavailable."""
-        limit = self._state_limit
+        limit = self._max_state_bytes
         if state is not None and len(state) > limit:
             raise MessageTooLarge(
                 f"a session's state of {len(state)} bytes is too large; {limit} are allowed"
@@ -231,7 +237,10 @@ class SessionReceiver(BusReceiver):
         self._of(session, lambda link: link.session.set_state(state, timeout=seconds))
 
     def _of(self, session: str, request: Callable[[ServiceBusReceiver], Any]) -> Any:
-        """`request` of the connection that holds the session."""
+        """Call `request` with the connection that holds the session.
+
+        Raises LeaseLost, BrokerUnavailable.
+        """
         owner = self._owner
         if owner is None or owner.session.session_id != session:
             raise LeaseLost(GONE.reason)
@@ -248,8 +257,10 @@ class SessionReceiver(BusReceiver):
     def _owned(
         self, request: Callable[[ServiceBusReceiver], Any], *, drop_always: bool = False
     ) -> Any:
-        """`request` of the owning connection, on its thread; there too it is dropped when the
-        session turns out to be lost: elsewhere it might be the next one's already.
+        """Call `request` with the owning connection, on its thread.
+
+        If the session turns out to be lost, the connection is dropped on that thread too. On
+        another thread the connection could already belong to the next session.
         """
 
         def guarded(link: ServiceBusReceiver) -> Any:
@@ -265,7 +276,7 @@ class SessionReceiver(BusReceiver):
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
     ) -> list[Renewed | Lost | Unknown]:
-        """Extend the session's lease, and with it every lease in it."""
+        """Extend the session's lease, and with it the leases of all its messages."""
         ours = unsettled(deliveries)
         if not ours:
             return []
@@ -285,7 +296,7 @@ class SessionReceiver(BusReceiver):
         ]
 
     def _lost(self, delivery: BusDelivery) -> Lost | Unknown:
-        """The answer to a renewal of what is not held any more."""
+        """The answer to the renewal of a delivery that we no longer hold."""
         return UNCONFIRMED if self._may_be_settled(delivery) else GONE
 
     def _renew_session(self, link: ServiceBusReceiver) -> None:
@@ -296,9 +307,9 @@ class SessionReceiver(BusReceiver):
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]
     ) -> list[Settled | Lost | Unknown]:
-        """Carry out each settlement on the connection that owns the session; clones first.
+        """Carry out each settlement on the connection that owns the session; clones are sent first.
 
-        What belonged to a session that is gone is only found out (rule 5).
+        For deliveries of a session that ended, this only finds out what happened (rule 5).
         """
         unsettled([delivery for delivery, _ in pairs])
         holds = [self._holds(delivery) for delivery, _ in pairs]
@@ -310,25 +321,25 @@ class SessionReceiver(BusReceiver):
         ]
 
     def _holds(self, delivery: Delivery) -> bool:
-        """Whether the session that it belongs to is still held, by the same connection."""
+        """Whether the same connection still holds the delivery's session."""
         owner = self._owner
         if owner is None or not isinstance(delivery, BusDelivery):
             return False
         return delivery.holder is owner and private.is_open(owner)
 
     def _judged(self, delivery: BusDelivery, settlement: Settlement, verdict: Verdict) -> Verdict:
-        """A refusal says something as long as the session is ours; after that the queue does."""
+        """The answer for a verdict. After the session ended, a peek decides, not a refusal."""
         if isinstance(verdict, Settled) or self._holds(delivery) or not delivery.attempted:
             return super()._judged(delivery, settlement, verdict)
         found = self._found_out(delivery, settlement)
         return UNCONFIRMED if isinstance(found, Lost) else found
 
     def _found_out(self, delivery: Delivery, settlement: Settlement) -> Verdict:
-        """Whether a settlement without an answer was carried out, now that the session is gone.
+        """Find out whether a settlement without an answer took effect, after the session ended.
 
-        A message that is given back goes back with its session in any case. One that is still in
-        the queue was not settled, as far as we know: the service may show a settled message for a
-        while, and then we are too cautious.
+        Abandoned and released messages go back with their session in any case. A message that is
+        still in the queue counts as not settled. The service may show a settled message for a
+        while; then we are too cautious.
         """
         if not isinstance(delivery, BusDelivery) or not self._may_be_settled(delivery):
             return GONE
@@ -339,7 +350,7 @@ class SessionReceiver(BusReceiver):
         if not isinstance(settlement, Abandon | Release):
             number = int(delivery.position)
             try:
-                found = self._look(number)
+                found = self._peek(number)
             except (AztaskError, *SDK_ERRORS) as error:
                 return Unknown(str(error_of(error, self._queue)))
             if any(each.sequence_number == number and not done(each) for each in found):
@@ -348,19 +359,19 @@ class SessionReceiver(BusReceiver):
         return Settled()
 
     def _release(self, deliveries: Sequence[BusDelivery], kinds: Sequence[Settlement]) -> set[int]:
-        """Which of those that are to be released were given back, uncounted; see `BusReceiver`."""
-        wanted = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
-        if not wanted:
+        """Release deliveries over the owning link; returns the indexes of those released."""
+        indexes = [i for i, settlement in enumerate(kinds) if isinstance(settlement, Release)]
+        if not indexes:
             return set()
         released: set[int] = self._settling.call(
-            lambda link: {i for i in wanted if private.release(link, deliveries[i].message)}
+            lambda link: {i for i in indexes if private.release(link, deliveries[i].message)}
         )
         return released
 
     def close(self) -> None:
-        """Stop receiving and let go of the session; ends a receive that is under way."""
+        """Stop receiving and release the session; ends a receive that is in progress."""
         super().close()
         give_up_at = time.monotonic() + CLOSE_SECONDS
         while (opening := self._opening) is not None and time.monotonic() < give_up_at:
-            private.end(opening)  # without effect before its socket is there
+            private.end(opening)  # has no effect before its socket exists
             time.sleep(SLICE)

@@ -1,4 +1,6 @@
-"""Reads the values of AMQP 1.0 as the SDK's decoder gives them, and more strictly.
+"""Reads AMQP 1.0 values into the same Python values as the SDK's decoder, but checks them strictly.
+
+Why not the SDK's decoder: see `aztask.brokers.servicebus.amqp`.
 
 Rules
 1. Strings and symbols come out as bytes, timestamps as integers. In addition, a decimal is an exact
@@ -23,7 +25,7 @@ from uuid import UUID
 
 MAX_DEPTH: Final = 64
 MAX_WEIGHTLESS: Final = 16
-"""Items of an array that take no bytes each (null, true, an empty list): more would be a bomb."""
+"""Most items of an array whose items take no bytes (null, true, an empty list): against bombs."""
 
 Reader = Callable[[bytes, int, int], tuple[Any, int]]
 """(buffer, position after the constructor, depth) -> (value, position after the value)"""
@@ -34,11 +36,11 @@ class Unreadable(ValueError):
 
 
 ERRORS: Final = (ValueError, IndexError, TypeError, OverflowError, struct_error)
-"""What malformed bytes raise in here: short buffers, and keys of maps that cannot be hashed."""
+"""The errors for malformed bytes, such as short buffers and map keys that cannot be hashed."""
 
 
 def reason_of(error: Exception) -> str:
-    """What is wrong, in words."""
+    """Describe one of `ERRORS` for a person."""
     short = isinstance(error, IndexError | struct_error)
     return "its bytes end too soon" if short else str(error)
 
@@ -50,14 +52,14 @@ def read_value(buffer: bytes, position: int, depth: int = 0) -> tuple[Any, int]:
 
 _WIDTHS: Final = (0, 0, 0, 0, 0, 1, 2, 4, 8, 16)
 """Bytes of a value by the upper half of its constructor (part 1, section 1.2)."""
-_CUT: Final = "{} bytes are claimed, {} are there"
+_CUT: Final = "{} bytes are declared, {} are available"
 _UINT: Final = Struct(">I")
 _TWO_OCTETS: Final = Struct(">BB")
 _TWO_UINTS: Final = Struct(">II")
 
 
 def end_of(raw: bytes, position: int) -> int:
-    """Where the value at `position` ends by its size alone, or the end of everything."""
+    """Where the value at `position` ends, by its declared size; at most the end of `raw`."""
     try:
         while raw[position] == 0:
             position = end_of(raw, position + 1)
@@ -74,7 +76,7 @@ def end_of(raw: bytes, position: int) -> int:
 
 
 def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    """The value without its descriptor, which nothing here needs."""
+    """A described value without its descriptor, which aztask does not need."""
     _check_depth(depth)
     _, position = read_value(buffer, position, depth + 1)
     return read_value(buffer, position, depth + 1)
@@ -108,15 +110,15 @@ def _octet(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 def _boolean(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     if buffer[position] > 1:
-        raise Unreadable(f"0x{buffer[position]:02x} is no boolean")
+        raise Unreadable(f"0x{buffer[position]:02x} is not a boolean")
     return buffer[position] == 1, position + 1
 
 
 def _char(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    """One Unicode character; half of a surrogate pair is none."""
+    """One Unicode character; half of a surrogate pair is refused."""
     number: int = _UINT.unpack_from(buffer, position)[0]
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise Unreadable(f"0x{number:x} is no Unicode character")
+        raise Unreadable(f"0x{number:x} is not a Unicode character")
     return chr(number), position + 4
 
 
@@ -143,7 +145,9 @@ def _decimal(width: int, exponent_bits: int, digits: int, bias: int) -> Reader:
             return Decimal(f"-{name}" if sign else name), position + width
         split = low_bits if top >> 3 != 3 else low_bits - 2
         coefficient = number & ((1 << split) - 1)
-        if split != low_bits:  # two bits of the exponent are followed by an implied 100
+        if (
+            split != low_bits
+        ):  # the exponent starts with two set bits; the coefficient with an implied 100
             coefficient |= 4 << split
         if coefficient >= 10**digits:
             coefficient = 0
@@ -159,11 +163,11 @@ _SCALES: Final = range(29)
 
 
 def _decimal128(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    """As the standard says, and as .NET wrote it until July 2026.
+    """A decimal128 of the standard, or of the .NET library before July 2026.
 
-    Its library shifted the exponent by 9 bits instead of 7 (github.com/Azure/azure-amqp, pull
-    request 316), which makes a `System.Decimal` of scale 0 to 28 a number around 1E-4608. No
-    number of that kind occurs otherwise: a coefficient of at most 96 bits and such an exponent.
+    That library shifted the exponent by 9 bits instead of 7 (github.com/Azure/azure-amqp, pull
+    request 316), so a `System.Decimal` of scale 0 to 28 became a number around 1E-4608. Other
+    producers do not write such numbers: a coefficient of at most 96 bits with that exponent.
     """
     value, position = _read_decimal128(buffer, position, depth)
     sign, digits, exponent = value.as_tuple()
@@ -174,7 +178,7 @@ def _decimal128(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _short(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    """Bytes behind their number, which has one byte."""
+    """Bytes with a length prefix of one byte."""
     end = position + 1 + buffer[position]
     if end > len(buffer):
         raise Unreadable(_CUT.format(end - position - 1, len(buffer) - position - 1))
@@ -182,7 +186,7 @@ def _short(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _long(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-    """Bytes behind their number, which has four bytes."""
+    """Bytes with a length prefix of four bytes."""
     end = position + 4 + int(_UINT.unpack_from(buffer, position)[0])
     if end > len(buffer):
         raise Unreadable(_CUT.format(end - position - 4, len(buffer) - position - 4))
@@ -190,7 +194,7 @@ def _long(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
 
 
 def _text(bytes_of: Reader, encoding: str) -> Reader:
-    """The bytes of a text, checked: raises UnicodeDecodeError, a ValueError."""
+    """The bytes of a text. Raises UnicodeDecodeError, a ValueError, if they do not decode."""
 
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         data, position = bytes_of(buffer, position, depth)
@@ -202,7 +206,7 @@ def _text(bytes_of: Reader, encoding: str) -> Reader:
 
 
 def _head(buffer: bytes, position: int, depth: int, width: int) -> tuple[int, int, int]:
-    """(count, position of the first item, end); the size counts from behind the size itself."""
+    """(count, position of the first item, end). The size field does not count itself."""
     _check_depth(depth)
     size, count = (_TWO_OCTETS if width == 1 else _TWO_UINTS).unpack_from(buffer, position)
     end = position + width + size
@@ -212,9 +216,9 @@ def _head(buffer: bytes, position: int, depth: int, width: int) -> tuple[int, in
 
 
 def _items(buffer: bytes, start: int, end: int, count: int, depth: int) -> list[Any]:
-    """`count` values, which must fill the bytes from `start` to `end`."""
+    """Read `count` values, which must fill the bytes from `start` to `end` exactly."""
     if count > end - start:
-        raise Unreadable(f"{count} values cannot stand in {end - start} bytes")
+        raise Unreadable(f"{count} values do not fit into {end - start} bytes")
     items, readers, position = [], _READERS, start
     for _ in range(count):
         item, position = readers[buffer[position]](buffer, position + 1, depth)
@@ -236,7 +240,7 @@ def _map(width: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         count, start, end = _head(buffer, position, depth, width)
         if count % 2:
-            raise Unreadable("a map has as many keys as values")
+            raise Unreadable("a map needs a value for every key")
         items = _items(buffer, start, end, count, depth + 1)
         return dict(zip(items[::2], items[1::2], strict=True)), end
 
@@ -244,7 +248,7 @@ def _map(width: int) -> Reader:
 
 
 def pairs_of(buffer: bytes, position: int) -> Iterator[tuple[Any, Any]]:
-    """The pairs of the map at `position` that can be read."""
+    """The readable pairs of the map at `position`; unreadable ones are skipped."""
     width = {0xC1: 1, 0xD1: 4}.get(buffer[position] if position < len(buffer) else 0)
     if width is None:
         return
@@ -261,7 +265,7 @@ def pairs_of(buffer: bytes, position: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _array(width: int) -> Reader:
-    """Values of one type, whose constructor, perhaps described, stands once in front."""
+    """Values of one type. Their constructor, perhaps described, comes once before them."""
 
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
         count, start, end = _head(buffer, position, depth, width)
@@ -271,7 +275,7 @@ def _array(width: int) -> Reader:
             _, start = read_value(buffer, start + 1, depth)
         reader, start = _READERS[buffer[start]], start + 1
         if count > max(end - start, MAX_WEIGHTLESS):
-            raise Unreadable(f"{count} values cannot stand in {end - start} bytes")
+            raise Unreadable(f"{count} values do not fit into {end - start} bytes")
         items = []
         for _ in range(count):
             item, start = reader(buffer, start, depth + 1)
@@ -285,7 +289,7 @@ def _array(width: int) -> Reader:
 
 def _unknown(code: int) -> Reader:
     def read(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
-        raise Unreadable(f"0x{code:02x} is no AMQP type")
+        raise Unreadable(f"0x{code:02x} is not an AMQP type")
 
     return read
 

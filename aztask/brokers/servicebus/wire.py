@@ -1,17 +1,17 @@
-"""How an envelope becomes a Service Bus message, and a received message an envelope.
+"""Converts envelopes to Service Bus messages, and received messages to envelopes.
 
 Rules
-1. What the service has a place for goes there: body bytes as they are, content type and encoding,
-   message id, correlation id, subject, session id, partition key, time to live, scheduled enqueue
-   time, reply-to, priority. Headers become application properties.
-2. Application properties take simple values alone: text, booleans, floats and integers of 32 bits
-   (what the SDK writes). Everything else travels in one property, `PACKED`: base64 of a msgpack map
+1. A field that the service has is used: body (bytes, unchanged), content type and encoding, message
+   id, correlation id, subject, session id, partition key, time to live, scheduled enqueue time,
+   reply-to, priority. Headers become application properties.
+2. Application properties hold only simple values: text, booleans, floats and 32-bit integers (what
+   the SDK writes). All other values travel in one property, `PACKED`: base64 of a msgpack map
    ``{"headers": {...}, "properties": {...}}``.
-3. Text is read as bytes, as the SDK does it; a property's bytes that are UTF-8 are text again
-   here. Bytes of ours are packed, so nothing is mistaken. Foreign values that no header can hold
-   (decimals, UUIDs) become their text, so that a retry's clone can carry them on.
-4. A message that cannot be read becomes an envelope of its bytes that says why.
-5. Times that the service takes are absolute: the caller gives the service's time of now.
+3. The SDK returns text as bytes; here, a property's bytes become text again if they are UTF-8. Our
+   own bytes are packed, so the two are never confused. Foreign values that no header can hold
+   (decimals, UUIDs) become text, so that a retry's clone can carry them.
+4. A damaged message becomes an envelope of its bytes, with the reason.
+5. The service needs absolute times: the caller gives the service's current time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ ID_LIMIT: Final = 128
 NAME_LIMIT: Final = 260
 
 UNREADABLE: Final = "application/octet-stream"
-"""Content type of what cannot be read."""
+"""Content type of an unreadable message."""
 
 LONGEST_LIFE: Final = (2**32 - 1) / 1000
-"""Seconds that the header of an AMQP message can say (part 3, 3.2.1: ttl is uint milliseconds)."""
+"""The longest time to live in an AMQP header, seconds (part 3, 3.2.1: ttl is uint milliseconds)."""
 
 _OVERHEAD: Final = 64
 _LATEST: Final = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
@@ -75,7 +75,7 @@ def check_name(queue: str) -> None:
 
 
 def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> ServiceBusMessage:
-    """The message to send. now: the service's time, UTC epoch seconds.
+    """The message to send. now: the service's current time, UTC epoch seconds.
 
     Raises EncodeError, MessageTooLarge (more than `limit` bytes) and ConfigurationError.
     """
@@ -83,7 +83,7 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
     _check_size(envelope, properties, limit)
     if not 0 <= envelope.delay < math.inf:
         raise ConfigurationError(
-            f"a delay is a number of seconds from 0 on, not {envelope.delay!r}"
+            f"a delay is a number of seconds of at least 0, not {envelope.delay!r}"
         )
     due = now + envelope.delay
     if due > _LATEST:
@@ -105,9 +105,9 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
     if envelope.delay:
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)
     if envelope.expires_at is not None and envelope.expires_at < _LATEST:
-        # the SDK writes whole seconds; the worker is exact
+        # the SDK writes whole seconds; the worker checks the exact time
         left = max(1, math.ceil(envelope.expires_at - due))
-        if left < LONGEST_LIFE:  # else only the worker judges it
+        if left < LONGEST_LIFE:  # otherwise only the worker checks it
             message.time_to_live = timedelta(seconds=left)
     priority = envelope.properties.get("priority")
     if _is_priority(priority) and raw.header is not None:
@@ -116,7 +116,7 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
 
 
 def envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
-    """The envelope that `message_of` wrote, or the nearest to what a foreign producer wrote.
+    """The envelope of a message of `message_of`, or the closest one for a foreign producer's.
 
     Never raises; see rule 4.
     """
@@ -125,7 +125,7 @@ def envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
         return _unreadable(message, damage.raw, damage.problem)
     try:
         return _envelope_of(message)
-    except Exception as error:  # noqa: BLE001  # whatever is in it harms this message alone
+    except Exception as error:  # noqa: BLE001  # any content: it must harm only this message
         return _unreadable(message, b"", f"{type(error).__name__}: {error}")
 
 
@@ -165,13 +165,13 @@ def _envelope_of(message: ServiceBusReceivedMessage) -> Envelope:
 
 
 def dead_letter_texts(message: ServiceBusReceivedMessage) -> tuple[str | None, str | None]:
-    """(reason, description) of a message out of the dead letters."""
+    """(reason, description) of a dead letter; None for a missing one."""
     properties: Any = message.raw_amqp_message.application_properties or {}
     return _text(properties.get(_REASON)), _text(properties.get(_DESCRIPTION))
 
 
 def epoch_of(message: ServiceBusReceivedMessage, annotation: bytes) -> float | None:
-    """An annotation that is a time, UTC epoch seconds of the service's clock."""
+    """A time from an annotation, UTC epoch seconds of the service's clock, or None."""
     value: Any = (message.raw_amqp_message.annotations or {}).get(annotation)
     return value / 1000.0 if isinstance(value, int) else None
 
@@ -183,7 +183,7 @@ FIRST_NUMBER: Final = b"x-opt-enqueue-sequence-number"
 
 
 def position_of(message: ServiceBusReceivedMessage) -> int:
-    """The sequence number; 0 where a damaged message does not say it."""
+    """The sequence number; 0 if a damaged message has none."""
     number: Any = message.sequence_number
     return number if isinstance(number, int) else 0
 
@@ -194,12 +194,12 @@ def sequence_number(position: Position) -> int:
         return max(-1, min(int(position), 2**63 - 2))
     except ValueError:
         raise ConfigurationError(
-            f"{position!r} is not a position in Service Bus; give a number that peek shows"
+            f"{position!r} is not a position in Service Bus; use a number that peek shows"
         ) from None
 
 
 def is_direct(message: ServiceBusReceivedMessage) -> bool:
-    """Whether it was enqueued when it was sent: neither scheduled nor forwarded."""
+    """Whether the message was enqueued when it was sent: neither scheduled nor forwarded."""
     annotations: Any = message.raw_amqp_message.annotations or {}
     return SCHEDULED not in annotations and annotations.get(FIRST_NUMBER) in (
         None,
@@ -209,13 +209,13 @@ def is_direct(message: ServiceBusReceivedMessage) -> bool:
 
 
 def state_of(message: ServiceBusReceivedMessage) -> MessageState:
-    """Where a message that was looked at stands."""
+    """The state of a peeked message; `MessageState.ACTIVE` if it is unknown."""
     state: Any = (message.raw_amqp_message.annotations or {}).get(b"x-opt-message-state", 0)
     return _STATES[state] if state in range(len(_STATES)) else MessageState.ACTIVE
 
 
 def peeked_of(message: ServiceBusReceivedMessage, *, dead_letter: bool) -> Peeked:
-    """A message that was looked at."""
+    """The `Peeked` value for one of the SDK's peeked messages."""
     reason, description = dead_letter_texts(message) if dead_letter else (None, None)
     state = state_of(message)
     return Peeked(
@@ -261,7 +261,7 @@ def _application_properties(envelope: Envelope) -> dict[str | bytes, Any]:
 def _headers_of(
     application_properties: Mapping[Any, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], float | None]:
-    """(headers, properties, expiry). What is not as we write it is passed on as it is."""
+    """(headers, properties, expiry). Values that we did not write are passed on unchanged."""
     headers = {
         _text(name) or "": _readable(value)
         for name, value in application_properties.items()
@@ -281,7 +281,7 @@ def _headers_of(
 
 
 def _readable(value: Any) -> Any:
-    """A value that a header can hold; see rule 3."""
+    """The value in a form that a header can hold (rule 3)."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -303,9 +303,10 @@ def _text(value: Any) -> str | None:
 
 
 def _body_of(message: ServiceBusReceivedMessage) -> bytes:
-    """The body's bytes; a foreign producer's body that is a value or a sequence as its text.
+    """The body as bytes; ``b""`` for a message without a body.
 
-    A value that is a text or bytes is those bytes; a message without a body has none.
+    A foreign producer's body may be a value or a sequence. A text or bytes becomes its bytes, any
+    other value its text.
     """
     body = message.body
     if body is None or isinstance(body, bytes):
@@ -329,17 +330,17 @@ def _checked_id(value: str, what: str) -> str:
 
 
 def _check_size(envelope: Envelope, properties: Mapping[str | bytes, Any], limit: int) -> None:
-    """Before anything is sent. The sum is a little more than what the message really takes."""
+    """Raise MessageTooLarge before anything is sent. The estimate is a little too high."""
     size = len(envelope.body) + _OVERHEAD * 4
     texts = sum([len(value) for value in properties.values() if type(value) is str])
     if size + 4 * texts + _OVERHEAD * len(properties) <= limit:
-        return  # certainly: the usual case, without encoding anything
+        return  # certainly small enough: the usual case, without encoding
     size += sum(
         len(name) + (len(value.encode()) if isinstance(value, str) else 9) + 6
         for name, value in properties.items()
     )
     if size > limit:
         raise MessageTooLarge(
-            f"message {envelope.message_id!r} has {size} bytes, the queue takes {limit}; "
+            f"message {envelope.message_id!r} has {size} bytes, the queue accepts {limit}; "
             "store the data elsewhere and send a reference to it"
         )

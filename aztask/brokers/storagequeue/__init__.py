@@ -1,1 +1,1 @@
-"""The Storage queue broker, over requests of its own and ``azure-storage-queue``."""
+"""The Storage queue broker: its own requests for messages, ``azure-storage-queue`` for the rest."""

@@ -1,14 +1,14 @@
 """The Storage queue broker: the broker protocol over ``azure-storage-queue``.
 
 Rules
-1. Queues are made by `declare` alone, together with ``NAME-poison`` for the dead letters. Sending,
-   receiving and settling need message rights only.
-2. Messages never expire by the service's doing (``time_to_live=-1``): the default of seven days
-   would silently delete chained delays and dead letters. Whoever runs them judges our own expiry.
-3. An ambiguous send is not repeated here: `SendUnconfirmed` carries what to send again under the
-   same ids.
-4. Every message is one request; those of a batch are made side by side, over at most `CONNECTIONS`
-   connections. Renewals have connections of their own, so they wait for nothing else.
+1. Only `declare` creates queues: the queue itself and ``NAME-poison`` for its dead letters. To
+   send, receive and settle, permissions on messages are enough.
+2. The service never expires our messages (``time_to_live=-1``): its default of seven days would
+   silently delete chained delays and dead letters. The worker checks aztask's own expiry.
+3. An ambiguous send is not repeated here: `SendUnconfirmed` carries the messages to send again
+   under the same ids.
+4. Every message is one request. The requests of a batch run in parallel, over at most `CONNECTIONS`
+   connections. Renewals have their own connections, so they wait for nothing else.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from aztask.brokers.base import (
     QueueOptions,
     QueueStats,
     Receiver,
+    ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.storagequeue.client import StorageClient
@@ -91,9 +92,11 @@ class StorageQueueBroker:
         credential: TokenCredential | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """poll_ceiling: seconds between two looks at an empty queue, at most.
+        """Make a broker; nothing connects before the first call.
 
-        credential: instead of azure-identity's default. clock: injected in tests.
+        poll_ceiling: the longest pause between two polls of an empty queue, seconds.
+        credential: replaces azure-identity's default.
+        clock: injected in tests.
         """
         self._client = StorageClient(address, credential=credential, clock=clock)
         self._poll_ceiling = poll_ceiling
@@ -107,27 +110,27 @@ class StorageQueueBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Leases, updates in place and delays; neither sessions nor deferring nor cancelling."""
+        """Leases, updates in place and delays; no sessions, no deferring and no cancelling."""
         return CAPABILITIES
 
     # -- queues ------------------------------------------------------------------------------
 
     def declare(self, queue: str, options: QueueOptions = QueueOptions()) -> None:
-        """Create the queue and that of its dead letters, if they are missing.
+        """Create the queue and its dead-letter queue, if they are missing.
 
-        A lease is no property of a Storage queue: `options.lease` changes nothing here.
+        `options.lease` is ignored: a Storage queue has no lease, each receive sets its own.
         """
         self._usable()
         check_name(queue)
         for value, what in (
             (options.sessions, "sessions"),
             (options.duplicate_window, "duplicate detection"),
-            (options.max_deliveries, "a delivery limit of their own"),
-            (options.time_to_live, "a time to live of their own"),
+            (options.max_deliveries, "their own delivery limit"),
+            (options.time_to_live, "their own time to live"),
         ):
             if value:
                 raise CapabilityError(
-                    f"Storage queues do not have {what}; leave it out for {queue!r}, or use "
+                    f"Storage queues do not have {what}; remove the setting for {queue!r}, or use "
                     "Service Bus"
                 )
         for name in (queue, poison_name(queue)):
@@ -142,7 +145,7 @@ class StorageQueueBroker:
                 raise failure.error from None
 
     def delete(self, queue: str) -> None:
-        """Delete the queue, its dead letters, and all that is in them. Raises QueueNotFound."""
+        """Delete the queue, its dead-letter queue, and their messages. Raises QueueNotFound."""
         self._usable()
         check_name(queue)
         try:
@@ -152,9 +155,10 @@ class StorageQueueBroker:
         self._if_there(poison_name(queue), "delete_queue")
 
     def listing(self) -> Listing:
-        """All queues of the account but those that hold the dead letters of another.
+        """All queues of the account, except the dead-letter queues of other queues.
 
-        A queue with a name of 57 characters or more is foreign, and so is a lone ``NAME-poison``.
+        A queue whose name has 57 characters or more is foreign. So is ``NAME-poison`` without a
+        queue ``NAME``.
         """
         self._usable()
         try:
@@ -165,11 +169,11 @@ class StorageQueueBroker:
         return listing(living, check_name)
 
     def queues(self) -> list[str]:
-        """The names of the queues that aztask can use, without their dead letters, sorted."""
+        """The sorted names of the queues that aztask can use, without dead-letter queues."""
         return list(self.listing().queues)
 
     def stats(self, queue: str) -> QueueStats:
-        """How many messages there are in all, approximately: the service does not tell apart."""
+        """The approximate number of all messages: the service does not count them by state."""
         self._usable()
         check_name(queue)
         total = self._count(queue)
@@ -192,7 +196,7 @@ class StorageQueueBroker:
         return int(properties.approximate_message_count or 0)
 
     def _if_there(self, name: str, call: str) -> Any:
-        """What `call` of the queue gives, None where there is no such queue."""
+        """The result of the queue client's method `call`; None if there is no such queue."""
         try:
             return getattr(self._client.queue(name), call)(read_timeout=MANAGE_SECONDS)
         except AzureError as error:
@@ -209,12 +213,12 @@ class StorageQueueBroker:
         after: Position | None = None,
         limit: int = 100,
     ) -> list[Peeked]:
-        """The first messages that could be received now: the service shows 32 at most."""
+        """The first messages that could be received now. The service shows at most 32."""
         self._usable()
         check_name(queue)
         if after is not None:
             raise CapabilityError(
-                f"a Storage queue shows its first {PEEK_LIMIT} messages only; look without 'after'"
+                f"a Storage queue shows only its first {PEEK_LIMIT} messages; peek without 'after'"
             )
         name = poison_name(queue) if dead_letter else queue
         try:
@@ -229,7 +233,7 @@ class StorageQueueBroker:
         return [_peeked(message) for message in messages]
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete everything, what is leased or delayed too; how many there were, approximately."""
+        """Delete all messages, also leased and delayed ones; returns approximately how many."""
         self._usable()
         check_name(queue)
         if dead_letter:
@@ -244,9 +248,9 @@ class StorageQueueBroker:
     # -- messages ----------------------------------------------------------------------------
 
     def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
-        """Store all, side by side and therefore in no certain order.
+        """Store all envelopes. They are sent in parallel, so their order is not guaranteed.
 
-        A send that certainly did not happen is tried again, for about two seconds.
+        A request that certainly had no effect is retried, for about two seconds.
         """
         self._usable()
         check_name(queue)
@@ -256,23 +260,23 @@ class StorageQueueBroker:
         requests = QueueRequests(queue, self._client.messages(queue), self._clock)
         failures = MessageSender(requests, self._workers).put_all(texts)
         for polling in self._waiting(queue):
-            polling.ring()
+            polling.notify()
         judge(queue, envelopes, failures)
 
     def check(self, envelope: Envelope, *, reserve: int = 0) -> None:
-        """Refuse what could not be stored in the place of its message; see `Broker.check`."""
+        """Refuse an envelope that could not replace its message's content; see `Broker.check`."""
         text_of(envelope, limit=TEXT_LIMIT - math.ceil(reserve / 3) * 4)
 
     @staticmethod
     def _text(envelope: Envelope) -> str:
-        whole_seconds(envelope.delay)  # raises on what is no delay
+        whole_seconds(envelope.delay)  # raises if the delay is invalid
         return text_of(envelope, delay=envelope.delay or None)
 
     def cancel_scheduled(self, queue: str, message_ids: Sequence[str]) -> int:
-        """There is nothing like it here: raises CapabilityError."""
+        """Not supported by Storage queues: raises CapabilityError."""
         raise CapabilityError(
             "Storage queues cannot cancel a delayed message by its id; cancel the task instead "
-            "(aztask cancel), so that it is dropped when it is due"
+            "(aztask cancel): a worker drops it when it is due"
         )
 
     def receiver(
@@ -286,7 +290,7 @@ class StorageQueueBroker:
         delete: bool = False,
         poll_ceiling: float | None = None,
     ) -> Receiver:
-        """A receiver whose leases last `lease` seconds. Nothing is fetched ahead."""
+        """A receiver whose leases last `lease` seconds. It fetches nothing in advance."""
         self._usable()
         check_name(queue)
         if session is not None:
@@ -302,23 +306,20 @@ class StorageQueueBroker:
                 self._pollings.setdefault(queue, WeakSet()).add(polling)
         return StorageReceiver(
             self._client,
-            queue,
-            lease,
+            ReceiverOptions(queue, lease, dead_letter=dead_letter, delete=delete),
             polling,
             clock=self._clock,
             workers=self._workers,
             renewers=self._renewers,
-            dead_letter=dead_letter,
-            delete=delete,
         )
 
     def inspector(self) -> StorageInspector:
-        """Who looks at queues for ``aztask doctor`` and for a worker that starts."""
+        """The inspector that ``aztask doctor`` and a starting worker use."""
         self._usable()
         return StorageInspector(self._client)
 
     def close(self) -> None:
-        """Close connections. In a forked child nothing is touched."""
+        """Close connections. In a forked child nothing is closed."""
         self._closed = True
         if self._pid != os.getpid():
             return
@@ -330,7 +331,7 @@ class StorageQueueBroker:
         self._client.close()
 
     def _waiting(self, queue: str) -> list[Polling]:
-        """Those of this process that look at the queue."""
+        """The pollings of this process's receivers of the queue."""
         with self._lock:
             return list(self._pollings.get(queue, ()))
 

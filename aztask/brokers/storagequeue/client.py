@@ -1,9 +1,10 @@
 """The storage SDK's client, set up as the broker needs it.
 
 Rules
-1. The SDK retries nothing: a silent retry of a send stores the message twice, and its pauses of
-   15 s and more outlive a lease [measured]. Whoever knows the lease sets each request's time-outs.
-2. Where the environment asks for an HTTP proxy the SDK's own transport is used, else the lean one.
+1. The SDK's retries are off: a silent retry of a send stores the message twice, and its pauses of
+   15 s and more are longer than a lease [measured]. The caller, which knows the lease, sets each
+   request's time-outs.
+2. If the environment sets an HTTP proxy, the SDK's own transport is used, otherwise the lean one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from aztask.version import __version__
 
 
 class StorageClient:
-    """The account's queues. Any thread may call; another process makes its own."""
+    """The account's queues. Any thread may call; every process makes its own client."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class StorageClient:
         credential: TokenCredential | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """credential: instead of `default_credential` where the address has no key."""
+        """credential: replaces `default_credential` if the address has no key and no signature."""
         filter_secrets()
         self.address = address
         self.transport = _transport(address)
@@ -56,22 +57,22 @@ class StorageClient:
 
     @property
     def service(self) -> QueueServiceClient:
-        """For what concerns the account."""
+        """The SDK's client for requests that concern the account."""
         return self._service
 
     def queue(self, name: str) -> QueueClient:
-        """For what concerns one queue."""
+        """The SDK's client for requests that concern one queue."""
         client = self._queues.get(name)
         if client is None:
             client = self._queues.setdefault(name, self._service.get_queue_client(name))
         return client
 
     def messages(self, name: str) -> QueueMessages:
-        """For the messages of one queue."""
+        """Our own requests for the messages of one queue."""
         return QueueMessages(self._pipeline, self.queue(name).url)
 
     def learn_time(self, headers: Mapping[str, str]) -> None:
-        """Take the service's time from an answer's headers."""
+        """Learn the service's time from the ``Date`` header of an answer, if it has one."""
         date = headers.get("Date")
         if date:
             self._offset = parsedate_to_datetime(date).timestamp() - self._clock.wall()
@@ -82,7 +83,7 @@ class StorageClient:
         return self._offset
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close the idle connections; those in use are closed when they come back."""
         self.transport.close()
 
 

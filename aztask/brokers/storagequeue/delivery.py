@@ -1,10 +1,10 @@
-"""A delivery from a Storage queue, and the requests that concern its one message.
+"""A delivery from a Storage queue, and the requests for its message.
 
 Rules
-1. One thread at a time deals with a delivery: `lock` is held for a whole renewal or settlement.
-2. Every request has a time-out inside the remaining lease. Past the deadline nothing is sent.
-3. After an update the old pop receipt is stale. So a refusal of a request that we repeat, because
-   the first answer got lost, says that the first one took effect, as long as the lease lasts.
+1. Only one thread at a time works on a delivery: it holds `lock` for a whole renewal or settlement.
+2. Every request has a time-out within the remaining lease. After the deadline nothing is sent.
+3. After an update the old pop receipt is stale. If an answer is lost, we repeat the request; if the
+   repetition is refused while the lease lasts, the first request took effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aztask.support.clock import Clock
 Answer = TypeVar("Answer")
 
 CONNECTIONS: Final = 16
-"""For the requests of one batch."""
+"""The most connections for the requests of one batch."""
 LONGEST_READ: Final = 15.0
 SHORTEST_READ: Final = 0.25
 FIRST_PAUSE: Final = 0.05
@@ -36,7 +36,7 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class FailedRequest(Exception):
-    """A request that failed; `failure` says what is known of it."""
+    """A request that failed; `failure` says what is known about its effect."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure.error))
@@ -45,7 +45,7 @@ class FailedRequest(Exception):
 
 @dataclass(slots=True, eq=False)
 class PendingRenewal:
-    """A renewal under way. confirmed: it took effect, only its answer is still to come."""
+    """A renewal in progress. confirmed: it took effect, only its answer has not arrived yet."""
 
     answer: Future[str]
     asked_at: float
@@ -55,12 +55,16 @@ class PendingRenewal:
 
 @dataclass(slots=True, eq=False)
 class StorageDelivery(Delivery):
-    """text: the message as it lies in the queue. settled: nothing may be done any more.
+    """A delivery with the state of its renewals and its settlement.
 
-    unsure: a settlement of ours may have taken effect. removed: the message is gone, by our doing.
-    stored_dead: its copy is in the dead letters. stored_again: its clone is back in the queue.
-    attempts: renewals whose answers are to come. doubtful: another one, whose answer was lost, may
-    have taken effect.
+    text: the message's text in the queue.
+    settled: the settlement is confirmed; nothing more may be done.
+    unsure: one of our settlements may have taken effect.
+    removed: we deleted the message.
+    stored_dead: its copy is in the dead letters.
+    stored_again: its clone is back in the queue.
+    doubtful: a renewal whose answer was lost may have taken effect.
+    attempts: renewals whose answers have not arrived yet.
     """
 
     text: str = ""
@@ -75,7 +79,7 @@ class StorageDelivery(Delivery):
 
 
 class QueueRequests:
-    """What can be asked of one queue, with the time-outs that a lease allows."""
+    """The requests to one queue, with the time-outs that a lease allows."""
 
     def __init__(self, queue: str, messages: QueueMessages, clock: Clock) -> None:
         self.queue = queue
@@ -83,13 +87,16 @@ class QueueRequests:
         self._messages = messages
 
     def delete(self, delivery: StorageDelivery, seconds: float) -> None:
-        """Delete the message. Raises Failed."""
+        """Delete the message. Raises FailedRequest."""
         self._ask(self._messages.delete, delivery.position, delivery.token, seconds=seconds)
 
     def hide(
         self, delivery: StorageDelivery, visible_after: float, seconds: float, text: str | None
     ) -> str:
-        """Hide the message for so long, with a new text or the old one; the new pop receipt."""
+        """Hide the message for `visible_after` seconds; returns the new pop receipt.
+
+        text: the new text; None keeps the old one. Raises FailedRequest.
+        """
         return self.hide_by(delivery, delivery.token, visible_after, seconds, text)
 
     def hide_by(
@@ -100,7 +107,7 @@ class QueueRequests:
         seconds: float,
         text: str | None = None,
     ) -> str:
-        """As `hide`, with a pop receipt that was taken before."""
+        """As `hide`, with a pop receipt that the caller read earlier."""
         return self._ask(
             self._messages.update,
             delivery.position,
@@ -111,25 +118,25 @@ class QueueRequests:
         )
 
     def put(self, text: str, delay: float, seconds: float) -> None:
-        """Put a message; it never expires by the service's doing. Raises Failed."""
+        """Put a message, which the service never expires. Raises FailedRequest."""
         self._ask(self._messages.put, text, whole_seconds(delay), seconds=seconds)
 
     def put_all(
         self, texts: Sequence[tuple[str, float]], seconds: float
     ) -> list[Failure | None] | None:
-        """Put messages with their delays, side by side: what went wrong with each.
+        """Put messages with their delays in parallel; returns the failure of each, or None.
 
-        None where they are to be put one by one.
+        Returns None instead of a list if the caller must put them one by one.
         """
-        whole = [(text, whole_seconds(delay)) for text, delay in texts]
+        rounded = [(text, whole_seconds(delay)) for text, delay in texts]
         return self._failures(
-            self._messages.put_all(whole, connections=CONNECTIONS, seconds=seconds)
+            self._messages.put_all(rounded, connections=CONNECTIONS, seconds=seconds)
         )
 
     def delete_all(
         self, deliveries: Sequence[StorageDelivery], seconds: float
     ) -> list[Failure | None] | None:
-        """Delete messages side by side: what went wrong with each. None as in `put_all`."""
+        """Delete messages in parallel; returns as `put_all`."""
 
         def late(delivery: StorageDelivery) -> bool:
             return self.clock.monotonic() >= delivery.deadline
@@ -152,16 +159,18 @@ class QueueRequests:
 
 
 def reading_time(deadline: float, now: float) -> float:
-    """How long to wait for an answer, so that another try fits the lease."""
+    """Seconds to wait for an answer, so that another attempt still fits into the lease."""
     return max(SHORTEST_READ, min((deadline - now) / 2, LONGEST_READ))
 
 
 def persist(
-    call: Callable[[float], object], deadline: float, clock: Clock, seen: Callable[[Failure], bool]
+    call: Callable[[float], object], deadline: float, clock: Clock, stop: Callable[[Failure], bool]
 ) -> Failure | None:
-    """`call` until it succeeds (None), is refused, or no time is left; the last failure.
+    """Repeat `call` until it succeeds, is refused, or no time is left.
 
-    call: gets its time-out. seen: told of each failure; True ends the tries.
+    call: gets its time-out in seconds.
+    stop: gets each failure; True ends the attempts.
+    Returns the last failure, or None after a success.
     """
     pause = FIRST_PAUSE
     while True:
@@ -171,7 +180,7 @@ def persist(
             return None
         except FailedRequest as failed:
             failure = failed.failure
-        if seen(failure) or failure.effect is Effect.REFUSED:
+        if stop(failure) or failure.effect is Effect.REFUSED:
             return failure
         if clock.monotonic() + pause + SHORTEST_READ >= deadline:
             return failure

@@ -1,9 +1,9 @@
-"""What went wrong with a request to the queue service, and what is known of its effect.
+"""Classifies failed requests to the queue service: the error, and the request's possible effect.
 
 Rules
-1. The service's verdicts are told by their error *code*, never by the HTTP status: a missing queue
-   and a message that somebody else deleted are both 404.
-2. A failure says what is known: certainly not done, refused, or unsure.
+1. The service's answer is judged by its error *code*, never by the HTTP status: a missing queue and
+   a message that another worker deleted are both 404.
+2. A failure says what is known about the effect: certainly none, refused, or unsure.
 
 Source of the codes: the service's documentation, "Queue service error codes" and "Common REST API
 error codes"; which of them Azurite 3.35 sends was measured.
@@ -56,16 +56,16 @@ _SKEW_SECONDS: Final = 300.0
 
 
 class Effect(Enum):
-    """What a failed request did."""
+    """What a failed request may have done."""
 
-    NONE = "certainly nothing, and it may be tried again"
+    NONE = "certainly nothing, so it may be retried"
     REFUSED = "nothing: the service refused it"
-    UNSURE = "perhaps what was asked"
+    UNSURE = "perhaps everything: the answer is missing"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed request. code: the service's, "" where it gave none. error: for the caller."""
+    """A failed request. code: the service's error code, or "". error: the error for the caller."""
 
     effect: Effect
     code: str
@@ -73,12 +73,12 @@ class Failure:
 
     @property
     def gone(self) -> bool:
-        """Whether the service says that the lease is not ours any more."""
+        """Whether the service says that we no longer hold the lease."""
         return self.code in _GONE
 
 
 def failure_of(error: AzureError, queue: str) -> Failure:
-    """What `error`, raised by the SDK for a request to `queue`, means."""
+    """Classify `error`, which the SDK raised for a request to `queue`."""
     text = _one_line(error)
     if isinstance(error, ClientAuthenticationError) and error.response is None:
         return Failure(Effect.REFUSED, "", ConfigurationError(f"no credential for {queue}: {text}"))
@@ -90,7 +90,7 @@ def failure_of(error: AzureError, queue: str) -> Failure:
 
 
 def code_of(error: HttpResponseError) -> str:
-    """The service's error code, "" where there is none."""
+    """The service's error code, or ""."""
     code = getattr(error, "error_code", None) or _header(error, "x-ms-error-code")
     return str(getattr(code, "value", code) or "")
 
@@ -110,7 +110,7 @@ def _answered(error: HttpResponseError, queue: str, text: str) -> Failure:
     if code == "RequestBodyTooLarge" or status == 413:
         return Failure(Effect.REFUSED, code, MessageTooLarge())
     if code in _BUSY or status in (429, 503):
-        return Failure(Effect.NONE, code, _unavailable(text, _asked(error)))
+        return Failure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
     if status >= 500 or status == 408:
         return Failure(Effect.UNSURE, code, _unavailable(text))
     return Failure(Effect.REFUSED, code, BrokerError(f"queue {queue!r}: {code or status}: {text}"))
@@ -123,13 +123,13 @@ def _not_found(queue: str) -> QueueNotFound:
 
 
 def _unavailable(text: str, retry_after: float | None = None) -> BrokerUnavailable:
-    error = BrokerUnavailable(f"the queue service cannot be reached now ({text}); try again")
+    error = BrokerUnavailable(f"the queue service is unreachable ({text}); try again")
     error.retry_after = retry_after
     return error
 
 
-def _asked(error: HttpResponseError) -> float | None:
-    """Seconds that the service asks to wait (RFC 9110, Retry-After, in seconds), if it does."""
+def _retry_after(error: HttpResponseError) -> float | None:
+    """The pause that the service asks for, in seconds (RFC 9110, Retry-After), or None."""
     text = _header(error, "Retry-After")
     return float(text) if text is not None and text.strip().isdecimal() else None
 
@@ -139,8 +139,9 @@ def _denied(error: HttpResponseError, queue: str, code: str) -> str:
     if date := _header(error, "Date"):
         ahead = time.time() - parsedate_to_datetime(date).timestamp()
         if abs(ahead) > _SKEW_SECONDS:
-            way = "ahead of" if ahead > 0 else "behind"
-            skew = f" This machine's clock is {abs(ahead):.0f} s {way} the service's: correct it."
+            direction = "ahead of" if ahead > 0 else "behind"
+            off = f"{abs(ahead):.0f} s {direction}"
+            skew = f" This machine's clock is {off} the service's: correct it."
     return (
         f"the service refused the credential for queue {queue!r} ({code or error.status_code}): "
         f"check the key or signature, its expiry, and the role (docs: deployment).{skew}"
@@ -148,6 +149,6 @@ def _denied(error: HttpResponseError, queue: str, code: str) -> str:
 
 
 def _one_line(error: AzureError) -> str:
-    """The first line of the SDK's text, without secrets."""
+    """The first line of the SDK's error text, with secrets masked."""
     text = mask(str(getattr(error, "message", None) or error)).strip()
     return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -1,11 +1,11 @@
-"""What a Storage queue is like, and what may be done with it.
+"""Inspects Storage queues, and our permissions on them.
 
 Rules
-1. Reading a queue's properties needs a right of its own, which a worker does without: where it is
-   missing, the queue is unread.
-2. The rights to update and to delete are tried on a message that does not exist: the service
-   judges the right before it looks for the message. Getting and adding cannot be tried without
-   doing it: a signature says whether it allows them, and otherwise they stay unknown.
+1. Reading a queue's properties needs a permission that a worker does not need. Without it, the
+   queue's settings stay unread.
+2. The permissions to update and to delete are checked on a message that does not exist: the service
+   checks the permission before it looks for the message. Getting and adding cannot be checked
+   without doing it. A signature says whether it allows them; otherwise they stay unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aztask.support.finding import Finding, fine, problem, warning
 
 SECONDS: Final = 10.0
 RECEIPT: Final = "AgAAAAMAAAAAAAAAAAAAAAAAAAA="
-"""It has the form of a pop receipt, and belongs to no message."""
+"""Has the form of a pop receipt, but belongs to no message."""
 
 SOON: Final = 7 * 86400.0
 EXPIRY: Final = "signature"
@@ -37,20 +37,23 @@ _LETTERS: Final = (("get", "p"), ("add", "a"))
 
 
 class StorageInspector:
-    """Looks at the queues of an account."""
+    """Inspects the queues of an account with at most two requests each."""
 
     def __init__(self, client: StorageClient) -> None:
         self._client = client
         self._learned = False
 
     def facts(self, queue: str) -> QueueFacts:
-        """Whether it and its dead letters exist. Raises InvalidQueueName, BrokerUnavailable."""
+        """Whether the queue and its dead-letter queue exist.
+
+        Raises InvalidQueueName, BrokerUnavailable.
+        """
         check_name(queue)
         try:
             exists = self._exists(queue)
             dead_letters = self._exists(poison_name(queue)) if exists else None
         except ConfigurationError:
-            return QueueFacts(queue, unread="needs the right to read queues")
+            return QueueFacts(queue, unread="needs the permission to read queues")
         return QueueFacts(queue, exists=exists, dead_letters=dead_letters)
 
     def _exists(self, name: str) -> bool:
@@ -70,26 +73,29 @@ class StorageInspector:
         self._learned = True
 
     def rights(self, queue: str) -> list[Right]:
-        """What a worker needs: get, update, delete and add. Raises BrokerUnavailable."""
-        client, nobody = self._client.queue(queue), str(uuid.uuid4())
+        """The permissions that a worker needs: get, add, update and delete.
+
+        Raises BrokerUnavailable.
+        """
+        client, missing_id = self._client.queue(queue), str(uuid.uuid4())
         return [
             *(self._written(name, letter) for name, letter in _LETTERS),
             _tried(
                 "update",
                 queue,
                 lambda: client.update_message(
-                    nobody, RECEIPT, visibility_timeout=1, read_timeout=SECONDS
+                    missing_id, RECEIPT, visibility_timeout=1, read_timeout=SECONDS
                 ),
             ),
             _tried(
                 "delete",
                 queue,
-                lambda: client.delete_message(nobody, RECEIPT, read_timeout=SECONDS),
+                lambda: client.delete_message(missing_id, RECEIPT, read_timeout=SECONDS),
             ),
         ]
 
     def _written(self, name: str, letter: str) -> Right:
-        """What the key or the signature says."""
+        """The permission as the key or the signature states it."""
         address = self._client.address
         if address.key is not None:
             return Right(name)
@@ -101,42 +107,42 @@ class StorageInspector:
         return Right(
             name,
             ConfigurationError(
-                f"the signature lacks {letter!r} ({name} messages); make one that has it"
+                f"the signature lacks {letter!r} ({name} messages); create one that has it"
             ),
         )
 
     def clock_offset(self, queue: str) -> float | None:
-        """Seconds that the service's clock is ahead, to about a second."""
+        """Seconds that the service's clock is ahead, accurate to about a second."""
         return self._client.offset if self._learned else None
 
     def surroundings(self) -> list[Finding]:
-        """Until when the signature is good."""
+        """Findings about the expiry of the signature, if there is one."""
         expiry = _part(self._client.address, "se")
         if expiry is None:
             return []
         try:
             until = datetime.fromisoformat(expiry.replace("Z", "+00:00")).timestamp()
         except ValueError:
-            return []  # the service judges what it means
+            return []  # only the service knows what it means
         left = until - time.time()
         if left <= 0:
             text = f"the signature expired at {expiry}"
             error = ConfigurationError(text)
-            return [problem("broker", EXPIRY, text, "make a new one", error)]
+            return [problem("broker", EXPIRY, text, "create a new one", error)]
         if left < SOON:
             return [
                 warning(
                     "broker",
                     EXPIRY,
                     f"the signature expires at {expiry}",
-                    "replace it before; workers read it when they start",
+                    "replace it before then; workers read it when they start",
                 )
             ]
-        return [fine("broker", EXPIRY, f"the signature is good until {expiry}")]
+        return [fine("broker", EXPIRY, f"the signature is valid until {expiry}")]
 
 
 def _part(address: StorageQueueAddress, name: str) -> str | None:
-    """A part of the signature that is no secret; None where there is none."""
+    """A parameter of the signature that is no secret, or None."""
     if address.signature is None:
         return None
     parts = parse_qs(address.signature.reveal().lstrip("?"))

@@ -1,4 +1,4 @@
-"""Queue names of Azure Storage: what the service allows, less the suffix of our dead letters.
+"""Queue names of Azure Storage, with room for the suffix of our dead-letter queues.
 
 Source: the service's documentation, "Naming queues and metadata".
 """
@@ -17,7 +17,7 @@ _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])+", re.ASCII)
 
 
 def check_name(queue: str) -> None:
-    """Raise InvalidQueueName unless the service allows the name, and that of its dead letters."""
+    """Raise InvalidQueueName unless the service allows the name and its dead-letter queue's."""
     shown = ascii(queue if len(queue) <= 2 * LONGEST_NAME else queue[:LONGEST_NAME] + "...")
     if not 3 <= len(queue) <= LONGEST_NAME or not _NAME.fullmatch(queue):
         raise InvalidQueueName(
@@ -26,11 +26,11 @@ def check_name(queue: str) -> None:
         )
     if queue.endswith(POISON_SUFFIX):
         raise InvalidQueueName(
-            f"{shown} would be taken for dead letters, which lie in NAME{POISON_SUFFIX}: choose a "
-            f"name of 3 to {LONGEST_NAME} characters with another ending"
+            f"{shown} looks like a dead-letter queue, because it ends in {POISON_SUFFIX}: choose "
+            f"a name of 3 to {LONGEST_NAME} characters with another ending"
         )
 
 
 def poison_name(queue: str) -> str:
-    """Where the queue's dead letters lie."""
+    """The name of the queue that holds the dead letters."""
     return queue + POISON_SUFFIX

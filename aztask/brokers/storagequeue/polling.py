@@ -1,12 +1,12 @@
-"""When to look at a queue again: at once while there is work, seldom while there is none.
+"""Decides when to poll a queue again: often while messages come, rarely while it is empty.
 
 Rules
-1. After a full batch the next look follows at once; after a smaller one, `GATHER` later: there is
-   work to do meanwhile, and the next batch is fuller. Every look costs money.
-2. The pause grows with the time that the queue has been empty: a share `GROWTH` of it, up to the
-   ceiling. So a message that comes soon after the last one is found soon.
-3. A ring (a send of this process) ends the pause.
-4. Each pause is shortened by up to `JITTER` of it, so that many workers do not look in step.
+1. After a full batch the next poll follows at once. After a smaller one it follows `GATHER` seconds
+   later: the worker is busy with that batch, and the next one is fuller. Every poll costs money.
+2. While the queue is empty the pause grows: it is the share `GROWTH` of the time since the last
+   message, up to the ceiling. So a message that comes soon after the last one is found soon.
+3. A send of this process ends the pause (`Polling.notify`).
+4. Each pause is shortened by up to the share `JITTER`, so that many workers do not poll in step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CEILING: Final = 1.0
 
 
 class Polling:
-    """The rhythm of one receiver. Any thread may ask."""
+    """The polling intervals of one receiver. Any thread may call."""
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class Polling:
         clock: Clock = SYSTEM_CLOCK,
         dice: Callable[[], float] = random.random,
     ) -> None:
-        """ceiling: the longest pause, seconds. dice: numbers from 0 to 1."""
+        """ceiling: the longest pause, seconds. dice: gives random numbers from 0 to 1."""
         self._ceiling = ceiling
         self._clock = clock
         self._dice = dice
         self._condition = threading.Condition(threading.Lock())
         self._last_found = clock.monotonic()
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._closed = False
 
-    def looked(self, found: int, limit: int) -> None:
-        """A look brought `found` messages of at most `limit`."""
+    def polled(self, found: int, limit: int) -> None:
+        """A poll has returned `found` messages of at most `limit`."""
         now = self._clock.monotonic()
         if found:
             self._last_found = now
@@ -55,35 +55,35 @@ class Polling:
             least = GATHER if found else FLOOR
             pause = min(max(least, GROWTH * idle), max(FLOOR, self._ceiling))
         with self._condition:
-            self._next_look = now + pause * (1.0 - JITTER * self._dice())
+            self._next_poll = now + pause * (1.0 - JITTER * self._dice())
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the next look to be due, up to `seconds`; whether it is due."""
+        """Wait until the next poll is due, for at most `seconds`; returns whether it is due."""
         until = self._clock.monotonic() + seconds
         with self._condition:
             while not self._closed:
                 now = self._clock.monotonic()
-                if now >= self._next_look:
+                if now >= self._next_poll:
                     return True
                 if now >= until:
                     return False
-                self._condition.wait(min(self._next_look, until) - now)
+                self._condition.wait(min(self._next_poll, until) - now)
         return False
 
-    def ring(self) -> None:
-        """There is something now: look at once, and often for a while."""
+    def notify(self) -> None:
+        """A message was sent: poll at once, and often for a while."""
         with self._condition:
             self._last_found = self._clock.monotonic()
-            self._next_look = 0.0
+            self._next_poll = 0.0
             self._condition.notify_all()
 
     def close(self) -> None:
-        """End every wait, now and later."""
+        """End all waits, now and in the future."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is to be waited for any more."""
+        """Whether `close` was called, so that no wait waits."""
         return self._closed

@@ -1,9 +1,9 @@
 """Receivers of Storage queues.
 
 Rules
-1. One request takes up to 32 messages. What is to be received later (a delay longer than the
-   service's seven days) is hidden again, and nobody sees it.
-2. Leases are whole seconds at the service, rounded up; ours end at the fraction that was asked for.
+1. One request receives up to 32 messages. A message whose delay has not ended yet (a delay longer
+   than the service's seven days) is hidden again and not delivered.
+2. The service's leases are whole seconds, rounded up. Ours end exactly when the caller asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import Final
 
 from azure.core.exceptions import AzureError
 
-from aztask.brokers.base import Delivery, Lost, Position, Renewed, Settled, Unknown
+from aztask.brokers.base import (
+    Delivery,
+    Lost,
+    Position,
+    ReceiverOptions,
+    Renewed,
+    Settled,
+    Unknown,
+)
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import (
     FailedRequest,
@@ -43,7 +51,7 @@ from aztask.support.threadpool import ThreadPool
 RECEIVE_LIMIT: Final = 32
 LONGEST_RECEIVE: Final = 15.0
 EARLY: Final = 2.0
-"""Seconds that a message may come before its due time: the service's time is known to a second."""
+"""A message this many seconds early is delivered: the service's time is known only to a second."""
 
 
 class StorageReceiver:
@@ -52,27 +60,26 @@ class StorageReceiver:
     def __init__(
         self,
         client: StorageClient,
-        queue: str,
-        lease: float,
+        options: ReceiverOptions,
         polling: Polling,
         *,
         clock: Clock,
         workers: ThreadPool,
         renewers: ThreadPool,
-        dead_letter: bool = False,
-        delete: bool = False,
     ) -> None:
+        """workers: threads for settlements. renewers: other threads, so renewals never wait."""
+        queue, dead_letter = options.queue, options.dead_letter
         self._client = client
         self._queue = queue
-        self._lease = lease
+        self._lease = options.lease
         self._polling = polling
         self._clock = clock
         self._workers = workers
-        self._delete = delete
-        name = poison_name(queue) if dead_letter else queue
+        self._delete = options.delete
+        poison = poison_name(queue)
+        name = poison if dead_letter else queue
         self._messages = client.messages(name)
         self._requests = QueueRequests(name, self._messages, clock)
-        poison = poison_name(queue)
         self._renewals = Renewals(self._requests, renewers)
         self._renewers = renewers
         self._settling = StorageSettler(
@@ -84,28 +91,30 @@ class StorageReceiver:
         )
 
     def set_lease(self, seconds: float) -> None:
-        """Ask for leases of so many seconds from the next receive on."""
+        """Set the lease, in seconds, for the next receives."""
         self._lease = seconds
 
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` (at most 32) deliveries, as soon as there is one; [] after `wait` seconds.
 
-        With no time to wait it looks once, whatever the pause.
+        With `wait` 0 it polls once, without a pause.
         """
         until = self._clock.monotonic() + wait
-        asked = min(limit, RECEIVE_LIMIT)
+        limit = min(limit, RECEIVE_LIMIT)
         while not self._polling.closed:
             if wait > 0 and not self._polling.wait(until - self._clock.monotonic()):
                 break
-            found, deliveries = self._take(asked)
-            self._polling.looked(found, asked)
+            found, deliveries = self._take(limit)
+            self._polling.polled(found, limit)
             if deliveries or wait <= 0:
                 return deliveries
         return []
 
     def _take(self, limit: int) -> tuple[int, list[Delivery]]:
-        """One look: (messages found, deliveries). If its answer is lost, what it took comes again
-        when the lease ends."""
+        """Poll once; returns (number of messages, deliveries).
+
+        If the answer is lost, its messages come again when their leases end.
+        """
         asked_at, lease = self._clock.monotonic(), self._lease
         seconds = max(2.0, min(0.8 * lease, LONGEST_RECEIVE))
         try:
@@ -149,7 +158,10 @@ class StorageReceiver:
         )
 
     def _hide_again(self, delivery: StorageDelivery, written: WireMessage, left: float) -> None:
-        """The next link of a chained delay. If it fails the message comes again after the lease."""
+        """Hide the message for the next part of a long delay.
+
+        If the request fails, the message comes again after the lease.
+        """
         text = text_of(
             written.envelope,
             limit=TEXT_LIMIT,
@@ -165,7 +177,7 @@ class StorageReceiver:
                 raise failed.failure.error from None
 
     def _only_deleted(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Receive-and-delete: what could be deleted is delivered, and cannot be settled."""
+        """Receive-and-delete: deliver only messages that were deleted; they cannot be settled."""
         ours = [_ours(delivery) for delivery in deliveries]
         if not ours:
             return []
@@ -177,13 +189,13 @@ class StorageReceiver:
         return isinstance(self._settling.delete(delivery, delivery.deadline), Settled)
 
     def receive_deferred(self, positions: Sequence[Position]) -> list[Delivery]:
-        """There is nothing like it here: raises CapabilityError."""
+        """Not supported by Storage queues: raises CapabilityError."""
         raise CapabilityError("Storage queues cannot defer; use Service Bus or the local broker")
 
     def renew(
         self, deliveries: Sequence[Delivery], seconds: float | None = None
     ) -> list[Renewed | Lost | Unknown]:
-        """Extend each lease to `seconds` from now, a request for each, side by side."""
+        """Extend each lease to `seconds` from now, with one request each, in parallel."""
         lease = self._lease if seconds is None else seconds
 
         def renew_one(delivery: StorageDelivery) -> Renewed | Lost | Unknown:
@@ -193,10 +205,10 @@ class StorageReceiver:
         return self._renewers.map(renew_one, [_ours(each) for each in deliveries])
 
     def update(self, delivery: Delivery, envelope: Envelope) -> Renewed | Lost | Unknown:
-        """Replace the message's content, which renews the lease as well.
+        """Replace the message's content, which also renews the lease.
 
-        Raises MessageTooLarge. If the answer is lost, so is the new token. A lease that was
-        extended beyond the receiver's is renewed for as long as it was.
+        If the task extended its lease beyond the receiver's, the longer duration is kept. If the
+        answer is lost, the new token is lost with it. Raises MessageTooLarge.
         """
         ours = _ours(delivery)
         lease = max(self._lease, ours.lease_seconds)
@@ -223,7 +235,7 @@ class StorageReceiver:
     def settle(
         self, pairs: Sequence[tuple[Delivery, Settlement]]
     ) -> list[Settled | Lost | Unknown]:
-        """Carry out each settlement, side by side. Each happens, or not, by itself."""
+        """Carry out the settlements in parallel. Each one succeeds or fails on its own."""
         checked = [(_unsettled(delivery), settlement) for delivery, settlement in pairs]
         for _, settlement in checked:
             check(settlement)
@@ -241,7 +253,7 @@ class StorageReceiver:
         return [next(settled) if answer is None else answer for answer in answers]
 
     def close(self) -> None:
-        """Stop receiving. What is leased stays leased until its lease ends."""
+        """Stop receiving. Leased messages stay leased until their leases end."""
         self._polling.close()
 
 
@@ -263,7 +275,7 @@ def _unsettled(delivery: Delivery) -> StorageDelivery:
     ours = _ours(delivery)
     if ours.settled:
         raise AlreadySettled(
-            f"message {delivery.position} of queue {delivery.queue!r} was settled before, or was "
+            f"message {delivery.position} of queue {delivery.queue!r} was already settled, or was "
             "received and deleted; settle each delivery once"
         )
     return ours

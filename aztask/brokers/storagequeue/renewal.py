@@ -1,16 +1,16 @@
-"""Renewing the lease of a Storage queue message, whose every renewal makes the old token stale.
+"""Renews leases of Storage queue messages. Every renewal makes the old token stale.
 
 Rules
-1. A renewal whose connection breaks leaves the lease unknown: it may have taken effect, and then
-   the new token went down with the answer.
-2. A renewal whose answer is merely late is asked a second time, with the same token. Only one of
-   the two can take effect. If the second is refused while the lease lasts, the first one has taken
-   effect: the lease is longer by it, and its token arrives with its answer. If the connection of
-   one breaks, a refusal of the other proves nothing more than that: the lease is unknown.
-3. A renewal that asks for less than is left shortens the lease from the moment it is sent: the
-   message may be visible again at the earlier time, whatever becomes of the answer.
-4. Nobody waits long here: while there is no answer, the answer is "not yet" (`Unknown.untouched`),
-   and the next call goes on from there.
+1. If a renewal's connection breaks, the lease is unknown: the renewal may have taken effect, and
+   then the new token was lost with the answer.
+2. If a renewal's answer is only late, the renewal is sent a second time, with the same token. Only
+   one of the two can take effect. If the second is refused while the lease lasts, the first one
+   took effect: the lease is extended, and the new token comes with the first one's answer. If the
+   connection of one of them breaks, a refusal of the other proves nothing: the lease is unknown.
+3. A renewal to an earlier end shortens the lease from the moment it is sent: the message may become
+   visible at the earlier time, even if the answer is lost.
+4. No call waits long. While there is no answer, the result is "not yet" (`Unknown.untouched`), and
+   the next call continues from there.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from aztask.support.threadpool import ThreadPool
 Outcome: TypeAlias = Renewed | Lost | Unknown
 
 PATIENCE: Final = 0.25
-"""The part of the remaining lease that one call waits."""
+"""One call waits for this share of the remaining lease."""
 
 LONGEST_WAIT: Final = 1.0
-GONE: Final = Lost("the lease has ended, or the message was settled before")
-ENDED: Final = Lost("its deadline passed")
+GONE: Final = Lost("the lease has ended, or the message was already settled")
+ENDED: Final = Lost("the deadline of the lease has passed")
 LATE: Final = Unknown("no answer yet", untouched=True)
-VANISHED: Final = Unknown("the answer to a renewal was lost, and the new token with it")
+VANISHED: Final = Unknown("the answer to a renewal was lost, and with it the new token")
 
 
 class Renewals:
-    """Renews deliveries of one queue."""
+    """Renews the leases of one queue's deliveries."""
 
     def __init__(self, requests: QueueRequests, thread_pool: ThreadPool) -> None:
         self._requests = requests
@@ -52,22 +52,22 @@ class Renewals:
 
     def renew(self, delivery: StorageDelivery, seconds: float) -> Outcome:
         """Extend the lease to `seconds` from now. The caller holds the delivery's lock."""
-        if delivery.removed:  # by a settlement of ours whose answer was lost
+        if delivery.removed:  # by our own settlement, whose answer was lost
             return _extended(delivery, self._clock.monotonic(), seconds)
         if (answer := self.collect(delivery)) is not None:
             return answer
         now = self._clock.monotonic()
         if now >= delivery.deadline:
             return ENDED
-        if self._to_be_asked(delivery, now):
+        if self._is_request_due(delivery, now):
             self._ask(delivery, now, seconds)
         patience = min(PATIENCE * (delivery.deadline - now), LONGEST_WAIT)
         wait(_answers(delivery), patience, FIRST_COMPLETED)
         return self.collect(delivery) or LATE
 
     @staticmethod
-    def _to_be_asked(delivery: StorageDelivery, now: float) -> bool:
-        """Whether to ask now: nobody has, or the first answer is late, measured by the lease."""
+    def _is_request_due(delivery: StorageDelivery, now: float) -> bool:
+        """Whether to send a request: none is in progress, or the first answer is late."""
         if not delivery.attempts:
             return True
         first = delivery.attempts[0]
@@ -76,7 +76,7 @@ class Renewals:
         return now - first.asked_at >= PATIENCE * (delivery.deadline - first.asked_at)
 
     def finish(self, delivery: StorageDelivery, until: float) -> Outcome | None:
-        """Wait for renewals under way; what became of them, None if the token holds now."""
+        """Wait for the renewals in progress; returns None if the token is valid afterwards."""
         while delivery.attempts:
             left = until - self._clock.monotonic()
             if left <= 0:
@@ -95,7 +95,7 @@ class Renewals:
         delivery.attempts.append(PendingRenewal(self._thread_pool.submit(call), now, seconds))
 
     def collect(self, delivery: StorageDelivery) -> Outcome | None:
-        """Book the answers that are there; None while nothing is decided."""
+        """Take the answers that have arrived; None while nothing is decided."""
         for attempt in [each for each in delivery.attempts if each.answer.done()]:
             delivery.attempts.remove(attempt)
             try:
@@ -116,7 +116,7 @@ class Renewals:
     def _failed(
         self, delivery: StorageDelivery, attempt: PendingRenewal, failure: Failure
     ) -> Outcome | None:
-        """What a failed attempt says; None while another one is to come."""
+        """The meaning of a failed attempt; None while another answer can still come."""
         others = delivery.attempts
         if failure.code == MESSAGE_NOT_FOUND and delivery.unsure:
             delivery.removed = True

@@ -1,9 +1,9 @@
-"""Putting messages into a Storage queue: a request for each, many of them side by side.
+"""Puts messages into a Storage queue: one request for each, many of them in parallel.
 
 Rules
-1. What certainly did not happen is tried again, for about two seconds. What is in doubt is not: a
-   silent repetition would store the message twice.
-2. The caller is told which messages were not confirmed, so that those alone are sent again.
+1. A request that certainly had no effect is retried, for about two seconds. One that may have had
+   an effect is not: a silent repetition would store the message twice.
+2. The error names the messages that were not confirmed, so that the caller resends only those.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from aztask.support.threadpool import ThreadPool
 
 SEND_SECONDS: Final = 10.0
 SEND_PAUSES: Final = (0.1, 0.4, 1.0)
-MOST_ASKED: Final = 2.0
-"""Seconds: a service that asks for a longer pause than this gets it from the caller."""
+MAX_RETRY_AFTER: Final = 2.0
+"""Seconds. If the service asks for a longer pause, the caller has to wait and resend."""
 
 
 class MessageSender:
     """Puts messages into one queue."""
 
     def __init__(self, requests: QueueRequests, thread_pool: ThreadPool) -> None:
-        """thread_pool: for transports that cannot have several requests under way."""
+        """thread_pool: for transports that cannot run several requests in parallel."""
         self._requests = requests
         self._thread_pool = thread_pool
 
     def put_all(self, texts: Sequence[tuple[str, float]]) -> list[Failure | None]:
-        """Put these messages, each with its delay in seconds: what went wrong with each.
+        """Put messages, each with its delay in seconds; returns the failure of each, or None.
 
-        Crash window: a process that dies meanwhile has stored some of them, and nobody is told
-        which. Sent again under the same ids, those are there twice, and run once where results are
-        kept.
+        Crash window: if the process dies, some messages are stored, and the caller does not learn
+        which. If they are sent again under the same ids, some are stored twice; with a result store
+        each of them still runs once.
         """
         failures = self._put_once(texts)
         for pause in SEND_PAUSES:
-            again = [n for n, failure in enumerate(failures) if failure and _passing(failure)]
+            again = [n for n, failure in enumerate(failures) if failure and _is_retryable(failure)]
             if not again:
                 break
-            time.sleep(max(pause, *(_asked(failures[n]) for n in again)))
+            time.sleep(max(pause, *(_retry_after(failures[n]) for n in again)))
             tried = self._put_once([texts[n] for n in again])
             for n, failure in zip(again, tried, strict=True):
                 failures[n] = failure
@@ -65,18 +65,18 @@ class MessageSender:
         return None
 
 
-def _passing(failure: Failure) -> bool:
-    """Whether another try within this call may succeed, and cannot store the message twice."""
-    return failure.effect is Effect.NONE and _asked(failure) <= MOST_ASKED
+def _is_retryable(failure: Failure) -> bool:
+    """Whether a retry within this call may succeed and cannot store the message twice."""
+    return failure.effect is Effect.NONE and _retry_after(failure) <= MAX_RETRY_AFTER
 
 
-def _asked(failure: Failure | None) -> float:
-    """Seconds that the service asks to wait."""
+def _retry_after(failure: Failure | None) -> float:
+    """The pause in seconds that the service asks for; 0 without one."""
     return getattr(failure.error, "retry_after", None) or 0.0 if failure else 0.0
 
 
 def judge(queue: str, envelopes: Sequence[Envelope], failures: Sequence[Failure | None]) -> None:
-    """Raise what became of a batch; see `Broker.send`."""
+    """Raise the error for a batch with these failures, if any; see `Broker.send`."""
     failed = [(envelope, each) for envelope, each in zip(envelopes, failures, strict=True) if each]
     if not failed:
         return

@@ -1,13 +1,13 @@
-"""Settling Storage queue messages: each settlement is one request, or two for a dead letter.
+"""Settles Storage queue messages: each settlement is one request, or two for a dead letter.
 
 Rules
 1. A request without an answer is repeated while the lease lasts. If the repetition is refused, the
-   first one took effect: it is settled. If there is no answer at all the settlement is unknown, and
-   a later try goes on from there.
+   first one took effect: the message is settled. If no answer comes at all, the settlement is
+   unknown, and a later attempt continues from there.
 2. The original of a dead letter is deleted only after its copy is stored. If the process dies in
    between, or an answer is lost, the dead letter may be stored twice.
-3. A resubmission is one update of the message: new content, hidden for the delay. It cannot happen
-   by half, and the service's delivery count goes on.
+3. A resubmission is one update of the message: new content, hidden for the delay. It happens as a
+   whole or not at all, and the service's delivery count continues.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ from aztask.support.failpoint import hit
 logger = logging.getLogger(__name__)
 
 LONGEST_SETTLING: Final = 30.0
-"""Seconds of tries after which a settlement is put off; its caller holds other deliveries too."""
+"""Seconds after which a settlement is put off; its caller has other deliveries to settle too."""
 
 SHORTEST_LEFT: Final = 2.0
-"""Seconds of a lease that is settled together with others; a shorter one has its own time-outs."""
+"""Deliveries with fewer seconds left are settled one by one, with their own time-outs."""
 
 DONE: Final = Settled()
 
 
 def check(settlement: Settlement) -> None:
-    """Refuse what can never be carried out, before any of a batch is. Raises AztaskError."""
+    """Raise AztaskError for a settlement that can never be carried out.
+
+    Called for all settlements of a batch before the first one is carried out.
+    """
     if isinstance(settlement, Defer):
         raise CapabilityError(
             "Storage queues cannot defer; resubmit with a delay, or use Service Bus"
@@ -76,7 +79,10 @@ class StorageSettler:
         living: QueueRequests | None,
         renewals: Renewals,
     ) -> None:
-        """poison: where dead letters go. living: where a replayed dead letter goes; else None."""
+        """poison: the queue for dead letters.
+
+        living: the queue for replayed dead letters; None if `requests` is not for dead letters.
+        """
         self._client = client
         self._requests = requests
         self._poison = poison
@@ -85,7 +91,7 @@ class StorageSettler:
         self._clock = requests.clock
 
     def settle(self, delivery: StorageDelivery, settlement: Settlement) -> Settled | Lost | Unknown:
-        """Carry it out. The caller holds the delivery's lock and has seen that it is unsettled."""
+        """Carry out one settlement. The caller holds the delivery's lock; it is not settled yet."""
         if delivery.removed:
             return DONE
         now = self._clock.monotonic()
@@ -98,11 +104,11 @@ class StorageSettler:
         until = min(delivery.deadline, self._clock.monotonic() + LONGEST_SETTLING)
         try:
             answer = self._carry_out(delivery, settlement, until)
-        except AztaskError as error:  # what cannot be written or stored: the original stays
+        except AztaskError as error:  # the content cannot be stored: the original stays
             answer = Unknown(str(error))
         if isinstance(answer, Unknown):
             logger.warning(
-                "message %s of %s is not settled: %s",
+                "message %s of queue %s was not settled: %s",
                 delivery.position,
                 delivery.queue,
                 answer.reason,
@@ -112,11 +118,11 @@ class StorageSettler:
     def complete_all(
         self, pairs: Sequence[tuple[StorageDelivery, Settlement]]
     ) -> list[Settled | Lost | Unknown | None]:
-        """One try for what is simply to be deleted, side by side.
+        """Try once to delete the completed messages in parallel.
 
-        None for everything that `settle` has still to do, or to go on with. What another thread
-        deals with is left to it. If the process dies meanwhile some are deleted; the others come
-        again, and their recorded outcomes are settled once more.
+        The answer is None for each delivery that `settle` still has to settle, and for each one
+        that another thread works on. If the process dies, some messages are deleted; the others
+        come again, and the worker repeats their recorded settlements.
         """
         answers: list[Settled | Lost | Unknown | None] = [None] * len(pairs)
         held: list[int] = []
@@ -146,7 +152,7 @@ class StorageSettler:
         tried = list(zip(deliveries, failures, strict=True))
         for delivery, failure in tried:
             if failure is not None:
-                _seen(delivery, failure)
+                _note(delivery, failure)
         return [_decided(delivery, failure) for delivery, failure in tried]
 
     def _carry_out(
@@ -162,10 +168,10 @@ class StorageSettler:
             case Resubmit():
                 return self._resubmit(delivery, settlement, until)
             case Defer():
-                raise RuntimeError("refused by `check`")
+                raise RuntimeError("`check` refuses Defer")
 
     def delete(self, delivery: StorageDelivery, until: float) -> Settled | Lost | Unknown:
-        """Delete the message. A refusal after a lost answer means that it was deleted by us."""
+        """Delete the message. A refusal after a lost answer means that we deleted it before."""
         return self._persist(delivery, until, partial(self._requests.delete, delivery))
 
     def _hide(
@@ -178,7 +184,7 @@ class StorageSettler:
     def _dead_letter(
         self, delivery: StorageDelivery, dead: DeadLetter, until: float
     ) -> Settled | Lost | Unknown:
-        """Crash window: between the copy and the deletion; see rule 2."""
+        """Crash window: between storing the copy and deleting the original; see rule 2."""
         if not delivery.stored_dead:
             text = dead_text_of(delivery.envelope, delivery.text, dead)
             failure = self._put(self._poison, text, 0.0, until)
@@ -191,7 +197,7 @@ class StorageSettler:
     def _resubmit(
         self, delivery: StorageDelivery, settlement: Resubmit, until: float
     ) -> Settled | Lost | Unknown:
-        assert settlement.envelope is not None  # checked
+        assert settlement.envelope is not None  # `check` refuses it
         text = self._clone_text(settlement.envelope, settlement.delay)
         if self._living is None:
             return self._hide(delivery, until, settlement.delay, text)
@@ -209,7 +215,7 @@ class StorageSettler:
     def _put(
         self, requests: QueueRequests, text: str, delay: float, until: float
     ) -> Failure | None:
-        """Put a message that a delivery turns into; an answer that is lost means another try."""
+        """Put a dead letter or a replay. After a lost answer it is put again, so maybe twice."""
         return persist(
             lambda seconds: requests.put(text, delay, seconds),
             until,
@@ -220,27 +226,27 @@ class StorageSettler:
     def _persist(
         self, delivery: StorageDelivery, until: float, call: Callable[[float], object]
     ) -> Settled | Lost | Unknown:
-        failure = persist(call, until, self._clock, partial(_seen, delivery))
+        failure = persist(call, until, self._clock, partial(_note, delivery))
         return _decided(delivery, failure) or Unknown(str(failure.error if failure else ""))
 
 
 def _simple(delivery: StorageDelivery, now: float) -> bool:
-    """Whether nothing is in doubt about it, and its lease lasts for a try and another one."""
+    """Whether nothing is in doubt, and the lease lasts for two attempts."""
     busy = delivery.settled or delivery.removed or delivery.attempts
     return not busy and delivery.deadline - now >= SHORTEST_LEFT
 
 
-def _seen(delivery: StorageDelivery, failure: Failure) -> bool:
-    """Remember what a failed request may have done; True where another try is of no use."""
+def _note(delivery: StorageDelivery, failure: Failure) -> bool:
+    """Note what a failed request may have done; returns True if a retry is useless."""
     delivery.unsure |= failure.effect is Effect.UNSURE
     return failure.gone
 
 
 def _decided(delivery: StorageDelivery, failure: Failure | None) -> Settled | Lost | Unknown | None:
-    """What a request's outcome says of the settlement; None where another try may be made."""
+    """The answer after a request with this outcome; None if the request may be repeated."""
     if failure is None or (failure.gone and delivery.unsure):
         delivery.removed = True
         return DONE
     if failure.gone:
-        return Lost(f"{failure.code}: another worker took the message, or it was settled")
+        return Lost(f"{failure.code}: another worker took the message, or it was already settled")
     return Unknown(str(failure.error)) if failure.effect is Effect.REFUSED else None

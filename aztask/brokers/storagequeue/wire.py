@@ -1,13 +1,13 @@
 """An envelope as the text of a Storage queue message, and back.
 
-One msgpack map ``{v, headers, properties, body}``, written as base64: the service takes text that
-fits XML, at most 64 KiB of it. 4 KiB are kept free at the first send, for the counters, checkpoint
-and reason that a message gathers later.
+A text is one msgpack map ``{v, headers, properties, body}`` as base64: the service accepts text
+that fits into XML, at most 64 KiB. The first send keeps 4 KiB free for the counters, checkpoint and
+reason that are added later.
 
 Rules
-1. A text that is not ours becomes an envelope of plain bytes, so that whoever decodes it refuses it
-   with its reason and it does not block the queue. It is kept byte for byte in the dead letters.
-2. A dead letter that would not fit with its reasons loses the end of these, never its content.
+1. A text of another program becomes an envelope of plain bytes. The decoder refuses it with a
+   reason, so it does not block the queue. The dead letters keep its bytes unchanged.
+2. If a dead letter does not fit with its reasons, the reasons are truncated, never the content.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ TEXT_LIMIT: Final = 64 * 1024
 FREE: Final = 4 * 1024
 SEND_LIMIT: Final = TEXT_LIMIT - FREE
 ENVELOPE_LIMIT: Final = SEND_LIMIT // 4 * 3
-"""Bytes of a packed envelope that fit a first send."""
+"""The most bytes of a packed envelope that fit into the first send."""
 
 LONGEST_DELAY: Final = 7 * 86400
-"""Seconds that the service hides a message at most; longer delays are chained."""
+"""The longest time in seconds that the service hides a message; longer delays are chained."""
 
 UNREADABLE: Final = "application/octet-stream"
 
@@ -67,10 +67,12 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class WireMessage:
-    """A message's text, read. due: UTC epoch seconds before which it is not to be delivered.
+    """The content of a message's text.
 
-    delay: the same in seconds since it was put. hidden: how often it was received before that and
-    hidden again. dead: why it is a dead letter.
+    due: do not deliver the message before this time, UTC epoch seconds.
+    delay: the same, in seconds since it was put.
+    hidden: how often it was received too early and hidden again.
+    dead: why it is a dead letter.
     """
 
     envelope: Envelope
@@ -88,35 +90,35 @@ def text_of(
     delay: float | None = None,
     hidden: int = 0,
 ) -> str:
-    """The envelope as text. Raises EncodeError, or MessageTooLarge when it passes `limit`.
+    """The envelope as text. Raises EncodeError, or MessageTooLarge beyond `limit` characters.
 
     due, delay, hidden: as in `WireMessage`.
     """
     if envelope.session is not None:
         raise CapabilityError(
-            f"message {envelope.message_id!r} belongs to a session, and Storage queues have none; "
-            "send it without, or use Service Bus"
+            f"message {envelope.message_id!r} belongs to a session, but Storage queues have none; "
+            "send it without a session, or use Service Bus"
         )
     text = _pack(envelope, {"due": due, "delay": delay, "hidden": hidden or None})
     if len(text) > limit:
         raise MessageTooLarge(
-            f"message {envelope.message_id!r} has {len(text)} bytes on the wire, a Storage queue "
-            f"takes {limit}; store the data elsewhere and send a reference to it"
+            f"message {envelope.message_id!r} has {len(text)} bytes on the wire, but a Storage "
+            f"queue accepts at most {limit}; store the data elsewhere and send a reference to it"
         )
     return text
 
 
 def dead_text_of(envelope: Envelope, original: str, dead: DeadLetter) -> str:
-    """The text of a dead letter: the envelope with its reasons, cut to what fits.
+    """The text of a dead letter: the envelope with its reasons, truncated to fit.
 
-    A text that was never ours and does not fit as one is kept as it is, without its reasons.
+    If another program's text does not fit into our format, it is kept unchanged, without reasons.
     """
     if (text := _dead(envelope, dead)) is not None:
         return text
     if _dead(envelope, DeadLetter("")) is None:
         return original
     longest, shortest = max(len(dead.reason), len(dead.description)), 0
-    while longest - shortest > 1:  # the longest cut that fits
+    while longest - shortest > 1:  # bisect for the longest reasons that fit
         middle = (longest + shortest) // 2
         if _dead(envelope, _cut(dead, middle)) is None:
             longest = middle
@@ -159,7 +161,7 @@ def _pack(envelope: Envelope, more: Mapping[str, Any]) -> str:
 
 
 def read_text(text: str) -> WireMessage:
-    """What `text_of` or `dead_text_of` wrote; anything else as plain bytes (rule 1)."""
+    """Read a text of `text_of` or `dead_text_of`; any other text becomes plain bytes (rule 1)."""
     try:
         data = base64.b64decode(text, validate=True)
         check_msgpack(data, _LIMITS)
@@ -173,7 +175,7 @@ def read_text(text: str) -> WireMessage:
 
 
 class _NotOurs(Exception):
-    """The text is no message of ours."""
+    """The text was not written by `text_of`."""
 
 
 def _written(fields: Any) -> WireMessage:
@@ -215,7 +217,7 @@ def _dead_letter(value: object) -> DeadLetter | None:
 
 
 def whole_seconds(delay: float) -> int:
-    """A delay as the service takes it: whole seconds, not earlier, at most seven days."""
+    """The delay in whole seconds, rounded up, at most seven days. Raises ConfigurationError."""
     if not 0 <= delay < math.inf:
-        raise ConfigurationError(f"a delay is a number of seconds from 0 on, not {delay!r}")
+        raise ConfigurationError(f"a delay is a number of seconds of at least 0, not {delay!r}")
     return min(math.ceil(delay), LONGEST_DELAY)

@@ -265,7 +265,7 @@ class LocalResults:
             waiter.wait(left)
             now = self._database.changes()
         if now != seen:
-            waiter.seen()
+            waiter.found_change()
         return now
 
     def heartbeat(self, worker: WorkerRecord) -> None:

@@ -59,7 +59,7 @@ def test_a_nested_transaction_joins_the_outer_one(database):
 
 
 def test_an_error_inside_takes_back_the_whole_even_when_it_was_caught(database):
-    with pytest.raises(BrokerError, match="taken back"), database.transaction():
+    with pytest.raises(BrokerError, match="rolled back"), database.transaction():
         add(database, "outer")
         with pytest.raises(BrokerError), database.transaction() as connection:
             connection.execute("INSERT INTO things VALUES (NULL)")
@@ -70,7 +70,7 @@ def test_an_error_inside_takes_back_the_whole_even_when_it_was_caught(database):
 
 
 def test_a_failed_statement_inside_takes_back_the_whole(database):
-    with pytest.raises(BrokerError, match="taken back"), database.transaction():
+    with pytest.raises(BrokerError, match="rolled back"), database.transaction():
         add(database, "outer")
         with pytest.raises(BrokerError, match="NOT NULL"):
             add(database, None)

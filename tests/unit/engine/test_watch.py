@@ -196,11 +196,11 @@ def test_who_misses_writes_is_not_believed_until_it_tells_of_one(
     waiter.wait(0.05)
     waiter.wait(0.05)
     database.migrate("test", ["CREATE TABLE t (i)"])
-    waiter.seen()
+    waiter.found_change()
     assert not watch.works
     file.write_bytes(b"x")
     monkeypatch.undo()
-    waiter.seen()
+    waiter.found_change()
     assert watch.works
 
 
@@ -213,52 +213,3 @@ def test_while_another_thread_looks_a_doubt_is_heard_too(
     until(lambda: looking(watch))
     watch.doubt()
     join(threads)
-
-
-def test_a_quiet_database_is_seldom_looked_at_and_a_write_is_seen_soon(tmp_path: Path) -> None:
-    path = str(tmp_path / "q.db")
-    database, other = Database(path), Database(path)
-    other.migrate("test", ["CREATE TABLE t (i)"])
-    waiter = Waiter(database.watch, rest=0.012, blind=0.012)
-    looks, give_up_at = 0, time.monotonic() + 2.0
-    while (left := give_up_at - time.monotonic()) > 0:
-        waiter.wait(left)
-        looks += 1
-    assert looks <= 15  # one each 12 ms would be more than a hundred
-    seen = database.changes()
-
-    def look_until_seen() -> None:
-        while database.changes() == seen:
-            waiter.wait(LONG)
-
-    threads = started(look_until_seen)
-    until(lambda: looking(database.watch))
-    other.change("INSERT INTO t VALUES (?)", (1,))
-    join(threads)
-    database.close()
-    other.close()
-
-
-def test_beside_a_busy_writer_looks_are_limited(tmp_path: Path) -> None:
-    path = str(tmp_path / "q.db")
-    database, other = Database(path), Database(path)
-    other.migrate("test", ["CREATE TABLE t (i)"])
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            other.change("INSERT INTO t VALUES (?)", (1,))
-            time.sleep(0.001)
-
-    threads = started(write)
-    waiter = Waiter(database.watch, rest=0.05, blind=0.05)
-    looks, seen, give_up_at = 0, -1, time.monotonic() + 1.0
-    while (left := give_up_at - time.monotonic()) > 0:
-        waiter.wait(left)
-        looks += 1
-        if (now := database.changes()) != seen:
-            seen = now
-            waiter.seen()
-    stop.set()
-    join(threads)
-    assert looks <= 25  # 20 rests, and what comes at the beginning

@@ -30,7 +30,7 @@ def test_a_lease_that_nobody_asked_for_is_implied(tmp_path):
     options = app.queue_plan("orders").options(BUS)
     assert options.lease == 60.0
     assert "lease" in options.implied
-    assert options.asked().lease is None
+    assert options.explicit().lease is None
     app.close()
 
 
@@ -83,8 +83,8 @@ def test_a_lease_that_the_service_cannot_hold_is_refused_at_creation(app):
 
 def test_what_is_given_is_asked_for():
     options = QueueOptions(lease=60.0, duplicate_window=600.0, implied=frozenset({"lease"}))
-    assert options.asked() == QueueOptions(duplicate_window=600.0)
-    assert options.insisting(lease=9.0) == QueueOptions(lease=9.0, duplicate_window=600.0)
+    assert options.explicit() == QueueOptions(duplicate_window=600.0)
+    assert options.with_explicit(lease=9.0) == QueueOptions(lease=9.0, duplicate_window=600.0)
 
 
 def test_what_is_implied_changes_no_queue_that_exists(app):

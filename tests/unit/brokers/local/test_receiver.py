@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from still import Still
 
-from aztask.brokers.base import ANY_SESSION, QueueOptions
+from aztask.brokers.base import ANY_SESSION, QueueOptions, ReceiverOptions
 from aztask.brokers.delivery import Delivery, Renewed, Settled
 from aztask.brokers.local import receiver as local_receiver
 from aztask.brokers.local.broker import LocalBroker
@@ -50,7 +50,7 @@ class Bench:
         self.broker.declare("q")
         self.receiver = self.open()
         self.waits: list[float] = []
-        self.seen = 0
+        self.changes = 0
         self.meanwhile = lambda: None
         monkeypatch.setattr(local_receiver, "time", SimpleNamespace(monotonic=self.time.monotonic))
         self.watch(self.receiver)
@@ -68,10 +68,10 @@ class Bench:
             if not rung() or before:
                 self.time.now += seconds
 
-        def seen():
-            self.seen += 1
+        def found_change():
+            self.changes += 1
 
-        receiver._waiter = SimpleNamespace(wait=wait, seen=seen)
+        receiver._waiter = SimpleNamespace(wait=wait, found_change=found_change)
 
     def send(self, *bodies, **properties):
         self.broker.send("q", [Envelope(body, **properties) for body in bodies])
@@ -168,7 +168,7 @@ def test_a_receiver_of_dead_letters_waits_for_those(bench):
 def test_a_receiver_takes_the_living_and_does_not_delete_them_unless_told(bench):
     bench.send(b"x")
     engine = bench.broker.engine
-    receiver = LocalReceiver(engine, bench.broker.bell("q"), "q", LEASE)
+    receiver = LocalReceiver(engine, bench.broker.wakeup("q"), ReceiverOptions("q", LEASE))
     (delivery,) = receiver.receive(1, 0.0)
     assert receiver.settle([(delivery, Complete())]) == [Settled()]
 
@@ -205,7 +205,7 @@ def test_a_wait_that_brought_no_change_is_not_followed_by_a_look(bench, monkeypa
     assert bench.receiver.receive(1, 7.0) == []
     assert bench.waits == [7.0, 6.0, 4.0]
     assert len(looks) == 1
-    assert bench.seen == 1
+    assert bench.changes == 1
 
 
 def test_each_change_is_looked_at_and_reported_to_the_wait(bench):
@@ -218,7 +218,7 @@ def test_each_change_is_looked_at_and_reported_to_the_wait(bench):
     bench.meanwhile = send_the_next
     (delivery,) = bench.receiver.receive(1, 7.0)
     assert delivery.envelope.body == b"now"
-    assert bench.seen == 3
+    assert bench.changes == 3
 
 
 def test_while_the_sessions_are_held_it_looks_again_soon(bench):
@@ -230,7 +230,7 @@ def test_while_the_sessions_are_held_it_looks_again_soon(bench):
     bench.watch(waiting)
     assert waiting.receive(1, 0.175) == []
     assert bench.waits == pytest.approx([0.05, 0.05, 0.05, 0.025])
-    assert bench.seen == 1, "nothing has changed since the first look"
+    assert bench.changes == 1, "nothing has changed since the first look"
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -265,15 +265,15 @@ def test_received_and_deleted_it_is_gone_and_cannot_be_settled(bench):
 
 def test_a_bell_wakes_who_waits_only_of_what_has_happened():
     woken = []
-    bell = WakeUp(SimpleNamespace(wake=lambda: woken.append(bell.rings)))
-    bell.ring(committed=False)
+    wakeup = WakeUp(SimpleNamespace(wake=lambda: woken.append(wakeup.count)))
+    wakeup.notify(committed=False)
     assert woken == []
-    bell.ring()
-    bell.ring(True)
+    wakeup.notify()
+    wakeup.notify(True)
     assert woken == [1, 2], "woken, they see that it has rung"
-    assert not bell.silent
-    bell.silence()
-    assert bell.silent
+    assert not wakeup.closed
+    wakeup.close()
+    assert wakeup.closed
     assert woken == [1, 2, 3]
 
 
@@ -420,7 +420,7 @@ def test_each_settlement_does_what_it_says(bench, how, dead_letter):
 def test_nothing_is_settled_twice(bench, how):
     (delivery,) = bench.take(b"x")
     bench.receiver.settle([(delivery, how)])
-    with pytest.raises(AlreadySettled, match="message 1 of queue 'q' was settled before"):
+    with pytest.raises(AlreadySettled, match="message 1 of queue 'q' was already settled"):
         bench.receiver.settle([(delivery, Complete())])
 
 
@@ -480,30 +480,30 @@ def test_a_mixed_batch_of_dead_letters_is_settled_where_they_lie(bench):
 
 
 def test_what_goes_back_wakes_who_waits_and_what_is_completed_does_not(bench):
-    bell = bench.broker.bell("q")
+    wakeup = bench.broker.wakeup("q")
     for how in ALL:
         (delivery,) = bench.take(b"x")
-        rings = bell.rings
+        count = wakeup.count
         bench.receiver.settle([(delivery, how)])
-        assert (bell.rings == rings) is isinstance(how, Complete), how
+        assert (wakeup.count == count) is isinstance(how, Complete), how
         bench.broker.purge("q")
 
 
 @pytest.mark.parametrize("how", [Complete(), Abandon()])
 def test_who_waits_is_woken_and_marks_hold_only_when_the_transaction_ends_well(bench, how):
     (delivery,) = bench.take(b"x")
-    bell = bench.broker.bell("q")
-    rings = bell.rings
+    wakeup = bench.broker.wakeup("q")
+    count = wakeup.count
     with pytest.raises(ZeroDivisionError), bench.broker.transaction():
         bench.receiver.settle([(delivery, how)])
         assert delivery.settled
-        assert bell.rings == rings
+        assert wakeup.count == count
         raise ZeroDivisionError
-    assert (delivery.settled, bell.rings) == (False, rings)
+    assert (delivery.settled, wakeup.count) == (False, count)
     with bench.broker.transaction():
         bench.receiver.settle([(delivery, how)])
     assert delivery.settled
-    assert bell.rings == rings + isinstance(how, Abandon)
+    assert wakeup.count == count + isinstance(how, Abandon)
 
 
 def test_a_batch_with_one_that_cannot_be_settled_changes_nothing(bench):

@@ -1,6 +1,8 @@
 """The service's clock, learned from the times on messages."""
 
-from aztask.brokers.servicebus.clock import STEP_SECONDS, ServiceClock
+import pytest
+
+from aztask.brokers.servicebus.clock import DRIFT, PIN_SECONDS, STEP_SECONDS, ServiceClock
 from aztask.support.clock import Clock
 
 
@@ -28,3 +30,19 @@ def test_a_clock_that_was_set_back_is_followed():
     assert clock.offset == 3600.0
     clock.learn(1000.5)
     assert clock.offset == 0.5
+
+
+def test_a_pin_gets_wider_and_is_forgotten():
+    now = [1000.0]
+    clock = ServiceClock(Clock(monotonic=lambda: now[0], wall=lambda: 1_800_000_000.0))
+    clock.pin(5000.0, 999.0, 1000.0)
+    assert clock.pinned is not None
+    assert (clock.pinned.low, clock.pinned.high) == (4000.0, 4001.0)
+    now[0] += 1000.0
+    assert clock.pinned.low == pytest.approx(4000.0 - 1000 * DRIFT)
+    assert clock.pinned.high == pytest.approx(4001.0 + 1000 * DRIFT)
+    now[0] += PIN_SECONDS
+    assert clock.pinned is None
+    clock.pin(5000.0, 999.0, now[0])
+    clock.unpin()
+    assert clock.pinned is None

@@ -44,7 +44,7 @@ def test_our_own_errors_pass():
 def test_missing_rights_over_http_say_which():
     error = HttpResponseError("no")
     error.status_code = 401
-    assert "right to manage" in str(error_of(error, "orders"))
+    assert "permission to manage" in str(error_of(error, "orders"))
 
 
 def test_no_key_is_shown():

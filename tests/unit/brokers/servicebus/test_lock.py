@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from aztask.brokers.servicebus import lock as servicebus_lock
-from aztask.brokers.servicebus.calibration import MOST_LOOKS, PARTITIONED, ClockCalibration
-from aztask.brokers.servicebus.clock import DRIFT, PIN_SECONDS, ServiceClock
+from aztask.brokers.servicebus.calibration import ClockCalibration
+from aztask.brokers.servicebus.clock import DRIFT, ServiceClock
 from aztask.brokers.servicebus.lock import TOLERANCE, LockWatch
 from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.support.clock import Clock
@@ -65,15 +65,9 @@ class World:
             monotonic=lambda: 1000.0 + self.passed, wall=lambda: EPOCH + 1000.0 + self.passed
         )
         self.service_clock = ServiceClock(self.clock)
-        pinning = ClockCalibration(self.service_clock, self.clock, self.probe, self.look)
+        calibration = ClockCalibration(self.service_clock, self.clock, self.probe, self.look)
         self.watch = LockWatch(
-            "q",
-            self.lease,
-            self.service_clock,
-            self.clock,
-            pinning,
-            lambda: self.managed,
-            managed=self.managed is not None,
+            "q", self.lease, calibration, lambda: self.managed, managed=self.managed is not None
         )
 
     def now(self) -> float:
@@ -275,10 +269,10 @@ def test_a_service_that_does_not_answer_leaves_it_open(world) -> None:
     def silent() -> None:
         raise BrokerUnavailable("nothing")
 
-    here.watch._pinning._probe = silent
+    here.watch._calibration._probe = silent
     here.watch.start()
     assert here.deliver() == ""
-    here.watch._pinning._probe = here.probe
+    here.watch._calibration._probe = here.probe
     assert "not for 5 s" in here.settled()
 
 
@@ -317,7 +311,7 @@ def test_a_service_that_puts_no_time_on_scheduled_messages_is_looked_at(world) -
     def useless() -> None:
         raise LookupError("no time")
 
-    here.watch._pinning._probe = useless
+    here.watch._calibration._probe = useless
     here.watch.start()
     deadline = time.monotonic() + 5
     while not here.confirmed and time.monotonic() < deadline:
@@ -325,64 +319,6 @@ def test_a_service_that_puts_no_time_on_scheduled_messages_is_looked_at(world) -
         here.passed += 0.01
         assert here.deliver() == ""
     assert here.confirmed
-
-
-@pytest.mark.parametrize("backlog", [0, 1, 5, 1000, 123_457])
-@pytest.mark.parametrize("start", [1, 10**9])
-def test_the_end_is_found_in_few_looks(backlog, start) -> None:
-    looked, last = [], start + backlog - 1
-
-    def look(number: int) -> ServiceBusReceivedMessage | None:
-        looked.append(number)
-        return None if number > last or last < start else message(max(number, start), EPOCH)
-
-    def probe() -> None:
-        raise ConfigurationError("no right to send")
-
-    clock = Clock(monotonic=lambda: 1000.0 + len(looked))
-    service_clock = ServiceClock(clock)
-    pinning = ClockCalibration(service_clock, clock, probe, look)
-    pinning.once()
-    assert len(looked) <= MOST_LOOKS / 2
-    assert service_clock.pinned is None
-    last += 1
-    pinning.once()
-    pin = service_clock.pinned
-    assert pin is not None, "what is there now came after the last look"
-    assert pin.high - pin.low == pytest.approx(2.0, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"x_opt_scheduled_enqueue_time": 5},
-        {"x_opt_enqueue_sequence_number": 3},
-    ],
-)
-def test_a_message_whose_time_may_be_older_is_no_pin(more) -> None:
-    clock = Clock()
-    service_clock = ServiceClock(clock)
-    found: list[ServiceBusReceivedMessage] = []
-    pinning = ClockCalibration(
-        service_clock, clock, lambda: None, lambda number: next(iter(found), None)
-    )
-    pinning._may_send = False
-    pinning.once()
-    assert not pinning.message(message(1, EPOCH, **more), clock.monotonic())
-    pinning.once()
-    assert pinning.message(message(2, EPOCH), clock.monotonic())
-
-
-def test_partitions_say_nothing_of_each_other() -> None:
-    clock = Clock()
-    service_clock = ServiceClock(clock)
-    pinning = ClockCalibration(service_clock, clock, lambda: None, lambda number: None)
-    pinning._may_send = False
-    pinning.once()
-    assert not pinning.message(message(PARTITIONED + 1, EPOCH), clock.monotonic())
-    pinning._look = lambda number: message(PARTITIONED + number % PARTITIONED, EPOCH)
-    pinning.once()
-    assert service_clock.pinned is None
 
 
 # -- a lock that changes --------------------------------------------------------------------------
@@ -442,22 +378,3 @@ def test_a_refusal_is_lifted_by_a_confirmation_alone(world) -> None:
     here.watch.try_again()
     assert here.deliver() == ""
     assert here.confirmed
-
-
-# -- pins -----------------------------------------------------------------------------------------
-
-
-def test_a_pin_gets_wider_and_is_forgotten() -> None:
-    now = [1000.0]
-    clock = ServiceClock(Clock(monotonic=lambda: now[0], wall=lambda: EPOCH))
-    clock.pin(5000.0, 999.0, 1000.0)
-    assert clock.pinned is not None
-    assert (clock.pinned.low, clock.pinned.high) == (4000.0, 4001.0)
-    now[0] += 1000.0
-    assert clock.pinned.low == pytest.approx(4000.0 - 1000 * DRIFT)
-    assert clock.pinned.high == pytest.approx(4001.0 + 1000 * DRIFT)
-    now[0] += PIN_SECONDS
-    assert clock.pinned is None
-    clock.pin(5000.0, 999.0, now[0])
-    clock.unpin()
-    assert clock.pinned is None

@@ -17,7 +17,6 @@ from azure.servicebus import (
     ServiceBusSender,
 )
 from azure.servicebus._base_handler import BaseHandler
-from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
 from azure.servicebus._pyamqp.receiver import ReceiverLink
@@ -28,9 +27,7 @@ from azure.servicebus.exceptions import (
 )
 
 from aztask.brokers.servicebus import private
-from aztask.brokers.servicebus.amqp import read_message
 from aztask.brokers.servicebus.errors import error_of
-from aztask.brokers.servicebus.reading import damage_of, supported
 from aztask.errors import ConfigurationError, QueueNotFound
 from aztask.testing import emulator
 
@@ -216,50 +213,6 @@ def test_what_was_settled_elsewhere_is_forgotten_on_both_ends(bus, receiver):
 def test_a_message_that_came_over_no_link_has_no_arrival():
     assert private.arrival(None) is None
     assert private.arrival(SimpleNamespace(_delivery_id=None, _delivery_tag=None)) is None
-
-
-def test_our_links_decode_with_our_decoder_and_nobody_elses_do(bus, receiver):
-    method = receiver._handler._link._incoming_transfer
-    assert method.__func__.__code__ is ReceiverLink._incoming_transfer.__code__
-    assert method.__func__.__globals__["decode_payload"] is read_message
-    assert ReceiverLink._incoming_transfer.__globals__["decode_payload"] is decode_payload
-    client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=0)
-    with client.get_queue_receiver("q") as another:
-        another.peek_messages()
-        theirs = another._handler._link._incoming_transfer
-        assert theirs.__func__ is ReceiverLink._incoming_transfer
-
-
-def test_a_message_that_the_sdk_cannot_take_is_damaged_alone(receiver, monkeypatch):
-    """Whatever the decoder made of it: its neighbours arrive."""
-    build, seen = receiver._build_received_message, []
-
-    def refuse(received):
-        seen.append(received)
-        if len(seen) == 2:
-            raise KeyError("something new")
-        return build(received)
-
-    monkeypatch.setattr(receiver, "_build_received_message", refuse)
-    messages = private.pull(receiver, 6, 5.0)
-    assert len(messages) == 6
-    damages = [damage_of(each) for each in messages]
-    assert [bool(each) for each in damages] == [False, True, False, False, False, False]
-    assert "something new" in damages[1].problem
-    private.settle_many(receiver, "complete", [each.lock_token for each in messages], "", "")
-
-
-def test_an_sdk_that_decodes_elsewhere_is_noticed(monkeypatch):
-    supported.cache_clear()
-    private.available.cache_clear()
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(ReceiverLink, "_incoming_transfer", lambda self, frame: None)
-            assert not supported()
-            assert not private.available()
-    finally:
-        supported.cache_clear()
-        private.available.cache_clear()
 
 
 def test_a_missing_queue_is_told_from_a_wrong_key(bus):

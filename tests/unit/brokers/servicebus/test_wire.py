@@ -84,7 +84,7 @@ def test_an_expiry_that_amqp_cannot_say_is_left_to_the_worker():
 
 
 def test_too_many_bytes_are_refused_before_anything_is_sent():
-    with pytest.raises(MessageTooLarge, match="takes 1000"):
+    with pytest.raises(MessageTooLarge, match="accepts 1000"):
         message_of(Envelope(b"x" * 900, {"h": "y" * 100}), NOW, 1000)
 
 

@@ -172,5 +172,5 @@ def test_an_empty_queue_gives_nothing():
 def test_an_answer_that_is_none_is_the_sdks_error(answer):
     recorder, _, messages = both(KEYED)
     recorder.messages = answer
-    with pytest.raises(DecodeError, match="no list of messages"):
+    with pytest.raises(DecodeError, match="not a list of messages"):
         messages.receive(32, 30, seconds=5)

@@ -22,5 +22,5 @@ def test_refused_with_the_rule(name):
 
 
 def test_a_name_like_that_of_dead_letters_is_refused():
-    with pytest.raises(InvalidQueueName, match="dead letters"):
+    with pytest.raises(InvalidQueueName, match="dead-letter queue"):
         check_name("orders-poison")

@@ -19,10 +19,10 @@ class Stepper:
 
     def look(self, found=0, limit=32):
         """One look; how long the pause before it was."""
-        pause = max(0.0, self.polling._next_look - self.now)
+        pause = max(0.0, self.polling._next_poll - self.now)
         self.now += pause
         assert self.polling.wait(0.0)
-        self.polling.looked(found, limit)
+        self.polling.polled(found, limit)
         return pause
 
     def looks_within(self, seconds):
@@ -33,7 +33,7 @@ class Stepper:
         return count
 
 
-def test_after_a_full_batch_the_next_look_is_at_once():
+def test_after_a_full_batch_the_next_poll_is_at_once():
     stepper = Stepper()
     stepper.look(found=32)
     assert stepper.look(found=32) == 0.0
@@ -75,9 +75,9 @@ def test_a_ring_ends_the_pause():
     for _ in range(300):
         stepper.look()
     assert not stepper.polling.wait(0.0)
-    stepper.polling.ring()
+    stepper.polling.notify()
     assert stepper.polling.wait(0.0)
-    stepper.polling.looked(0, 32)
+    stepper.polling.polled(0, 32)
     assert stepper.look() <= FLOOR
 
 
@@ -92,7 +92,7 @@ def test_an_idle_hour(ceiling, most, seed):
 def test_closing_ends_every_wait():
     polling = Polling(60.0)
     for _ in range(3):
-        polling.looked(0, 1)
+        polling.polled(0, 1)
     polling.close()
     assert not polling.wait(60.0)
     assert polling.closed

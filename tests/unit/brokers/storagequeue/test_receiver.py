@@ -7,6 +7,7 @@ import queueservice
 from queueservice import BUSY, DENIED, LOST, MISSED, UNSENT, Service, Stored
 from still import Still
 
+from aztask.brokers.base import ReceiverOptions
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.brokers.storagequeue import delivery as storage_delivery
 from aztask.brokers.storagequeue.polling import Polling
@@ -72,13 +73,11 @@ class Bench:
         self.polling = Polling(clock=self.clock, dice=lambda: 0.0)
         self.receiver = StorageReceiver(
             self.client,
-            "q",
-            options.pop("lease", LEASE),
+            ReceiverOptions("q", **{"lease": LEASE, **options}),
             self.polling,
             clock=self.clock,
             workers=self.workers,
             renewers=self.thread_pool,
-            **options,
         )
         name = "q-poison" if options.get("dead_letter") else "q"
         self.service = self.client.messages(name)

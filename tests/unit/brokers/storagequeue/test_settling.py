@@ -177,7 +177,7 @@ def test_what_cannot_be_written_leaves_the_original(bench, caplog):
     assert isinstance(answer, Unknown)
     assert "session" in answer.reason
     assert bench.service.asked == []
-    assert "m-0 of q is not settled" in caplog.text
+    assert "m-0 of queue q was not settled" in caplog.text
 
 
 def test_what_can_never_be_carried_out_is_refused_before_anything_is():

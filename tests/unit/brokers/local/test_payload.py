@@ -1,0 +1,62 @@
+"""An envelope in the engine's payload, and what comes back out of it."""
+
+import math
+
+import msgpack
+import pytest
+
+from aztask.brokers.local.payload import envelope_of, new_message, payload_of
+from aztask.errors import ConfigurationError, EncodeError, MessageTooLarge
+from aztask.message.envelope import Envelope
+
+FULL = Envelope(
+    b"body",
+    {"task": "a.b", "n": [1, {"x": b"y"}]},
+    message_id="m",
+    content_type="application/json",
+    subject="s",
+    correlation_id="c",
+    session="tenant",
+    partition_key="p",
+    expires_at=5.0,
+    properties={"priority": 3},
+)
+
+
+def test_what_was_written_is_read_again():
+    assert envelope_of(payload_of(FULL)) == FULL
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"plain text", msgpack.packb([]), msgpack.packb([2, *[None] * 11]), msgpack.packb([1])],
+    ids=["empty", "text", "no-version", "newer", "too-short"],
+)
+def test_a_payload_of_another_program_becomes_plain_bytes(payload):
+    envelope = envelope_of(payload)
+    assert envelope.body == payload
+    assert envelope.content_type == "application/octet-stream"
+
+
+def test_headers_that_cannot_be_written_are_refused():
+    with pytest.raises(EncodeError, match="headers of message 'm'"):
+        payload_of(Envelope(b"", {"h": object()}, message_id="m"))
+
+
+def test_the_limit_holds_to_the_byte():
+    size = len(payload_of(FULL))
+    assert len(payload_of(FULL, size)) == size
+    with pytest.raises(MessageTooLarge, match=f"has {size} bytes"):
+        payload_of(FULL, size - 1)
+
+
+def test_a_delay_becomes_a_due_time():
+    assert new_message(FULL, 5.0, 100.0).due == 105.0
+    at_once = new_message(FULL, 0.0, 100.0)
+    assert (at_once.due, at_once.message_id, at_once.session) == (None, "m", "tenant")
+
+
+@pytest.mark.parametrize("delay", [-1.0, math.inf, math.nan])
+def test_a_delay_that_is_no_number_of_seconds_is_refused(delay):
+    with pytest.raises(ConfigurationError, match="a delay is a number of seconds"):
+        new_message(FULL, delay, 100.0)
