@@ -1,4 +1,4 @@
-"""What a worker runs, as bytes that fit a row of any store."""
+"""The tasks that a worker is running, as bytes that fit into a row of any store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOST_BYTES: Final = 60_000
 data model")."""
 
 NOTHING_RUNS: Final = b"\x90"
-"""Of a worker that does not tell what it runs: one of an older version, in a rolling deploy."""
+"""An empty list, for workers of older versions, which do not report their tasks."""
 
 _FIELDS: Final = ("task_id", "task", "queue", "started_at", "retries")
 
 
 def pack_running(tasks: Sequence[RunningTask]) -> bytes:
-    """As many from the front as fit."""
+    """Pack as many tasks as fit, from the front."""
     while True:
         rows = [(t.task_id, t.task, t.queue, t.started_at, t.retries) for t in tasks]
         packed: bytes = msgpack.packb(rows, unicode_errors="surrogatepass")
@@ -31,7 +31,7 @@ def pack_running(tasks: Sequence[RunningTask]) -> bytes:
 
 
 def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
-    """What `pack_running` packed. A newer release may add fields at the end. Raises Damaged."""
+    """Unpack the tasks. Raises Damaged. A newer release may add fields at the end of each."""
     rows = unpacked(packed, "list of tasks")
     if not isinstance(rows, list):
         raise Damaged("its list of tasks is no list")

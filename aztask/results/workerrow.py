@@ -14,7 +14,7 @@ FINISHED_LIMIT: Final = 2**63
 
 
 def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
-    """The worker with these fields; older releases leave out the last ones. Raises Damaged."""
+    """The heartbeat in these fields; older releases omit the last ones. Raises Damaged."""
     columns = Columns(values)
     tasks = columns.data("tasks")
     return WorkerRecord(
@@ -31,6 +31,6 @@ def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
 
 
 def damaged_worker(name: object, damage: Damaged) -> WorkerRecord:
-    """What is known of a worker whose row cannot be read."""
+    """The record of a worker whose row cannot be read: its name and the damage."""
     known = name if isinstance(name, str) else "?"
     return WorkerRecord(known, 0.0, 0.0, (), 0, 0, damage=damage.reason)
