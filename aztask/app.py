@@ -20,7 +20,7 @@ from aztask.context import Context
 from aztask.errors import DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
-from aztask.lease.held import HeldLease
+from aztask.lease.held import HeldLease, LeaseTerms
 from aztask.message.codec import Codec
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
@@ -303,9 +303,7 @@ class App:
         return HeldLease(
             self.broker,
             queue,
-            lease=self.lease_now(queue),
-            max_lease=settings.max_lease_seconds,
-            renew_at=settings.renew_at,
+            LeaseTerms(self.lease_now(queue), settings.max_lease_seconds, settings.renew_at),
             wait=wait,
             session=session or (ANY_SESSION if self.has_sessions(queue) else None),
         )

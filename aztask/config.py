@@ -45,13 +45,13 @@ from aztask.support.checks import (
     text,
 )
 from aztask.support.durations import parse_duration
-from aztask.support.environment import read_environment
 from aztask.support.masking import Secret, SecretFilter, mask, printable
 from aztask.support.settings import (
     check_all,
     fields_of,
     inherited,
     option_of,
+    read_environment,
     setting,
     table_of,
 )

@@ -48,8 +48,8 @@ class Connections:
         * `poll_ceiling`: the longest pause in seconds between two polls of an empty queue, for
           services that are polled.
         """
-        self._broker_wish = parse_broker(broker) if isinstance(broker, str) else broker
-        self._results_wish = parse_results(results) if isinstance(results, str) else results
+        self._broker_target = parse_broker(broker) if isinstance(broker, str) else broker
+        self._results_target = parse_results(results) if isinstance(results, str) else results
         self.broker_text = broker if isinstance(broker, str) else None
         self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
         self._poll_ceiling = poll_ceiling
@@ -74,7 +74,7 @@ class Connections:
 
     def results(self) -> ResultStore | None:
         """The result store, opened if it is not open yet; None if none is configured."""
-        if self._results_wish is None:
+        if self._results_target is None:
             return None
         if self._results is None or self._pid != os.getpid():
             with self._lock:
@@ -103,43 +103,43 @@ class Connections:
             self._forget()
 
     def _open_broker(self) -> Broker:
-        wish = self._broker_wish
-        if isinstance(wish, LocalAddress):
-            return LocalBroker(self._database(wish))
-        if isinstance(wish, ServiceBusAddress | StorageQueueAddress):
-            adapter = importlib.import_module(ADAPTERS[type(wish)])
+        target = self._broker_target
+        if isinstance(target, LocalAddress):
+            return LocalBroker(self._database(target))
+        if isinstance(target, ServiceBusAddress | StorageQueueAddress):
+            adapter = importlib.import_module(ADAPTERS[type(target)])
             broker: Broker = (
-                adapter.StorageQueueBroker(wish, poll_ceiling=self._poll_ceiling)
-                if isinstance(wish, StorageQueueAddress)
-                else adapter.ServiceBusBroker(wish)
+                adapter.StorageQueueBroker(target, poll_ceiling=self._poll_ceiling)
+                if isinstance(target, StorageQueueAddress)
+                else adapter.ServiceBusBroker(target)
             )
             return broker
-        if isinstance(wish, Broker):
-            return wish
+        if isinstance(target, Broker):
+            return target
         raise ConfigurationError(f"{self._shown} is not a broker; give a URL or a Broker")
 
     def _open_results(self) -> ResultStore:
-        wish = self._results_wish
-        if isinstance(wish, LocalAddress):
-            return LocalResults(self._database(wish))
-        if isinstance(wish, TablesAddress):
-            store: ResultStore = _tables().TablesResults(wish)
+        target = self._results_target
+        if isinstance(target, LocalAddress):
+            return LocalResults(self._database(target))
+        if isinstance(target, TablesAddress):
+            store: ResultStore = _tables().TablesResults(target)
             return store
-        if isinstance(wish, ResultStore):
-            return wish
+        if isinstance(target, ResultStore):
+            return target
         raise ConfigurationError(
-            f"{type(wish).__name__} is not a result store; give a URL or a ResultStore"
+            f"{type(target).__name__} is not a result store; give a URL or a ResultStore"
         )
 
     def _database(self, address: LocalAddress) -> Database:
         """The database of a file. Broker and results in one file share it and its transactions."""
-        known = self._databases.get(address.path)
-        if known is None:
-            known = Database(
+        database = self._databases.get(address.path)
+        if database is None:
+            database = Database(
                 address.path, durability="full" if address.full_durability else "process"
             )
-            self._databases[address.path] = known
-        return known
+            self._databases[address.path] = database
+        return database
 
 
 def _tables() -> Any:

@@ -78,7 +78,7 @@ class HookedSink:
     def emit(self, event: Event) -> None:
         """Pass one event to the sink and to the listeners."""
         self._inner.emit(event)
-        self._listeners.tell(event)
+        self._listeners.notify(event)
 
     def flush(self) -> None:
         """Have the sink write its buffered events."""

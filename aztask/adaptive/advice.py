@@ -98,18 +98,18 @@ def decide(
     lease = current.lease_seconds if isinstance(current, Advice) else current
     target = FACTOR * (evidence.p99_seconds or 0.0)
     renew = target > bounds.most and evidence.samples >= bounds.min_samples
-    wanted, reason = _wanted(evidence, lease, target, bounds)
-    if wanted is not None:
-        wanted = round(wanted, 3)
-    advice = Advice(wanted, renew, reason, evidence, source, at, reason)
+    advised, reason = _advised_lease(evidence, lease, target, bounds)
+    if advised is not None:
+        advised = round(advised, 3)
+    advice = Advice(advised, renew, reason, evidence, source, at, reason)
     former = current if isinstance(current, Advice) else None
-    if former is not None and (former.lease_seconds, former.renew) == (wanted, renew):
+    if former is not None and (former.lease_seconds, former.renew) == (advised, renew):
         reason = former.reason if former.at > 0.0 else reason
         return replace(advice, reason=reason, source=former.source, at=former.at)
     return advice
 
 
-def _wanted(
+def _advised_lease(
     evidence: Evidence, lease: float | None, target: float, bounds: Bounds
 ) -> tuple[float | None, str]:
     """(the lease to request, the reason)."""
@@ -122,24 +122,24 @@ def _wanted(
             f"renew: {_p99(evidence)} needs {target:.1f} s, more than the {bounds.most:g} s "
             "allowed; such deliveries depend on renewals, so set max_lease longer than they take"
         )
-    return _damped(evidence, lease, bounds.clamp(target), bounds)
+    return _with_hysteresis(evidence, lease, bounds.clamp(target), bounds)
 
 
-def _damped(
-    evidence: Evidence, lease: float | None, wanted: float, bounds: Bounds
+def _with_hysteresis(
+    evidence: Evidence, lease: float | None, advised: float, bounds: Bounds
 ) -> tuple[float | None, str]:
     """Apply hysteresis: the target if it differs enough from the current lease."""
     why = f"{FACTOR:g} x {_p99(evidence)}, at least {bounds.least:g} s"
-    if lease is None or wanted > RAISE_BEYOND * lease:
-        return wanted, f"{'set' if lease is None else 'raised'}: {why}"
-    if wanted >= LOWER_BELOW * lease:
-        return lease, f"kept: {wanted:.1f} s ({why}) is not far from it"
+    if lease is None or advised > RAISE_BEYOND * lease:
+        return advised, f"{'set' if lease is None else 'raised'}: {why}"
+    if advised >= LOWER_BELOW * lease:
+        return lease, f"kept: {advised:.1f} s ({why}) is not far from it"
     if evidence.losses or evidence.cut_off:
         return lease, (
             f"kept: with {evidence.losses} losses and {evidence.cut_off} deliveries cut off, the "
             "measured durations are too short"
         )
-    return wanted, f"lowered: {why}"
+    return advised, f"lowered: {why}"
 
 
 def _too_many_losses(evidence: Evidence) -> bool:
@@ -155,10 +155,10 @@ def _raised(
         f"came too late in {evidence.samples} deliveries"
     )
     base = bounds.least if lease is None else 2.0 * lease
-    wanted = bounds.clamp(max(base, min(target, bounds.most)))
-    if lease is not None and wanted <= lease:
+    advised = bounds.clamp(max(base, min(target, bounds.most)))
+    if lease is not None and advised <= lease:
         return lease, f"kept at its upper bound although {why}; check why renewals fail"
-    return wanted, f"raised: {why}"
+    return advised, f"raised: {why}"
 
 
 def _p99(evidence: Evidence) -> str:

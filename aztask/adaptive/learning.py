@@ -103,7 +103,7 @@ def followed(entry: QueueEntry) -> float | None:
 def learn(
     document: LeaseDocument,
     queue: str,
-    seen: LeaseCounts,
+    counts: LeaseCounts,
     *,
     configured: float,
     bounds: Bounds,
@@ -119,7 +119,7 @@ def learn(
     if current is None or current.at <= 0.0:
         current = Advice(configured, False, "as configured", Evidence(), "worker", 0.0)
     in_force = current.lease_seconds or configured
-    observed = entry.observed.faded(now).plus(seen.observation(in_force, now))
+    observed = entry.observed.faded(now).plus(counts.observation(in_force, now))
     advice = decide(observed.evidence(), current, bounds, source="worker", at=now)
     if _stands(current, advice, now):
         advice = current

@@ -120,9 +120,9 @@ def _scaled(bins: Mapping[int, float], factor: float) -> dict[int, float]:
 def _percentile(bins: Mapping[int, float], samples: float, part: float) -> float | None:
     if round(samples) < 1:
         return None
-    seen = 0.0
+    below = 0.0
     for number in sorted(bins):
-        seen += bins[number]
-        if seen >= part * samples - 1e-9:
+        below += bins[number]
+        if below >= part * samples - 1e-9:
             return edge_of(number)
     return edge_of(max(bins))

@@ -46,17 +46,17 @@ class DeadLetterBrowser:
             return
         shown = self._peek()
         yield from shown
-        seen = {key_of(each.envelope) for each in shown}
+        shown_keys = {key_of(each.envelope) for each in shown}
         if len(shown) >= (self._app.broker.stats(self._queue).dead or 0):
             # the service's count is never too low, so these were all
-            self._index.keep_only(self._queue, seen, self._clock.wall() - UNDER_WAY)
+            self._index.keep_only(self._queue, shown_keys, self._clock.wall() - UNDER_WAY)
             return
         after = 0
         while page := self._index.page(self._queue, after, PAGE):
             after = page[-1].number
-            unseen = [each for each in page if each.key not in seen]
-            self._damaged.update((each.key, each.damage) for each in unseen if each.damage)
-            yield from (_as_peeked(each) for each in unseen if not each.damage)
+            others = [each for each in page if each.key not in shown_keys]
+            self._damaged.update((each.key, each.damage) for each in others if each.damage)
+            yield from (_as_peeked(each) for each in others if not each.damage)
 
     def _shown(self) -> Iterator[Peeked]:
         page = self._peek()

@@ -82,9 +82,9 @@ class DeadLetters:
         Without `after`, all known ones are listed, also those that are only in the index because
         the service shows only its first ones. Raises QueueNotFound, BrokerUnavailable.
         """
-        looking = self._looking()
-        if after is None and looking.indexed:
-            return [self._view(each) for each in islice(looking.all(), limit)]
+        browser = self._browser()
+        if after is None and browser.indexed:
+            return [self._view(each) for each in islice(browser.all(), limit)]
         peeked = self._app.broker.peek(self.queue, dead_letter=True, after=after, limit=limit)
         return [self._view(each) for each in peeked]
 
@@ -164,7 +164,7 @@ class DeadLetters:
         """
         if selection.everything:
             done = self._app.broker.purge(self.queue, dead_letter=True)
-            self._looking().emptied()
+            self._browser().emptied()
             return Report(done=done)
         pace = _RateLimiter(None, self._clock, self._sleep)
         return self._act(selection, BATCH, Sweep.remove, progress, pace)
@@ -181,35 +181,37 @@ class DeadLetters:
     ) -> Report:
         """Call `act` with all dead letters that are selected now, in batches."""
         capabilities = self._app.broker.capabilities
-        wanted: Positions | None = None
+        selected: Positions | None = None
         if capabilities.paged_peek:
-            wanted = selection.only_positions()
-            if wanted is None:
-                wanted = Positions(letter.position for letter in self.find(selection))
-        left = len(wanted) if wanted is not None else self._app.broker.stats(self.queue).dead or 0
-        if not left:
+            selected = selection.only_positions()
+            if selected is None:
+                selected = Positions(letter.position for letter in self.find(selection))
+        remaining = (
+            len(selected) if selected is not None else self._app.broker.stats(self.queue).dead or 0
+        )
+        if not remaining:
             return Report()
-        looking = self._looking()
+        browser = self._browser()
         with Sweep(self._app, self.queue, clock=self._clock, sleep=self._sleep) as sweep:
-            if wanted is not None and capabilities.dead_by_position:
-                batches = self._picked(sweep, wanted)
+            if selected is not None and capabilities.dead_by_position:
+                batches = self._picked(sweep, selected)
             else:
-                batches = self._swept(sweep, selection, wanted, left, looking)
+                batches = self._swept(sweep, selection, selected, remaining, browser)
             for batch in batches:
                 for start in range(0, len(batch), size):
                     some = batch[start : start + size]
                     act(sweep, some)
-                    looking.gone([taken.letter for taken in some if sweep.settled(taken)])
+                    browser.gone([taken.letter for taken in some if sweep.settled(taken)])
                     progress(sweep.report)
                     pace.wait(len(some))
-            if wanted is not None:
+            if selected is not None:
                 report = sweep.report  # leased by another process, or gone
-                report.lost += len(wanted) - report.done - report.lost - report.unreadable
+                report.lost += len(selected) - report.done - report.lost - report.unreadable
         return sweep.report
 
-    def _picked(self, sweep: Sweep, wanted: Positions) -> Iterator[Sequence[HeldLetter]]:
+    def _picked(self, sweep: Sweep, selected: Positions) -> Iterator[Sequence[HeldLetter]]:
         """Take only the selected ones, by position."""
-        positions = iter(wanted)
+        positions = iter(selected)
         while chunk := tuple(islice(positions, BATCH)):
             yield [HeldLetter(self._view(each.delivery), each) for each in sweep.take_at(chunk)]
 
@@ -217,27 +219,27 @@ class DeadLetters:
         self,
         sweep: Sweep,
         selection: Selection,
-        wanted: Positions | None,
-        left: int,
-        looking: DeadLetterBrowser,
+        selected: Positions | None,
+        remaining: int,
+        browser: DeadLetterBrowser,
     ) -> Iterator[Sequence[HeldLetter]]:
         """Take all in order and pick the selected ones, until `remaining` were met."""
-        while left > 0 and (leases := sweep.take(BATCH)):
-            looking.met([lease.delivery for lease in leases])
+        while remaining > 0 and (leases := sweep.take(BATCH)):
+            browser.met([lease.delivery for lease in leases])
             met = [HeldLetter(self._view(lease.delivery), lease) for lease in leases]
-            if wanted is None:
+            if selected is None:
                 batch = [taken for taken in met if selection.matches(taken.letter)]
-                left -= len(met)
+                remaining -= len(met)
             else:
-                batch = [taken for taken in met if taken.letter.position in wanted]
-                left -= len(batch)
+                batch = [taken for taken in met if taken.letter.position in selected]
+                remaining -= len(batch)
             sweep.keep_aside(len(met) - len(batch))
             yield batch
-        looking.met_all()
+        browser.met_all()
 
     def _all(self) -> Iterator[DeadLetterView]:
         self._damaged.clear()
-        return (self._view(each) for each in self._looking().all())
+        return (self._view(each) for each in self._browser().all())
 
     def _replace(
         self, sweep: Sweep, batch: Sequence[HeldLetter], generations: _Generations
@@ -247,7 +249,7 @@ class DeadLetters:
         sweep.report.unreadable += len(batch) - len(readable)
         sweep.replace([(taken, self._replacement(taken.letter, generations)) for taken in readable])
 
-    def _looking(self) -> DeadLetterBrowser:
+    def _browser(self) -> DeadLetterBrowser:
         return DeadLetterBrowser(self._app, self.queue, self._clock, self._damaged)
 
     def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:

@@ -81,17 +81,17 @@ def contradictions(app: App, queues: Sequence[str], lease: float | None = None) 
     if not isinstance(broker, Inspectable):
         return []
     inspector = broker.inspector()
-    wish = Expectations(lease)
+    expectations = Expectations(lease)
     found: list[Finding] = []
     for queue in queues:
         facts = inspector.facts(queue)
         if facts.unread:
             break  # the next one could not be read, either, and waiting for it takes time
-        found += judge(facts, wish.plan(app, facts), broker.capabilities)
+        found += judge(facts, expectations.plan(app, facts), broker.capabilities)
     return [each for each in found if each.level is not Level.OK]
 
 
-def _of_broker(app: App, queues: Sequence[str], wish: Expectations) -> Iterator[Finding]:
+def _of_broker(app: App, queues: Sequence[str], expectations: Expectations) -> Iterator[Finding]:
     try:
         broker = app.broker
         if not isinstance(broker, Inspectable):
@@ -101,7 +101,7 @@ def _of_broker(app: App, queues: Sequence[str], wish: Expectations) -> Iterator[
         yield fine("broker", "broker", app.address)
         yield from inspector.surroundings()
         for queue in queues:
-            yield from _of_queue(app, broker, inspector, queue, wish)
+            yield from _of_queue(app, broker, inspector, queue, expectations)
         yield from _of_clock(inspector, queues[0])
     except BrokerUnavailable as error:
         advice = "check the address, and that this machine can reach its port"
@@ -111,13 +111,13 @@ def _of_broker(app: App, queues: Sequence[str], wish: Expectations) -> Iterator[
 
 
 def _of_queue(
-    app: App, broker: Broker, inspector: Inspector, queue: str, wish: Expectations
+    app: App, broker: Broker, inspector: Inspector, queue: str, expectations: Expectations
 ) -> Iterator[Finding]:
     subject = f"queue {queue}"
     began = time.monotonic()
     try:
         facts = inspector.facts(queue)
-        yield from judge(facts, wish.plan(app, facts), broker.capabilities)
+        yield from judge(facts, expectations.plan(app, facts), broker.capabilities)
         if facts.exists is False:
             return
         permissions = inspector.rights(queue)

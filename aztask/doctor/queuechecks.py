@@ -90,16 +90,16 @@ class _Check:
 
     def lease(self) -> Iterator[Finding]:
         """The lock duration equals the lease that the worker requests."""
-        actual, wanted = self._facts.lease_seconds, self._plan.lease
+        actual, expected = self._facts.lease_seconds, self._plan.lease
         if actual is None:
             return
-        if abs(actual - wanted) > TOLERANCE:
+        if abs(actual - expected) > TOLERANCE:
             yield self._problem(
                 "lease",
-                f"it holds messages for {actual:g} s, but the worker asks for {wanted:g} s and is "
-                "refused",
+                f"it holds messages for {actual:g} s, but the worker requests {expected:g} s and "
+                "is refused",
                 f"write app.queue({self._queue!r}, lease={actual:g}), or set the queue's lock: "
-                f"aztask queues create {self._queue} --lease {wanted:g}s",
+                f"aztask queues create {self._queue} --lease {expected:g}s",
             )
         elif self._plan.max_lease <= actual:
             yield self._problem(
@@ -185,17 +185,17 @@ class _Check:
 
     def sessions(self) -> Iterator[Finding]:
         """The queue has sessions if, and only if, the app uses them."""
-        actual, wanted = self._facts.sessions, self._plan.own.sessions
+        actual, expected = self._facts.sessions, self._plan.own.sessions
         if actual is None:
             return
-        if wanted and not actual:
+        if expected and not actual:
             yield self._problem(
                 "sessions",
                 "the app uses sessions, and the queue has none",
                 "it cannot be changed: delete the queue and create it again with aztask queues "
                 f"create {self._queue} --sessions",
             )
-        elif actual and not wanted:
+        elif actual and not expected:
             yield self._problem(
                 "sessions",
                 "it requires sessions, and the app does not use them",

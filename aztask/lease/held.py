@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +19,20 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 logger = logging.getLogger(__name__)
 
 LONGEST_STEP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How long a message is held.
+
+    * `seconds`: the lease to request.
+    * `max_seconds`: the limit of the lease with all its renewals.
+    * `renew_at`: the share of the lease after which it is renewed.
+    """
+
+    seconds: float
+    max_seconds: float
+    renew_at: float
 
 
 class HeldLease:
@@ -38,22 +53,19 @@ class HeldLease:
         self,
         broker: Broker,
         queue: str,
+        terms: LeaseTerms,
         *,
-        lease: float,
-        max_lease: float,
-        renew_at: float,
         wait: float,
         session: str | AnySession | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._broker = broker
         self._queue = queue
-        self._seconds = lease
-        self._max_lease = max_lease
+        self._terms = terms
         self._wait = wait
         self._session = session
         self._clock = clock
-        self._keeper = LeaseKeeper(broker, clock=clock, renew_at=renew_at)
+        self._keeper = LeaseKeeper(broker, clock=clock, renew_at=terms.renew_at)
         self._receiver: Receiver | None = None
         self._lease: Lease | None = None
 
@@ -107,7 +119,7 @@ class HeldLease:
     def __enter__(self) -> Self:
         """Wait for a message. Raises LookupError if none came."""
         receiver = self._receiver = self._broker.receiver(
-            self._queue, lease=self._seconds, session=self._session
+            self._queue, lease=self._terms.seconds, session=self._session
         )
         give_up_at = self._clock.monotonic() + self._wait
         while (delivery := self._received(receiver)) is None:
@@ -115,7 +127,8 @@ class HeldLease:
                 receiver.close()
                 raise LookupError(f"no message came on {self._queue!r} within {self._wait:g} s")
         now = self._clock.monotonic()
-        self._lease = Lease.of(delivery, seconds=self._seconds, limit_at=now + self._max_lease)
+        limit_at = now + self._terms.max_seconds
+        self._lease = Lease.of(delivery, seconds=self._terms.seconds, limit_at=limit_at)
         self._keeper.start().hold(receiver, [self._lease])
         return self
 

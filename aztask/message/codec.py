@@ -139,10 +139,7 @@ class Codec:
         return self.decode_body(data, formats.MSGPACK, "the value")
 
     def decode_body(self, data: bytes, content_type: str, what: str = "the body") -> Any:
-        """The value in `data`, which is msgpack or json, checked against the limits first.
-
-        `what` names the data in errors. Raises DecodeError or ContentRefused.
-        """
+        """The value in `data`, checked first. Raises DecodeError, ContentRefused for `what`."""
         if content_type not in _CHECKS:
             raise ContentRefused(
                 f"content type {one_line(repr(content_type), 60)} is not read here"

@@ -262,11 +262,11 @@ def check_extra(extra: Mapping[Any, Any], limits: MessageLimits) -> None:
     stack: list[tuple[str, Any, int]] = [
         (name, value, 1) for name, value in extra.items() if read_text("a header's name", name)
     ]
-    seen = 0
+    count = 0
     while stack:
         name, value, depth = stack.pop()
-        seen += 1
-        if seen > EXTRA_ITEMS or depth > EXTRA_DEPTH:
+        count += 1
+        if count > EXTRA_ITEMS or depth > EXTRA_DEPTH:
             raise DecodeError(
                 f"header {name} holds too much: at most {EXTRA_ITEMS} further values,"
                 f" {EXTRA_DEPTH} levels deep"

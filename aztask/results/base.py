@@ -285,10 +285,10 @@ class ResultStore(Protocol):
         """Delete everything about a task; False if there was nothing."""
         ...
 
-    def wait_changed(self, seen: int, timeout: float) -> int:
-        """Wait until something may have changed since `seen`, at most `timeout` seconds.
+    def wait_changed(self, version: int, timeout: float) -> int:
+        """Wait until something may have changed since `version`, at most `timeout` seconds.
 
-        Returns the `seen` for the next call (start with 0).
+        Returns the `version` for the next call (start with 0).
         """
         ...
 

@@ -179,7 +179,7 @@ def check_position(position: Position | None, of_message: Position) -> None:
         raise _wrong("position", position, type(of_message).__name__)
 
 
-def _wrong(name: str, value: object, wanted: str) -> Damaged:
+def _wrong(name: str, value: object, expected: str) -> Damaged:
     if value is None:
         return Damaged(f"its {name} is missing")
-    return Damaged(f"its {name} is {type(value).__name__}, not {wanted}")
+    return Damaged(f"its {name} is {type(value).__name__}, not {expected}")

@@ -97,12 +97,12 @@ class Sender:
                 try:
                     self._publish(queue, messages, options.get("delay", 0.0))
                 except SendUnconfirmed as error:
-                    self._tell_unconfirmed(messages, error)
+                    self._emit_unconfirmed(messages, error)
                     raise
             ids += batch_ids
             if own_id:
                 self._expect(messages)
-            self._tell("enqueued", messages)
+            self._emit("enqueued", messages)
         return ids
 
     def close(self) -> None:
@@ -174,13 +174,13 @@ class Sender:
             known = self._publisher = (broker, Publisher(broker, self._codec))
         return known[1]
 
-    def _tell_unconfirmed(self, messages: Sequence[TaskMessage], error: SendUnconfirmed) -> None:
+    def _emit_unconfirmed(self, messages: Sequence[TaskMessage], error: SendUnconfirmed) -> None:
         """Write events for a batch of which the broker confirmed only a part."""
         doubtful = {envelope.message_id for envelope in error.unconfirmed}
-        self._tell("enqueued", [each for each in messages if each.message_id not in doubtful])
-        self._tell("send_unconfirmed", [each for each in messages if each.message_id in doubtful])
+        self._emit("enqueued", [each for each in messages if each.message_id not in doubtful])
+        self._emit("send_unconfirmed", [each for each in messages if each.message_id in doubtful])
 
-    def _tell(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
+    def _emit(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
         with self._lock:
             if self._sink is None or self._sink[0] != os.getpid():
                 writer = f"sender-{socket.gethostname()}-{os.getpid()}"

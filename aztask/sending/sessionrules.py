@@ -23,9 +23,9 @@ IN_ORDER: Final = ("hold", "abandon", "lease-timeout")
 
 def strategy_in_session(task: Task[..., Any] | None, default: str, *, ordered: bool) -> str:
     """The retry strategy of a message in a session. `default` is the app's."""
-    wanted = task.retry_strategy if task is not None else default
-    if wanted in IN_ORDER:
-        return wanted
+    strategy = task.retry_strategy if task is not None else default
+    if strategy in IN_ORDER:
+        return strategy
     return IN_ORDER[0] if ordered else "resubmit"
 
 

@@ -107,7 +107,7 @@ class Listeners(Generic[T]):
         self._listeners.append(function)
         return function
 
-    def tell(self, value: T) -> None:
+    def notify(self, value: T) -> None:
         """Call each listener. If one raises, that is logged and the others are still called."""
         for listener in self._listeners:
             try:

@@ -12,8 +12,10 @@ Rules
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from aztask.errors import ConfigurationError, did_you_mean
@@ -97,3 +99,24 @@ def fields_of(kind: type[Any], options: Mapping[str, Any], what: str) -> dict[st
             raise ConfigurationError(f"{what} is given {name} twice; keep one of them")
         given[name] = value
     return given
+
+
+def read_environment(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The value of the variable `name`, or the content of the file that ``NAME_FILE`` names.
+
+    One line break at the file's end is dropped, because mounted secrets often have one. None if
+    neither variable is set. Raises ConfigurationError if both are, or the file cannot be read.
+    """
+    value, file = environ.get(name), environ.get(f"{name}_FILE")
+    if value and file:
+        raise ConfigurationError(f"{name} and {name}_FILE are both set; unset one of them")
+    if not file:
+        return value or None
+    try:
+        with Path(file).open(encoding="utf-8") as stream:
+            return stream.read(65536).removesuffix("\n")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
+        raise ConfigurationError(
+            f"the file {printable(file)} that {name}_FILE names cannot be read: {why}"
+        ) from None

@@ -154,7 +154,7 @@ def test_contradictions_are_found_and_the_worker_says_them_when_it_starts(shop: 
 def test_another_lease_is_a_problem_before_the_worker_meets_it(shop: Shop) -> None:
     shop("queues", "create", "orders", "--lease", "45s")
     found = shop.doctor(code=4)
-    assert "45 s, but the worker asks for 30 s" in found["orders", "lease"]["text"]
+    assert "45 s, but the worker requests 30 s" in found["orders", "lease"]["text"]
     assert shop.doctor("--lease", "45s", code=0)["orders", "lease"]["level"] == "ok"
     assert shop("worker", "-Q", "orders", "--burst").returncode == 4
 

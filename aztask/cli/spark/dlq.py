@@ -20,6 +20,7 @@ from aztask.cli.progress import Progress
 from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.target import app_spec, open_app
 from aztask.deadletters.view import DeadLetters, Report
+from aztask.spark.submission.target import Target
 
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
 
@@ -89,7 +90,6 @@ class LetterOptions:
         """The DataFrame, in a session; Spark's errors in the block are told in one line."""
         from aztask.spark.deadletters.letters import dead_letters
         from aztask.spark.queries import told_plainly
-        from aztask.spark.submission.target import Target
 
         if self._snapshot is None:
             with open_app():

@@ -17,8 +17,7 @@ from aztask.brokers.delivery import Position
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner
-from aztask.results.runningtasks import pack_running
-from aztask.results.workerrow import damaged_worker, read_worker
+from aztask.results.workerrow import damaged_worker, pack_running, read_worker
 from aztask.settlement import Complete, to_record
 
 _NAMES: Final = (

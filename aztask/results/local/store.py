@@ -256,15 +256,15 @@ class LocalResults:
             cursor = connection.execute("DELETE FROM runs WHERE task_id = ?", (task_id,))
             return cursor.rowcount > 0
 
-    def wait_changed(self, seen: int, timeout: float) -> int:
+    def wait_changed(self, version: int, timeout: float) -> int:
         """Read the file's change counter: at once after a write on this machine, else seldom."""
         give_up_at = time.monotonic() + timeout
         waiter = Waiter(self._database.watch, rest=FIRST_WAIT, blind=LONGEST_WAIT)
         now = self._database.changes()
-        while now == seen and (left := give_up_at - time.monotonic()) > 0:
-            waiter.wait(left)
+        while now == version and (remaining := give_up_at - time.monotonic()) > 0:
+            waiter.wait(remaining)
             now = self._database.changes()
-        if now != seen:
+        if now != version:
             waiter.seen()
         return now
 

@@ -61,7 +61,7 @@ class TimeBudget:
         self.stopped: AztaskError | None = None
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """The seconds that remain for this call."""
         return self._until - time.monotonic()
 
@@ -78,12 +78,12 @@ class TimeBudget:
         """The time-outs of the next request. Raises BrokerUnavailable if no time remains."""
         if self.stopped is not None:
             raise self.stopped
-        left = self.left
-        if left <= 0:
+        remaining = self.remaining
+        if remaining <= 0:
             raise self.stop(BrokerUnavailable(f"{place} does not answer in time; try again"))
         return {
-            "connection_timeout": min(CONNECT_SECONDS, left),
-            "read_timeout": min(READ_SECONDS, left),
+            "connection_timeout": min(CONNECT_SECONDS, remaining),
+            "read_timeout": min(READ_SECONDS, remaining),
         }
 
     def request(
@@ -109,7 +109,7 @@ class TimeBudget:
                 ):
                     raise found from error
                 pause = next(pauses, None)
-                if pause is None or pause >= self.left:
+                if pause is None or pause >= self.remaining:
                     raise self.stop(found.error) from error
                 time.sleep(pause)
 
@@ -204,14 +204,14 @@ class TableRequests:
     def insert(self, call: TimeBudget, entity: Mapping[str, Any]) -> str | None:
         """Insert a row and return its ETag; None if the row exists. Raises OutcomeUnknown."""
         try:
-            told = call.request(
+            answer = call.request(
                 lambda **times: self._table.create_entity(dict(entity), **times),
                 self.place,
                 TABLE_ROLE,
             )
         except AlreadyExists:
             return None
-        return str(told["etag"])
+        return str(answer["etag"])
 
     def replace(self, call: TimeBudget, entity: Mapping[str, Any], tag: str) -> str | None:
         """Replace a row and return its new ETag; None if it changed since `tag`.
@@ -219,7 +219,7 @@ class TableRequests:
         Raises OutcomeUnknown.
         """
         try:
-            told = call.request(
+            answer = call.request(
                 lambda **times: self._table.update_entity(
                     dict(entity),
                     mode=UpdateMode.REPLACE,
@@ -232,7 +232,7 @@ class TableRequests:
             )
         except (RowConflict, RowNotFound):
             return None
-        return str(told["etag"])
+        return str(answer["etag"])
 
     def merge(self, call: TimeBudget, entity: Mapping[str, Any], tag: str) -> bool:
         """Set these properties and keep the others.
@@ -272,7 +272,7 @@ class TableRequests:
             try:
                 return self.insert(call, entity) is not None
             except OutcomeUnknown as lost:
-                if call.left <= PAUSES[0]:
+                if call.remaining <= PAUSES[0]:
                     raise call.stop(lost.error) from lost
                 time.sleep(PAUSES[0])
 

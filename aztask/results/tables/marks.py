@@ -89,8 +89,8 @@ class CancellationMarks:
         has: Callable[[TimeBudget, str], bool],
     ) -> set[str]:
         unsure = [each for each in partitions if len(pages[shard_of(each)]) == AT_ONCE]
-        seen = self._requests.each(call, has, unsure)
-        return set().union(*pages.values(), itertools.compress(unsure, seen))
+        found = self._requests.each(call, has, unsure)
+        return set().union(*pages.values(), itertools.compress(unsure, found))
 
     def _to_stop(self, call: TimeBudget, shard: int) -> set[str]:
         return self._page(call, shard, " and running eq true")

@@ -22,7 +22,6 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner, unpacked
-from aztask.results.runningtasks import pack_running
 from aztask.results.tables.names import (
     WORKERS,
     is_blob_of,
@@ -31,7 +30,7 @@ from aztask.results.tables.names import (
     partition_of,
     row_of,
 )
-from aztask.results.workerrow import damaged_worker, read_worker
+from aztask.results.workerrow import damaged_worker, pack_running, read_worker
 from aztask.settlement import Decision, to_record
 
 if TYPE_CHECKING:

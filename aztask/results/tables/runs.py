@@ -117,8 +117,8 @@ class Runs:
         If the process dies after the first, a purge finds the blob. After the second, the message
         is not settled, and its redelivery completes the index.
         """
-        known = self._take(finish.key, finish.owner) or self.read(call, finish.key)
-        if known is None:
+        current = self._take(finish.key, finish.owner) or self.read(call, finish.key)
+        if current is None:
             return False
         body, blob = self._blobs.place_of(call, finish.key, pack(finish.outcome))
 
@@ -129,7 +129,7 @@ class Runs:
                 return RowUpdate(True)  # recorded before: that outcome stays
             return RowUpdate(True, run.finished(finish.outcome, body, blob))
 
-        done = self._change(call, finish.key, known, decide)
+        done = self._change(call, finish.key, current, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
             self._blobs.delete(blob)
         hit("unindexed")
@@ -145,11 +145,11 @@ class Runs:
         If the process dies in between, the index names a run that the next call ends.
         """
         outcome = record.outcome
-        known = self.read(call, record.key)
-        if outcome is None or (known is not None and known.ended):
+        current = self.read(call, record.key)
+        if outcome is None or (current is not None and current.ended):
             return False
-        if known is not None and known.damage:
-            self._quarantine.note(call, known, known.damage)
+        if current is not None and current.damage:
+            self._quarantine.note(call, current, current.damage)
             return False
         body, blob = self._blobs.place_of(call, record.key, pack(outcome))
 
@@ -165,8 +165,8 @@ class Runs:
             # it had not ended when we first read it: our own write, if its answer was lost
             return RowUpdate(not run.owner and (run.ended_at, run.body_blob) == (outcome.at, blob))
 
-        self._index.note(call, buried(known))
-        done = self._change(call, record.key, known, decide)
+        self._index.note(call, buried(current))
+        done = self._change(call, record.key, current, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
             self._blobs.delete(blob)
         return done.answer
@@ -177,8 +177,8 @@ class Runs:
         If the process dies before the row is written, the previous checkpoint stays, and a purge
         finds the blob of the new one.
         """
-        known = self._take(key, owner) or self.read(call, key)
-        if known is None:
+        current = self._take(key, owner) or self.read(call, key)
+        if current is None:
             return False
         data, blob = self._blobs.place_of(call, key, state)
 
@@ -189,13 +189,13 @@ class Runs:
                 return RowUpdate(True)
             return RowUpdate(True, replace(run, saved=data, saved_blob=blob))
 
-        done = self._change(call, key, known, decide)
+        done = self._change(call, key, current, decide)
         if not done.answer:
             self._blobs.delete(blob)
         elif done.row is not None:
             self._remember(done.row)
-            if known.saved_blob != blob:
-                self._blobs.delete(known.saved_blob)
+            if current.saved_blob != blob:
+                self._blobs.delete(current.saved_blob)
         return done.answer
 
     def disown(self, call: TimeBudget, which: tuple[RunKey, str]) -> None:
@@ -207,9 +207,9 @@ class Runs:
                 return RowUpdate(None)
             return RowUpdate(None, replace(run, owner="", starts=run.starts - 1))
 
-        known = self._take(key, owner) or self.read(call, key)
-        if known is not None:
-            self._change(call, key, known, decide)
+        current = self._take(key, owner) or self.read(call, key)
+        if current is not None:
+            self._change(call, key, current, decide)
 
     def expect(self, call: TimeBudget, record: RunRecord) -> None:
         """Note that a run is sent, in a row of its own, so that a start need not read it."""
@@ -221,7 +221,7 @@ class Runs:
         entity = self._requests.read(call, partition, row)
         return None if entity is None else replace(run_of(entity, partition, row), key=key)
 
-    def whole(self, call: TimeBudget, run: Run) -> RunRecord:
+    def complete(self, call: TimeBudget, run: Run) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
         if run.damage:
             return run.record(None)
@@ -234,7 +234,7 @@ class Runs:
         now = self.read(call, run.key)  # a new outcome may have replaced this one, and its blob
         if now is None or now.body_blob == run.body_blob:
             return run.record(None, missing(run.body_blob))
-        return self.whole(call, now)
+        return self.complete(call, now)
 
     def _body(self, call: TimeBudget, run: Run) -> bytes | None:
         """The long parts of its outcome. Raises RowNotFound if their blob is missing."""

@@ -202,7 +202,7 @@ class TablesResults:
             if row.endswith("e"):
                 record = pending(entity, partition, row)
             else:
-                record = self._runs.whole(call, run_of(entity, partition, row))
+                record = self._runs.complete(call, run_of(entity, partition, row))
             record = replace(record, key=replace(record.key, task_id=task_id))
             records[record.key] = record  # the run comes after its note, and replaces it here
         return list(records.values())
@@ -228,7 +228,7 @@ class TablesResults:
         if state in (None, State.UNREADABLE):
             runs += self._quarantine.runs(call, limit)
         once = {(run.key, run.place): run for run in runs}
-        return self._requests.each(call, self._runs.whole, once.values())
+        return self._requests.each(call, self._runs.complete, once.values())
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
@@ -264,11 +264,11 @@ class TablesResults:
                 self._blobs.delete(run.body_blob, run.saved_blob)
         return bool(entities)
 
-    def wait_changed(self, seen: int, timeout: float) -> int:
+    def wait_changed(self, version: int, timeout: float) -> int:
         """Only wait, as the service reports no changes: 50 ms at first, later up to a second."""
-        pause = min(FIRST_WAIT * 1.5 ** min(seen, 20), LONGEST_WAIT)
+        pause = min(FIRST_WAIT * 1.5 ** min(version, 20), LONGEST_WAIT)
         time.sleep(max(0.0, min(pause, timeout)))
-        return seen + 1
+        return version + 1
 
     # -- workers -----------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def test_a_listener_that_fails_stops_no_other(caplog):
 
     listeners(heard.append)
     with caplog.at_level(logging.ERROR):
-        listeners.tell(5)
+        listeners.notify(5)
     assert heard == [5]
     assert "a listener of events failed" in caplog.text
 
