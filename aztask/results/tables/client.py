@@ -137,9 +137,8 @@ class TableRequests:
             )
 
         self._table = client(self._transport)
-        self._batches = client(
-            RequestsTransport()
-        )  # the lean transport cannot read multipart answers
+        # The lean transport cannot read multipart answers.
+        self._batches = client(RequestsTransport())
         self._thread_pool = ThreadPool("tables", CONNECTIONS)
 
     def each(

@@ -132,10 +132,8 @@ class TablesDeadIndex:
         ]
         try:
             self._requests.together(call, rows)
-        except (
-            RowNotFound,
-            OutcomeUnknown,
-        ):  # one of them is gone, or both, by a request whose answer was lost
+        except (RowNotFound, OutcomeUnknown):
+            # One of them is gone, or both are, by a request whose answer was lost.
             for name in names:
                 self._requests.delete(call, _partition(queue), name)
 

@@ -59,9 +59,8 @@ class Quarantine:
         the damage is found again each time.
         """
         try:
-            self._requests.merge(
-                TimeBudget(), mark, run.tag
-            )  # own budget: a refusal stops no other request
+            # A time budget of its own: a refusal stops no other request.
+            self._requests.merge(TimeBudget(), mark, run.tag)
         except BrokerUnavailable:
             raise
         except BrokerError as error:

@@ -100,9 +100,8 @@ class Runs:
         if isinstance(done.answer, Unreadable):
             self._quarantine.note(call, done.row, done.answer.reason)
         if isinstance(done.answer, Recorded):
-            self._index.note(
-                call, done.row
-            )  # the worker that recorded it may have died before that
+            # The worker that recorded it may have died before it wrote the index row.
+            self._index.note(call, done.row)
             return Recorded(self._outcome(call, done.row) or done.answer.outcome)
         if not isinstance(done.answer, Owned):
             return done.answer
