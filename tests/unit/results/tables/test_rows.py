@@ -17,7 +17,7 @@ from aztask.results.tables.rows import (
     worker_entity,
     worker_of,
 )
-from aztask.settlement import Complete, Resubmit
+from aztask.settlement import Abandon, Complete
 
 START = Start(RunKey("a", 1, 2), "shop.add", "default", 7, "owner", "w", 1.0)
 
@@ -42,10 +42,9 @@ def test_a_started_and_a_finished_run_are_read_back():
 
 
 def test_an_outcome_after_which_the_message_comes_again_is_counted():
-    again = Outcome(State.RETRYING, Resubmit(1.0), at=2.0)
+    again = Outcome(State.RETRYING, Abandon(), at=2.0)
     run = new_run(START).finished(again, None, "")
-    if again.again:
-        assert (run.failures, run.starts, run.ended) == (1, 0, False)
+    assert (again.again, run.failures, run.starts, run.ended) == (True, 1, 0, False)
     restarted = run.started(START)
     assert (restarted.state, restarted.outcome(None)) == (State.STARTED, None)
 
