@@ -15,15 +15,15 @@ def test_four_states_are_an_end(state):
 
 
 @pytest.mark.parametrize(
-    ("settlement", "again"),
+    ("state", "settlement", "again"),
     [
-        (Complete(), False),
-        (DeadLetter("rejected"), False),
-        (Resubmit(1.0), False),
-        (Abandon(), True),
-        (Hold(1.0), True),
-        (Lapse(), True),
+        (State.SUCCEEDED, Complete(), False),
+        (State.FAILED, DeadLetter("rejected"), False),
+        (State.RETRYING, Resubmit(1.0), False),
+        (State.RETRYING, Abandon(), True),
+        (State.SNOOZED, Hold(1.0), True),
+        (State.RETRYING, Lapse(), True),
     ],
 )
-def test_the_same_message_comes_again_unless_it_is_gone_or_cloned(settlement, again):
-    assert Outcome(State.RETRYING, settlement).again is again
+def test_the_same_message_comes_again_unless_the_run_ended_or_was_cloned(state, settlement, again):
+    assert Outcome(state, settlement).again is again
