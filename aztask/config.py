@@ -172,17 +172,17 @@ class Settings:
         1.0,
         "float | timedelta",
         seconds(least=0.01),
-        "The longest pause between two looks at an empty Storage queue.",
+        "The longest pause between two polls of an empty Storage queue.",
         example="10.0",
     )
     default_queue: str = setting(
-        "default", "str", text, "The queue of tasks that name no other.", example='"orders"'
+        "default", "str", text, "The queue of tasks that set none.", example='"orders"'
     )
     retry_strategy: RetryStrategy = setting(
         RETRY_STRATEGIES[0],
         "RetryStrategy",
         lambda name, value: check_strategy(value, name),
-        "How a message waits for its retry, for tasks that do not say it themselves.",
+        "How a message waits for its retry, for tasks that set no strategy.",
         example='"hold"',
     )
     max_held: int = setting(
@@ -254,7 +254,7 @@ class Settings:
         True,
         "bool | tuple[float, float]",
         lambda name, value: read_bounds(value, None),
-        "Whether leases follow that advice; or `(least, most)` in seconds, between which they do.",
+        "True if leases follow that advice; or `(least, most)`, the bounds for it in seconds.",
         example="(30.0, 600.0)",
     )
 

@@ -57,13 +57,14 @@ class RetryPolicy:
     waits at most 2, 4, 8, 16 and 32 seconds before the five retries, for OSErrors only.
 
     * `max_retries`: runs after the first one, 3 by default.
-    * `delay`: seconds (or a ``timedelta``) before the first retry.
-    * `backoff`: the factor by which each further delay grows, at least 1.
-    * `max_delay`: the longest delay, in seconds or as a ``timedelta``.
-    * `jitter`: True takes between half and all of each delay, so that many failures at once are not
-      retried at once.
-    * `retry_on`, `give_up_on`: exception classes to retry, and not to retry; `give_up_on` wins.
-    * `max_snoozes`: how often a task may raise `Snooze`.
+    * `delay`: seconds (or a ``timedelta``) before the first retry, 1 by default.
+    * `backoff`: the factor by which each further delay grows, at least 1; 2 by default.
+    * `max_delay`: the longest delay, in seconds or as a ``timedelta``; 600 by default.
+    * `jitter`: True (default) takes between half and all of each delay, so that many failures at
+      once are not retried at once.
+    * `retry_on`, `give_up_on`: exception classes to retry ((Exception,) by default), and
+      not to retry (none by default); `give_up_on` wins.
+    * `max_snoozes`: how often a task may raise `Snooze`, 100 by default.
 
     Raises ConfigurationError if a value is not allowed.
     """
