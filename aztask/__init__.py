@@ -1,7 +1,7 @@
 """aztask: Python functions as background tasks on Azure queues, under auto-renewing leases.
 
-Names are imported when they are first used (PEP 562): ``aztask --help`` and the emulator need
-neither Kombu nor an Azure SDK, and do not wait for them.
+A name is imported when you first use it (PEP 562), so ``aztask --help`` and the emulator start
+without Kombu and without an Azure SDK.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""``python -m aztask``: the same as the command ``aztask``."""
+"""``python -m aztask`` runs the command ``aztask``."""
 
 from aztask.cli.main import main
 

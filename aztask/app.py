@@ -1,9 +1,9 @@
-"""The App: tasks, queues and where they live.
+"""The App: its tasks, its queues, and the broker and result store that it uses.
 
 Rules
-1. Making an App does no I/O: connections open when they are first needed, once per process. A
+1. Making an App does no I/O. Connections open when they are first needed, once per process; a
    forked child opens its own.
-2. What is sent, `aztask.sending.send` sends.
+2. Sending is the work of `aztask.sending.send`; the App only passes calls on to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aztask.context import Context
 from aztask.errors import DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
-from aztask.lease.held import HeldLease
+from aztask.lease.held import HeldLease, LeaseTerms
 from aztask.message.codec import Codec
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
@@ -36,7 +36,27 @@ DEFAULT_BROKER = "local://"
 
 
 class App:
-    """Holds tasks and settings, and sends invocations."""
+    """An application: its tasks, its queues, its settings and its connections.
+
+    ::
+
+        app = App("shop", broker="servicebus://shop-prod", results="tables://shopstore")
+
+        @app.task(queue="images", time_limit=60)
+        def resize(path: str, width: int) -> str:
+            ...
+
+        result = resize.delay("a.png", 200)
+
+    Useful attributes:
+
+    * `name`: the first argument; task names begin with it by default.
+    * `tasks`: the registered tasks, by name.
+    * `settings`: the app's `Settings`, checked and in seconds.
+    * `retry`: the `RetryPolicy` of tasks that set none.
+    * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
+      register hooks, see docs/how-to/advanced/hooks.md.
+    """
 
     def __init__(
         self,
@@ -48,10 +68,19 @@ class App:
         retry: RetryPolicy = RetryPolicy(),
         **options: Unpack[AppOptions],
     ) -> None:
-        """broker, results: URLs or connection strings (docs/reference/urls.md), or objects.
+        """Make an app. Nothing connects yet.
 
-        Without them AZTASK_BROKER and AZTASK_RESULTS count, then ``local://`` and no results.
-        events: a directory for lifecycle events (AZTASK_EVENTS). Raises ConfigurationError.
+        * `name`: a short text, such as "shop".
+        * `broker`: a URL, a connection string (docs/reference/urls.md) or a `Broker`. Default:
+          AZTASK_BROKER, else ``local://``.
+        * `results`: a URL, a connection string or a `ResultStore`. Default: AZTASK_RESULTS, else no
+          results are kept.
+        * `events`: a directory for lifecycle events. Default: AZTASK_EVENTS, else none are written.
+        * `retry`: the policy of tasks that set none of their own.
+        * `options`: any setting of `Settings`; a duration leaves out ``_seconds`` and takes seconds
+          or a ``timedelta``, for example ``lease=30``.
+
+        Raises ConfigurationError if a setting, a URL or a connection string is wrong.
         """
         check_options(options, AppOptions, f"App {name!r}")
         self.name = name
@@ -97,7 +126,9 @@ class App:
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue=..., ...)``.
 
-        Raises DuplicateTask, ConfigurationError.
+        `TaskOptions` lists the options. The decorated name becomes a `Task`; calling it still calls
+        the function. Raises DuplicateTask if the name is taken, ConfigurationError if an option is
+        wrong.
         """
         if function is not None:
             return self._register(function, cast("TaskOptions", options), with_context=False)
@@ -114,7 +145,18 @@ class App:
     ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
 
     def task_with_context(self, function: Any = None, /, **options: Any) -> Any:
-        """Like `task`, for a function whose first argument is the `Context` of its run."""
+        """Register a function that takes the `Context` of its run as its first argument.
+
+        ::
+
+            @app.task_with_context(queue="slow")
+            def crawl(context: Context, url: str) -> int:
+                ...
+
+            crawl.delay("https://example.com")      # you do not pass the context
+
+        Options and errors are those of `task`.
+        """
         if function is not None:
             return self._register(function, cast("TaskOptions", options), with_context=True)
         return lambda inner: self._register(inner, cast("TaskOptions", options), with_context=True)
@@ -138,26 +180,36 @@ class App:
     # -- queues ------------------------------------------------------------------------------
 
     def queue(self, name: str, **options: Unpack[QueueOptionNames]) -> None:
-        """Say what holds for one queue. Nothing is created: see ``aztask queues create``."""
+        """Set options of one queue, for example ``app.queue("slow", lease=300)``.
+
+        `QueueSettings` describes the options. This creates nothing: run ``aztask queues create``.
+        Raises ConfigurationError if an option is wrong or contradicts the app's settings.
+        """
         check_options(options, QueueOptionNames, f"queue {name!r}")
         settings = QueueSettings.from_options(name, options)
         settings.over(self.settings)
         self._queues[name] = settings
 
     def queue_settings(self, name: str) -> Settings:
-        """The app's settings, with those of the queue in their place."""
+        """The settings that apply to the queue: its own where it has any, else the app's."""
         own = self._queues.get(name)
         return own.over(self.settings) if own else self.settings
 
     def lease_seconds(self, name: str) -> float:
-        """The lease to ask for: what the queue or the app says, else what suits the service."""
+        """The lease duration to request for the queue, in seconds.
+
+        It is the queue's setting, else the app's, else the broker's default.
+        """
         settings = self.queue_settings(name)
         if self._lease_asked(name):
             return settings.lease_seconds
         return min(self.broker.capabilities.default_lease_seconds, settings.max_lease_seconds / 2)
 
     def lease_now(self, name: str) -> float:
-        """The lease to ask for now: `lease_seconds`, or what was learned (`lease_advice`)."""
+        """The lease duration to request now, in seconds.
+
+        With ``lease_advice`` it is the learned one, otherwise `lease_seconds`.
+        """
         if not self.leases.enabled:
             return self.lease_seconds(name)
         settings, capabilities = self.queue_settings(name), self.broker.capabilities
@@ -168,7 +220,7 @@ class App:
         return self._lease_given or (own is not None and own.lease_seconds is not None)
 
     def queue_plan(self, name: str) -> QueuePlan:
-        """What the app needs of a queue."""
+        """What the app requires of a queue: its lease, sessions, duplicate detection and so on."""
         return plan_of(
             name,
             self._queues.get(name),
@@ -179,16 +231,19 @@ class App:
         )
 
     def queue_options(self, name: str) -> QueueOptions:
-        """What to ask of the service when the queue is created. Raises ConfigurationError."""
+        """The options to create the queue with.
+
+        Raises ConfigurationError if the service lacks one of them.
+        """
         return self.queue_plan(name).options(self.broker.capabilities)
 
     def has_sessions(self, name: str) -> bool:
-        """Whether the app knows the queue as one with sessions."""
+        """True if the app configured the queue with ``sessions=True``."""
         own = self._queues.get(name)
         return bool(own and own.sessions)
 
     def queue_names(self) -> list[str]:
-        """The queues that the app's own code speaks of."""
+        """The queues that the app's tasks and settings name, sorted, with the default queue."""
         names = {task.queue for task in self.tasks.values() if task.queue}
         return sorted(names | set(self._queues) | {self.settings.default_queue})
 
@@ -196,50 +251,59 @@ class App:
 
     @property
     def broker(self) -> Broker:
-        """The broker, opened now if need be. Raises ConfigurationError, BrokerUnavailable."""
+        """The broker, connected at the first use. Raises ConfigurationError, BrokerUnavailable."""
         return self._connections.broker()
 
     @property
     def results(self) -> ResultStore | None:
-        """The result store, None when none is configured."""
+        """The result store, opened at the first use; None if none is configured."""
         return self._connections.results()
 
     @property
     def remote(self) -> bool:
-        """Whether the broker or the result store is across a network."""
+        """True if the broker or the result store is reached over a network."""
         results = self.results
         return self.broker.capabilities.remote or (results is not None and results.remote)
 
     @property
     def address(self) -> str:
-        """The broker as a person may see it, secrets masked."""
+        """The broker's address for display, with its secrets masked."""
         return self._connections.shown()
 
     def close(self) -> None:
-        """Let go of connections and files; they open again when needed."""
+        """Close connections and files. Using the app again opens them again."""
         self._sender.close()
         self._connections.close()
         self.leases.close()
 
     def open_events(self, writer: str) -> EventSink:
-        """Where `writer` writes lifecycle events; the caller closes it."""
+        """Open the sink for events of `writer` (a worker's name). The caller closes it."""
         directory = self.settings.events
         inner = NullEventSink() if directory is None else FileEventSink(directory, writer)
         return HookedSink(inner, self.hooks.event)
 
     def receive(self, queue: str, *, wait: float = 10.0, session: str | None = None) -> HeldLease:
-        """``with app.receive("orders") as lease``: one message under a renewed lease, no task.
+        """Receive one message under an auto-renewed lease, without a task and without a worker.
 
-        wait: seconds to wait for a message; LookupError when none came. session: of which session,
-        where the queue has them; of any without it.
+        ::
+
+            with app.receive("orders", wait=30) as lease:
+                handle(lease.body)
+                lease.complete()
+
+        * `queue`: the queue's name.
+        * `wait`: seconds to wait for a message, 10 by default. Entering the block raises
+          LookupError if none came.
+        * `session`: the session to receive from, on a queue with sessions. By default the next free
+          one.
+
+        See `HeldLease` for what you can do in the block.
         """
         settings = self.queue_settings(queue)
         return HeldLease(
             self.broker,
             queue,
-            lease=self.lease_now(queue),
-            max_lease=settings.max_lease_seconds,
-            renew_at=settings.renew_at,
+            LeaseTerms(self.lease_now(queue), settings.max_lease_seconds, settings.renew_at),
             wait=wait,
             session=session or (ANY_SESSION if self.has_sessions(queue) else None),
         )
@@ -253,7 +317,19 @@ class App:
         kwargs: dict[str, Any] | None = None,
         **options: Unpack[SendOptions],
     ) -> AsyncResult[Any]:
-        """Send an invocation of the task called `name`, which need not be known here."""
+        """Send an invocation of a task by its name; the task may be registered in another program.
+
+        ::
+
+            app.send("shop.resize", ["a.png", 200], {"quality": 80}, delay=60)
+
+        * `name`: the task's registered name.
+        * `args`, `kwargs`: its arguments: a list or a tuple, and a dict.
+        * `options`: see `SendOptions`.
+
+        Raises what `Task.delay` raises, but only a task that is registered here has its arguments
+        checked.
+        """
         check_options(options, SendOptions, "send")
         if not isinstance(args, list | tuple):
             raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
@@ -263,11 +339,11 @@ class App:
     def send_call(
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
     ) -> list[AsyncResult[Any]]:
-        """What `Task.delay` and `Task.map` call."""
+        """Send all `calls` of `task` as one batch. `Task.delay` and `Task.map` call this."""
         return self._send(task.name, task, calls, options)
 
     def result(self, task_id: str) -> AsyncResult[Any]:
-        """A handle for a task id."""
+        """The `AsyncResult` of a task id, for example one that you stored. Asks no server."""
         return AsyncResult(task_id, self._connections.results, self.codec.decode_value)
 
     def _send(

@@ -14,7 +14,7 @@ from aztask.support.masking import Secret
 
 
 class AppOptions(TypedDict, total=False):
-    """What ``App(...)`` takes beside its name and addresses."""
+    """The options of ``App(...)``, described in docs/reference/settings.md."""
 
     lease: float | timedelta
     max_lease: float | timedelta
@@ -39,7 +39,7 @@ class AppOptions(TypedDict, total=False):
 
 
 class QueueOptionNames(TypedDict, total=False):
-    """What ``app.queue(name, ...)`` takes."""
+    """The options of ``app.queue(name, ...)``, described in docs/reference/settings.md."""
 
     lease: float | timedelta
     max_lease: float | timedelta

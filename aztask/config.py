@@ -1,12 +1,12 @@
-"""The settings of an app and of its queues: frozen values that were checked when they were made.
+"""The settings of an app and of its queues: frozen values that are checked when they are made.
 
-Broker and result addresses, secrets and durations have their own modules; what others need of them
-is offered here too, so that ``from aztask.config import ...`` is enough.
+Addresses, secrets and durations live in modules of their own. The names that other modules need are
+exported here too, so that ``from aztask.config import ...`` is enough.
 
 Rules
-1. A setting that exists was checked: nobody checks it again.
-2. A wrong setting is a ConfigurationError that names it, shows the value (never a secret) and says
-   what is allowed; an unknown one says "did you mean".
+1. Every setting is checked once, when it is made. No other code checks it again.
+2. A wrong setting raises a ConfigurationError that names it, shows the value (never a secret) and
+   says what is allowed. An unknown one says "did you mean".
 3. Durations are seconds as floats; ``timedelta`` is accepted wherever a duration is given.
 """
 
@@ -45,13 +45,13 @@ from aztask.support.checks import (
     text,
 )
 from aztask.support.durations import parse_duration
-from aztask.support.environment import read_environment
 from aztask.support.masking import Secret, SecretFilter, mask, printable
 from aztask.support.settings import (
     check_all,
     fields_of,
     inherited,
     option_of,
+    read_environment,
     setting,
     table_of,
 )
@@ -80,22 +80,25 @@ __all__ = [
 ]
 
 LONGEST_LEASE: Final = 7 * 86400.0
-"""Seconds: the longest visibility that a Storage queue grants at once, and our limit for all."""
+"""Seconds: the longest visibility time-out of a Storage queue. aztask applies it to all brokers."""
 
 EARLIEST_RENEWAL: Final = 0.05
 LATEST_RENEWAL: Final = 0.85
-"""The part of a lease after which a renewal would leave no room for a retry."""
+"""The latest share of a lease at which to renew it: later leaves no time to retry a renewal."""
 
 SERIALIZERS: Final = ("msgpack", "json")
-"""What messages are written in. Pickle and yaml run code when read: they are never accepted."""
+"""The formats of messages. Pickle and yaml are never accepted: reading them can run code."""
 
 SHORTEST_KEY: Final = 16
-"""Characters of a signing key: fewer can be guessed."""
+"""Characters that a signing key must have at least: a shorter one can be guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What holds for a whole app. docs/reference/settings.md describes each setting."""
+    """The settings of an app, as ``app.settings``. docs/reference/settings.md describes each one.
+
+    Give them to `App` as keyword options; a duration leaves out ``_seconds`` there.
+    """
 
     lease_seconds: float = setting(
         60.0,
@@ -169,17 +172,17 @@ class Settings:
         1.0,
         "float | timedelta",
         seconds(least=0.01),
-        "The longest pause between two looks at an empty Storage queue.",
+        "The longest pause between two polls of an empty Storage queue.",
         example="10.0",
     )
     default_queue: str = setting(
-        "default", "str", text, "The queue of tasks that name no other.", example='"orders"'
+        "default", "str", text, "The queue of tasks that set none.", example='"orders"'
     )
     retry_strategy: RetryStrategy = setting(
         RETRY_STRATEGIES[0],
         "RetryStrategy",
         lambda name, value: check_strategy(value, name),
-        "How a message waits for its retry, for tasks that do not say it themselves.",
+        "How a message waits for its retry, for tasks that set no strategy.",
         example='"hold"',
     )
     max_held: int = setting(
@@ -251,7 +254,7 @@ class Settings:
         True,
         "bool | tuple[float, float]",
         lambda name, value: read_bounds(value, None),
-        "Whether leases follow that advice; or `(least, most)` in seconds, between which they do.",
+        "True if leases follow that advice; or `(least, most)`, the bounds for it in seconds.",
         example="(30.0, 600.0)",
     )
 
@@ -267,7 +270,7 @@ class Settings:
 
     @property
     def events_target(self) -> BlobAddress | None:
-        """The container that event files are uploaded to, None for none."""
+        """The container that event files are uploaded to, or None."""
         if self.events_container is None:
             return None
         account = self.events_account
@@ -275,16 +278,19 @@ class Settings:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """The settings that keyword options give; ``lease`` may stand for ``lease_seconds``.
+        """Make settings from keyword options; ``lease`` is short for ``lease_seconds``, and so on.
 
-        Raises ConfigurationError on an unknown option or a value that is not allowed.
+        Raises ConfigurationError if an option is unknown or its value is not allowed.
         """
         return cls(**fields_of(cls, options, "the app"))
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What holds for one queue. None: as the app's settings, or as the service has it."""
+    """The settings of one queue, made by ``app.queue(name, ...)``.
+
+    None means: as the app's settings say, or as the queue is configured in the service.
+    """
 
     name: str
     lease_seconds: float | None = inherited(Settings, "lease_seconds")
@@ -323,15 +329,15 @@ class QueueSettings:
 
     @classmethod
     def from_options(cls, name: str, options: Mapping[str, Any]) -> Self:
-        """The settings that ``app.queue(name, **options)`` gives. Raises ConfigurationError."""
+        """Make settings from the options of ``app.queue(...)``. Raises ConfigurationError."""
         given = fields_of(cls, options, f"the queue {shown(name)}")
         return cls(**{**given, "name": name})
 
     def over(self, settings: Settings) -> Settings:
-        """The app's settings with this queue's in their place.
+        """The app's settings with this queue's values in their place.
 
-        Raises ConfigurationError where together they make no sense, such as a queue's lease longer
-        than the app's limit for all renewals.
+        Raises ConfigurationError if they contradict each other, for example if the queue's lease is
+        longer than the app's ``max_lease_seconds``.
         """
         own = {
             name: value
@@ -342,7 +348,7 @@ class QueueSettings:
 
 
 def environment_options(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The settings of an app that the environment gives. Raises ConfigurationError."""
+    """The app settings that environment variables give. Raises ConfigurationError."""
     found = {
         option_of(name): read_environment(row.variable, environ)
         for name, row in table_of(Settings).items()

@@ -26,11 +26,15 @@ ADAPTERS: Final[dict[type, str]] = {
     StorageQueueAddress: "aztask.brokers.storagequeue.broker",
     TablesAddress: "aztask.results.tables.store",
 }
-"""Modules that are imported when such an address is used: nobody else pays for their SDK."""
+"""The module that serves each kind of address, imported only when you use that kind: apps on
+another service neither need its SDK nor wait for it."""
 
 
 class Connections:
-    """Opens what was asked for. After a fork the child opens its own and leaves its parent's be."""
+    """Opens the broker and the result store at their first use.
+
+    After a fork, the child opens its own and does not touch those of its parent.
+    """
 
     def __init__(
         self,
@@ -39,12 +43,13 @@ class Connections:
         *,
         poll_ceiling: float = 1.0,
     ) -> None:
-        """Texts are parsed here, so that a wrong one is found at once.
+        """Parse the addresses now, so that a wrong one is reported at once.
 
-        poll_ceiling: seconds between two looks at an empty queue, where a service is polled.
+        * `poll_ceiling`: the longest pause in seconds between two polls of an empty queue, for
+          services that are polled.
         """
-        self._broker_wish = parse_broker(broker) if isinstance(broker, str) else broker
-        self._results_wish = parse_results(results) if isinstance(results, str) else results
+        self._broker_target = parse_broker(broker) if isinstance(broker, str) else broker
+        self._results_target = parse_results(results) if isinstance(results, str) else results
         self.broker_text = broker if isinstance(broker, str) else None
         self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
         self._poll_ceiling = poll_ceiling
@@ -55,11 +60,11 @@ class Connections:
         self._databases: dict[str, Database] = {}
 
     def shown(self) -> str:
-        """The broker's address, secrets masked."""
+        """The broker's address, with its secrets masked."""
         return self._shown
 
     def broker(self) -> Broker:
-        """The open broker."""
+        """The broker, opened if it is not open yet."""
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 self._check_process()
@@ -68,8 +73,8 @@ class Connections:
         return self._broker
 
     def results(self) -> ResultStore | None:
-        """The open result store, None when none was asked for."""
-        if self._results_wish is None:
+        """The result store, opened if it is not open yet; None if none is configured."""
+        if self._results_target is None:
             return None
         if self._results is None or self._pid != os.getpid():
             with self._lock:
@@ -79,7 +84,7 @@ class Connections:
         return self._results
 
     def close(self) -> None:
-        """Close what is open in this process."""
+        """Close what this process has opened."""
         with self._lock:
             if self._pid == os.getpid():
                 for each in (self._broker, self._results, *self._databases.values()):
@@ -98,47 +103,47 @@ class Connections:
             self._forget()
 
     def _open_broker(self) -> Broker:
-        wish = self._broker_wish
-        if isinstance(wish, LocalAddress):
-            return LocalBroker(self._database(wish))
-        if isinstance(wish, ServiceBusAddress | StorageQueueAddress):
-            adapter = importlib.import_module(ADAPTERS[type(wish)])
+        target = self._broker_target
+        if isinstance(target, LocalAddress):
+            return LocalBroker(self._database(target))
+        if isinstance(target, ServiceBusAddress | StorageQueueAddress):
+            adapter = importlib.import_module(ADAPTERS[type(target)])
             broker: Broker = (
-                adapter.StorageQueueBroker(wish, poll_ceiling=self._poll_ceiling)
-                if isinstance(wish, StorageQueueAddress)
-                else adapter.ServiceBusBroker(wish)
+                adapter.StorageQueueBroker(target, poll_ceiling=self._poll_ceiling)
+                if isinstance(target, StorageQueueAddress)
+                else adapter.ServiceBusBroker(target)
             )
             return broker
-        if isinstance(wish, Broker):
-            return wish
+        if isinstance(target, Broker):
+            return target
         raise ConfigurationError(f"{self._shown} is not a broker; give a URL or a Broker")
 
     def _open_results(self) -> ResultStore:
-        wish = self._results_wish
-        if isinstance(wish, LocalAddress):
-            return LocalResults(self._database(wish))
-        if isinstance(wish, TablesAddress):
-            store: ResultStore = _tables().TablesResults(wish)
+        target = self._results_target
+        if isinstance(target, LocalAddress):
+            return LocalResults(self._database(target))
+        if isinstance(target, TablesAddress):
+            store: ResultStore = _tables().TablesResults(target)
             return store
-        if isinstance(wish, ResultStore):
-            return wish
+        if isinstance(target, ResultStore):
+            return target
         raise ConfigurationError(
-            f"{type(wish).__name__} is not a result store; give a URL or a ResultStore"
+            f"{type(target).__name__} is not a result store; give a URL or a ResultStore"
         )
 
     def _database(self, address: LocalAddress) -> Database:
-        """One database for each file: broker and results in one file share transactions."""
-        known = self._databases.get(address.path)
-        if known is None:
-            known = Database(
+        """The database of a file. Broker and results in one file share it and its transactions."""
+        database = self._databases.get(address.path)
+        if database is None:
+            database = Database(
                 address.path, durability="full" if address.full_durability else "process"
             )
-            self._databases[address.path] = known
-        return known
+            self._databases[address.path] = database
+        return database
 
 
 def _tables() -> Any:
-    """The adapter, whose SDKs are an extra."""
+    """Import the adapter for Azure Tables, whose SDKs come with an extra."""
     try:
         return importlib.import_module(ADAPTERS[TablesAddress])
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""What a running task knows of its delivery, and what it may ask for.
+"""What a running task can read about its delivery, and what it can request.
 
 Rules
-1. Everything here is local and fast but `checkpoint`, `Lease.extend` and a session's state, which
-   wait for the broker.
-2. `lease.ensure` is the fence: call it right before a side effect that must not happen twice.
+1. Everything here is local and fast, except `Context.checkpoint`, `TaskLease.extend` and the state
+   of a session, which wait for the broker.
+2. `TaskLease.ensure` is the fence: call it right before a side effect that must not happen twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ CONFIRM_SECONDS = 30.0
 
 
 class TaskLease:
-    """The running task's view of its lease. The worker renews it; nothing has to be done here."""
+    """The running task's view of its lease, as ``context.lease``.
+
+    The worker renews the lease; your task need not do anything.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,11 @@ class TaskLease:
         ask: Callable[[float], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """deadline: on `clock`. ask: how to ask the worker for an extension, in seconds."""
+        """Called by aztask.
+
+        * `deadline`: when the lease ends, on `clock`.
+        * `ask`: asks the worker for an extension, in seconds.
+        """
         self._deadline = deadline
         self._ask = ask
         self._clock = clock
@@ -41,56 +48,79 @@ class TaskLease:
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds until the lease ends unless it is renewed; 0.0 when it has ended."""
+        """Seconds until the lease ends unless it is renewed; 0.0 once it has ended."""
         return max(0.0, self._deadline - self._clock.monotonic())
 
     @property
     def lost(self) -> bool:
-        """Whether somebody else may have the message by now."""
+        """True if the lease has ended, so that another worker may have the message."""
         return bool(self._lost_reason) or self._clock.monotonic() >= self._deadline
 
     def ensure(self) -> None:
-        """Return while the lease is held; raise LeaseLost when it is not.
+        """Return while the lease is held; raise LeaseLost once it is not.
 
-        It is a fence in time, not a transaction: if the process stops between this call and the
+        ::
+
+            context.lease.ensure()
+            charge(card)
+
+        This is a fence in time, not a transaction: if the process stops between this call and the
         side effect, the effect may happen under a lost lease.
         """
         if self.lost:
             raise LeaseLost(self._lost_reason or LeaseLost.__doc__)
 
     def extend(self, seconds: float) -> None:
-        """Hold the lease for at least `seconds` from now; returns once the broker has agreed.
+        """Hold the lease for at least `seconds` from now; returns when the broker has agreed.
 
-        The worker's ``max_lease`` caps it. Where the queue sets the duration (Service Bus) the
-        lease is renewed at once, and again and again as always. Raises LeaseLost.
+        The worker's ``max_lease`` caps it. Where the queue sets the duration (Service Bus), the
+        lease is renewed at once and then as usual. Raises LeaseLost, and ValueError if `seconds` is
+        not above 0.
         """
         if not seconds > 0:
             raise ValueError(f"extend takes seconds above 0, not {seconds!r}")
         with self._changed:
-            seen = self._renewals
+            before = self._renewals
             self._ask(seconds)
             self._changed.wait_for(
-                lambda: self._renewals > seen or self.lost,
+                lambda: self._renewals > before or self.lost,
                 timeout=min(CONFIRM_SECONDS, self.remaining_seconds),
             )
         self.ensure()
 
     def renewed(self, deadline: float) -> None:
-        """The worker says: renewed until then."""
+        """Take note that the lease was renewed until `deadline`. The worker calls this."""
         with self._changed:
             self._deadline = deadline
             self._renewals += 1
             self._changed.notify_all()
 
     def lose(self, reason: str) -> None:
-        """The worker says: it is over."""
+        """Take note that the lease is lost. The worker calls this."""
         with self._changed:
             self._lost_reason = reason
             self._changed.notify_all()
 
 
 class Context:
-    """The first argument of a task made with ``@app.task_with_context``."""
+    """The first argument of a task made with ``@app.task_with_context``.
+
+    ::
+
+        @app.task_with_context
+        def crawl(context: Context, url: str) -> None:
+            page = (context.saved or {"page": 0})["page"]
+            ...
+            context.checkpoint({"page": page + 1})
+
+    Attributes beside the properties below:
+
+    * `message`: the `TaskMessage`; other headers of the message are in its `extra`.
+    * `delivery_count`: how often the broker delivered this message, this time included.
+    * `lease`: a `TaskLease`.
+    * `saved`: the last checkpoint, or None.
+    * `session`: a `Session` if the task was sent with a session, else None.
+    """
 
     def __init__(
         self,
@@ -111,32 +141,34 @@ class Context:
 
     @property
     def task_id(self) -> str:
-        """The id that `.delay()` returned."""
+        """The id of the invocation, as ``AsyncResult.id`` has it."""
         return self.message.id
 
     @property
     def task(self) -> str:
-        """The task's registered name."""
+        """The registered name of the task."""
         return self.message.task
 
     @property
     def queue(self) -> str:
-        """The queue that the message came from."""
+        """The queue that the message was received from."""
         return self.message.queue
 
     @property
     def resubmit_count(self) -> int:
-        """How often this invocation failed before."""
+        """How often this invocation failed before; 0 in its first run."""
         return self.message.resubmit_count
 
     def checkpoint(self, state: Any) -> None:
         """Store `state` in the message: the next delivery finds it as ``context.saved``.
 
-        On return it is stored, and the lease is renewed. If the process dies before that, the
-        former checkpoint stands. A checkpoint travels in the message: together with the arguments
-        it must fit into what the broker takes, less 1 KiB (see docs/brokers.md). Raises LeaseLost,
-        EncodeError, MessageTooLarge (the former checkpoint stands), and CapabilityError where
-        neither the broker nor a result store can hold it.
+        When this returns, the state is stored and the lease is renewed. If the process dies before
+        that, the previous checkpoint stays.
+
+        The checkpoint travels in the message: together with the arguments it must fit into what the
+        broker accepts, less 1 KiB (see docs/brokers.md). Raises LeaseLost, EncodeError,
+        MessageTooLarge (the previous checkpoint stays), and CapabilityError if neither the broker
+        nor a result store can keep it.
         """
         self.lease.ensure()
         self._save(state)
@@ -147,10 +179,13 @@ _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("aztas
 
 
 def current_context() -> Context | None:
-    """The context of the task that this code runs in; None outside of tasks."""
+    """The `Context` of the task that runs this code; None outside of tasks.
+
+    It works in any function that a task calls, and for tasks without a context argument.
+    """
     return _current.get()
 
 
 def set_current_context(context: Context | None) -> None:
-    """Say which task runs in this thread from now on."""
+    """Set the task that runs in this thread from now on; None for none. Workers call this."""
     _current.set(context)

@@ -4,41 +4,41 @@
 
     AztaskError
     ├ ConfigurationError            a setting, URL or option is wrong: nothing was attempted
-    │ └ CapabilityError             this broker cannot do what was asked
+    │ └ CapabilityError             this broker lacks a feature that you use
     ├ TaskError
     │ ├ UnknownTask                 no task is registered under that name
     │ ├ DuplicateTask               two functions were registered under one name
     │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
-    │ └ TaskStopped                 raised in a task that is cancelled while it runs
+    │ └ TaskStopped                 raised in a running task that you cancel
     ├ CodecError
     │ ├ EncodeError                 the arguments or the result cannot be written
-    │ ├ DecodeError                 the bytes are not what they claim to be
+    │ ├ DecodeError                 the bytes are damaged or in another format
     │ ├ ContentRefused              the content type, the signature or a limit is refused
-    │ └ MessageTooLarge             more bytes than the service takes
+    │ └ MessageTooLarge             more bytes than the service accepts
     ├ BrokerError
     │ ├ BrokerUnavailable           not reachable now: try again
-    │ │ └ QueueDisabled             the queue is switched off in the service
+    │ │ └ QueueDisabled             the queue is disabled in the service
     │ ├ QueueFull                   the broker has no room: nothing was stored
     │ ├ QueueNotFound
     │ ├ InvalidQueueName
     │ ├ SendUnconfirmed             may or may not be stored: send again under the same id
-    │ └ SubmitFailed                rows of a table were not, or perhaps not, sent as tasks
+    │ └ SubmitFailed                some rows of a table were not, or perhaps not, sent as tasks
     ├ LeaseError
-    │ ├ AlreadySettled              our fault: the lease was settled before
-    │ └ LeaseLost                   the broker's verdict, or our own deadline's
+    │ ├ AlreadySettled              a mistake of the caller: the lease was settled before
+    │ └ LeaseLost                   the broker says so, or the deadline passed
     ├ ResultError
     │ ├ ResultTimeout
     │ ├ ResultDamaged               the stored row or value cannot be read
     │ ├ TaskFailed                  carries the remote type, message and traceback text
     │ ├ TaskCancelled
     │ └ TaskExpired
-    └ TaskControl                   raised by a task to say what shall happen next
+    └ TaskControl                   raised by a task to decide what happens next
       ├ Retry
       ├ Reject
       └ Snooze
 
-Rules: an error's text says what happened, to what, and what to do next, on one line; where a class
-has an obvious sentence of its own, its docstring is that default. No error carries a secret.
+Rules: an error's text says what happened, to what, and what to do next, on one line. The first line
+of a class's docstring is its default text. No error contains a secret.
 """
 
 from __future__ import annotations
@@ -49,14 +49,21 @@ from typing import Any
 
 
 class AztaskError(Exception):
-    """Something in aztask went wrong."""
+    """Something in aztask went wrong.
+
+    The base class of all errors here. Without arguments, the text of an error is the first line of
+    its class's docstring.
+    """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(args or (type(self).__doc__,)))
+        super().__init__(*(args or ((type(self).__doc__ or "").partition("\n")[0],)))
 
 
 class ConfigurationError(AztaskError):
-    """A setting is wrong; correct it and start again."""
+    """A setting is wrong; correct it and start again.
+
+    Raised before anything is sent or received.
+    """
 
 
 class CapabilityError(ConfigurationError):
@@ -76,11 +83,18 @@ class DuplicateTask(TaskError):
 
 
 class TimeLimitExceeded(TaskError):
-    """The task ran longer than its time limit."""
+    """The task ran longer than its time limit.
+
+    Raised in the task at its soft limit. At its hard limit the process is killed, and the failure
+    is recorded under this name.
+    """
 
 
 class TaskStopped(TaskError):
-    """The task was cancelled while it ran; leave things tidy and stop now."""
+    """The task was cancelled while it ran; leave things tidy and stop now.
+
+    Raised in a task that ``AsyncResult.cancel(running=True)`` stops.
+    """
 
 
 class CodecError(AztaskError):
@@ -110,7 +124,7 @@ class BrokerError(AztaskError):
 class BrokerUnavailable(BrokerError):
     """The broker cannot be reached now; try again.
 
-    ``retry_after``: the seconds that the service asks to wait before, where it does.
+    ``retry_after`` holds the seconds that the service asks you to wait, or None.
     """
 
     retry_after: float | None = None
@@ -135,8 +149,8 @@ class InvalidQueueName(BrokerError):
 class SendUnconfirmed(BrokerError):
     """The broker did not confirm the send: it may be stored or not; send again under the same id.
 
-    ``unconfirmed`` holds the envelopes concerned, ready to be given to ``Broker.send`` again: they
-    carry their message ids, so that duplicate detection and the result store see one message.
+    ``unconfirmed`` holds the envelopes in question. Give them to ``Broker.send`` again: they keep
+    their message ids, so duplicate detection and the result store count each one once.
     """
 
     def __init__(self, message: str | None = None, unconfirmed: Sequence[Any] = ()) -> None:
@@ -147,7 +161,7 @@ class SendUnconfirmed(BrokerError):
 class SubmitFailed(BrokerError):
     """Not all rows were sent; submit again under the same submission id.
 
-    ``report`` holds the counts where they are known.
+    ``report`` holds the counts, if they are known.
     """
 
     def __init__(self, message: str | None = None, report: Any = None) -> None:
@@ -168,22 +182,25 @@ class LeaseLost(LeaseError):
 
 
 class ResultError(AztaskError):
-    """A result is not there or is not a success."""
+    """There is no result, or it is not a success."""
 
 
 class ResultTimeout(ResultError):
-    """The result did not arrive in time; the task goes on."""
+    """The result did not arrive in time; the task goes on.
+
+    Ask again, or give ``get`` a longer timeout.
+    """
 
 
 class ResultDamaged(ResultError):
-    """What the result store holds of the task cannot be read; send it again with force=True."""
+    """The result store's data about the task is damaged; send the task again with force=True."""
 
 
 class TaskFailed(ResultError):
-    """A task ended without success.
+    """The task failed.
 
-    ``error_type`` and ``error`` are the remote exception's class name and text, ``traceback`` its
-    formatted traceback ("" where none was recorded).
+    ``error_type`` and ``error`` are the remote exception's class name and text; ``traceback`` is
+    its formatted traceback, "" if none was recorded.
     """
 
     def __init__(self, error_type: str, error: str, traceback: str = "") -> None:
@@ -202,11 +219,19 @@ class TaskExpired(ResultError):
 
 
 class TaskControl(AztaskError):
-    """Raised by a task to say what shall happen to its message."""
+    """Base class of the exceptions by which a task decides what happens to its message."""
 
 
 class Retry(TaskControl):
-    """Run again after `delay` seconds (the policy's own delay where None); counts as a failure."""
+    """Run the task again after `delay` seconds; this counts as a failure.
+
+    ::
+
+        raise Retry(delay=30, reason="the shop is closed")
+
+    * `delay`: seconds. None, the default: as the task's retry policy says.
+    * `reason`: a text for events and dead letters.
+    """
 
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
         super().__init__(reason or "the task asked to be retried")
@@ -214,7 +239,12 @@ class Retry(TaskControl):
 
 
 class Reject(TaskControl):
-    """Move the message to the dead letters with this reason, at once."""
+    """Dead-letter the message at once, with this reason; it is not retried.
+
+    ::
+
+        raise Reject("no such customer")
+    """
 
     def __init__(self, reason: str = "rejected", description: str = "") -> None:
         super().__init__(reason)
@@ -223,7 +253,10 @@ class Reject(TaskControl):
 
 
 class Snooze(TaskControl):
-    """Run again after `delay` seconds without counting as a failure (limited by max_snoozes)."""
+    """Run the task again after `delay` seconds, without counting a failure.
+
+    The retry policy's ``max_snoozes`` limits how often.
+    """
 
     def __init__(self, delay: float) -> None:
         super().__init__(f"the task asked to run again in {delay:g} s")
@@ -231,6 +264,6 @@ class Snooze(TaskControl):
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """`` Did you mean 'x'?`` with a leading space, or "" when nothing known is near `name`."""
+    """`` Did you mean 'x'?`` with a leading space, or "" if no known name is similar to `name`."""
     near = get_close_matches(name, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,7 +1,7 @@
-"""Where an app's users can run code of their own: around sends, runs, workers and pool processes.
+"""Hooks of an app: your code around sends, runs, workers and pool processes.
 
-Telemetry, error reporters and frameworks register here from outside; nothing in aztask calls them
-by name. See docs/how-to/advanced/hooks.md.
+Telemetry, error reporters and web frameworks register here; aztask calls none of them by name. See
+docs/how-to/advanced/hooks.md.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from aztask.support.hooks import Hook, Listeners
 
 @dataclass(slots=True)
 class Sending:
-    """One send, as `App.around_send` sees it.
+    """One send, the argument of an ``app.around_send`` hook.
 
-    task: the task's name. ids: the task ids, in order; one for `.delay`, up to 500 for each batch
-    of `.map`. headers: what a hook puts here travels with every message of the send, as text,
-    numbers, bytes, or lists and maps of those; a task reads them in ``context.message.extra``.
+    * `task`: the task's name.
+    * `queue`: the queue that it is sent to.
+    * `ids`: the task ids, in order: one for `.delay`, up to 500 for each batch of `.map`.
+    * `headers`: what you put here travels with every message of the send: text, numbers, bytes, or
+      lists and maps of those. The task reads them in ``context.message.extra``.
     """
 
     task: str
@@ -33,14 +35,25 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker, or one of its pool processes. name: the worker's."""
+    """A worker or one of its pool processes, the argument of worker and process hooks.
+
+    * `name`: the worker's name, the same in its pool processes.
+    * `queues`: the queues that it serves.
+    """
 
     name: str
     queues: tuple[str, ...] = ()
 
 
 class Hooks:
-    """All hooks of one app."""
+    """All hooks of one app. You register with the attributes of the `App`, as decorators::
+
+    @app.around_run
+    def timed(context: Context) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        print(context.task, time.monotonic() - started)
+    """
 
     def __init__(self) -> None:
         self.send: Hook[Sending] = Hook("around_send")
@@ -51,7 +64,7 @@ class Hooks:
 
 
 class HookedSink:
-    """An event sink whose events are also told to listeners."""
+    """An event sink that also passes every event to the app's ``on_event`` listeners."""
 
     def __init__(self, inner: EventSink, listeners: Listeners[Event]) -> None:
         self._inner = inner
@@ -59,18 +72,18 @@ class HookedSink:
 
     @property
     def idle(self) -> bool:
-        """Whether events go nowhere."""
+        """True if no file and no listener takes the events."""
         return self._inner.idle and not self._listeners
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
+        """Pass one event to the sink and to the listeners."""
         self._inner.emit(event)
-        self._listeners.tell(event)
+        self._listeners.notify(event)
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Have the sink write its buffered events."""
         self._inner.flush()
 
     def close(self) -> None:
-        """Close the sink."""
+        """Close the sink; the listeners stay registered."""
         self._inner.close()

@@ -1,4 +1,4 @@
-"""Finding the App that ``-A module:app`` names."""
+"""Find the App that ``-A module:app`` names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
 
 
 def load_app(spec: str) -> App:
-    """Import ``module:attribute`` (the attribute is `app` by default) and return the App there.
+    """Import ``module:attribute`` and return the App there; the attribute is ``app`` by default.
 
-    The working directory is importable. Whatever the module raises while it is imported,
-    SystemExit too, becomes one ConfigurationError that names the cause.
+    Modules in the working directory can be imported. Anything the module raises during its import,
+    SystemExit included, becomes one ConfigurationError that names the cause.
     """
     if not _SPEC.match(spec):
         raise ConfigurationError(

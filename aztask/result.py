@@ -1,4 +1,4 @@
-"""The result of an invocation that runs, or ran, elsewhere."""
+"""The result of an invocation that runs, or ran, on a worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ R = TypeVar("R")
 
 
 class AsyncResult(Generic[R]):
-    """A handle: it holds the task id and looks the rest up in the result store."""
+    """A handle to one invocation: it keeps the task id and asks the result store for the rest.
+
+    ::
+
+        result = resize.delay("a.png", 200)
+        result.get(timeout=30)
+
+    `id` is the task id. Every method raises ConfigurationError if the app has no result store, and
+    BrokerUnavailable if the store is unreachable.
+    """
 
     __slots__ = ("_decode", "_store", "id")
 
@@ -40,68 +49,71 @@ class AsyncResult(Generic[R]):
 
     @property
     def state(self) -> str:
-        """pending, started, retrying, snoozed, succeeded, failed, cancelled or expired.
+        """The state as text: one of these, see docs/glossary.md.
 
-        unreadable where the store's row is damaged: then nothing more will happen by itself.
+        "pending", "started", "retrying", "snoozed", "succeeded", "failed", "cancelled", "expired",
+        or "unreadable" if the stored row is damaged, which nothing repairs by itself.
         """
         record = self._record()
         return (record.state if record else State.PENDING).value
 
     def ready(self) -> bool:
-        """Whether it has ended."""
+        """True if the task has ended: succeeded, failed, cancelled or expired."""
         record = self._record()
         return record is not None and record.state.final
 
     def successful(self) -> bool:
-        """Whether it has ended well."""
+        """True if the task has succeeded."""
         return self.state == State.SUCCEEDED
 
     def failed(self) -> bool:
-        """Whether it has ended for good without success."""
+        """True if the task has failed and will not be retried."""
         return self.state == State.FAILED
 
     @property
     def error(self) -> TaskFailed | None:
-        """The last failure, also while it is being retried; None where there is none."""
+        """The last failure, also while the task is being retried; None if there is none."""
         store = self._results()
         for record in reversed(store.history(self.id)):
             if record.state is State.SUCCEEDED:
                 return None
-            told = record.outcome is not None and record.outcome.error_type
-            if told or (record.state is State.FAILED and record.damage):
+            has_error = record.outcome is not None and record.outcome.error_type
+            if has_error or (record.state is State.FAILED and record.damage):
                 return _failure(record)
         return None
 
     def get(self, timeout: float | None = None) -> R:
-        """The value, as soon as it is there.
+        """Wait for the task to end and return its value.
 
-        timeout: seconds. Raises TaskFailed, TaskCancelled or TaskExpired when it ended that way,
-        ResultTimeout when it did not end in time, ResultDamaged when what is stored cannot be read.
+        * `timeout`: seconds to wait. None, the default, waits without limit; 0 only looks once.
+
+        Raises TaskFailed, TaskCancelled or TaskExpired if the task ended that way, ResultTimeout if
+        it did not end in time, and ResultDamaged if the stored result cannot be read.
         """
         store = self._results()
         give_up_at = None if timeout is None else time.monotonic() + timeout
-        seen = 0
+        version = 0
         while True:
             record = store.get(self.id)
             if record is not None and record.state.final:
                 return self._value(record)
-            left = 1.0 if give_up_at is None else give_up_at - time.monotonic()
-            if left <= 0:
+            remaining = 1.0 if give_up_at is None else give_up_at - time.monotonic()
+            if remaining <= 0:
                 raise ResultTimeout(
                     f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"
                 )
-            seen = store.wait_changed(seen, min(left, 1.0))
+            version = store.wait_changed(version, min(remaining, 1.0))
 
     def cancel(self, *, running: bool = False) -> bool:
-        """Have it not started any more; False when it has ended already.
+        """Cancel the task before it starts. Returns False if it has already ended.
 
-        A run that has started goes on to its end; with `running` its worker stops it within about
-        five seconds, by raising `aztask.TaskStopped` in the task.
+        * `running`: also stop a run that has started. Its worker raises `aztask.TaskStopped` in the
+          task within about five seconds. False by default: a started run finishes.
         """
         return self._results().cancel(self.id, time.time(), running=running)
 
     def forget(self) -> bool:
-        """Delete what the result store knows of it; False when that was nothing."""
+        """Delete all that the result store keeps of the task. Returns False if it kept nothing."""
         return self._results().forget(self.id)
 
     def _record(self) -> RunRecord | None:

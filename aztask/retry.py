@@ -1,15 +1,16 @@
-"""The retry policy: what shall happen to a message whose run failed. Values in, a settlement out.
+"""The retry policy: what happens to a message whose run failed. Values in, a settlement out.
 
-Whether and when it runs again is decided here; *how* it waits meanwhile is the retry strategy's
-business (`RETRY_STRATEGIES`, carried out by the worker): a `Resubmit` stands for all of them.
+The policy decides whether and when a task runs again. *How* its message waits until then is decided
+by the retry strategy (`RETRY_STRATEGIES`), which the worker carries out; here a `Resubmit` stands
+for all strategies.
 
 Rules
-1. A decision repeats: the jitter is hashed from the message's key, so the same failure of the same
-   message always gives the same delay.
+1. A decision is repeatable: the jitter is a hash of the message's key, so the same failure of the
+   same message always gives the same delay.
 2. Everything is bounded: failures by ``max_retries``, snoozes by ``max_snoozes``, delays by
    ``max_delay``. Past a bound the message is dead-lettered with a reason and a description.
-3. What is not the task's own exception (its process died, its time limit passed, SystemExit)
-   is always worth another try, up to ``max_retries``.
+3. A failure that is not an exception of the task itself (its process died, its time limit passed,
+   SystemExit) is always retried, up to ``max_retries``.
 """
 
 from __future__ import annotations
@@ -42,18 +43,30 @@ UNDECODABLE = "undecodable"
 
 RetryStrategy: TypeAlias = Literal["resubmit", "abandon", "lease-timeout", "hold", "defer"]
 RETRY_STRATEGIES: tuple[RetryStrategy, ...] = get_args(RetryStrategy)
-"""How a message that shall run again is kept meanwhile; docs/discussions/strategies/."""
+"""How a message waits for its retry; see docs/discussions/strategies/."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a failed run is repeated.
+    """When a failed run is retried.
 
-    max_retries: runs after the first. delay: seconds (or a timedelta) before the first retry,
-    multiplied by backoff for each further one, at most max_delay. jitter: take between half and
-    all of that, so that many failures at once do not come back at once. retry_on, give_up_on:
-    exception classes; give_up_on wins. max_snoozes: how often a task may ask to run again
-    without having failed. Raises ConfigurationError.
+    ::
+
+        RetryPolicy(max_retries=5, delay=2.0, backoff=2.0, max_delay=600, retry_on=(OSError,))
+
+    waits at most 2, 4, 8, 16 and 32 seconds before the five retries, for OSErrors only.
+
+    * `max_retries`: runs after the first one, 3 by default.
+    * `delay`: seconds (or a ``timedelta``) before the first retry, 1 by default.
+    * `backoff`: the factor by which each further delay grows, at least 1; 2 by default.
+    * `max_delay`: the longest delay, in seconds or as a ``timedelta``; 600 by default.
+    * `jitter`: True (default) takes between half and all of each delay, so that many failures at
+      once are not retried at once.
+    * `retry_on`, `give_up_on`: exception classes to retry ((Exception,) by default), and
+      not to retry (none by default); `give_up_on` wins.
+    * `max_snoozes`: how often a task may raise `Snooze`, 100 by default.
+
+    Raises ConfigurationError if a value is not allowed.
     """
 
     max_retries: int = 3
@@ -81,7 +94,8 @@ class RetryPolicy:
     ) -> Settlement:
         """The settlement of a run that ended with `error`.
 
-        now: UTC epoch seconds; given, a delay past the message's expiry dead-letters at once.
+        * `now`: UTC epoch seconds. If given, a delay past the message's expiry dead-letters at
+          once.
         """
         description = describe(type(error).__name__, safe_str(error, REASON_LIMIT))
         if isinstance(error, Reject):
@@ -100,14 +114,14 @@ class RetryPolicy:
     def decide_named(
         self, error_type: str, error: str, message: TaskMessage, now: float | None = None
     ) -> Settlement:
-        """The settlement of a failure that is known by name only: always worth another try.
+        """The settlement of a failure known only by name, such as the death of a child process.
 
-        For a child process that died and for hard time limits; see rule 3.
+        It is always retried, see rule 3.
         """
         return self._retry(message, describe(error_type, error), now)
 
     def delay_of(self, message: TaskMessage) -> float:
-        """Seconds until the next try of `message`, after this many failures."""
+        """Seconds to wait before the next run of `message`, from the number of its failures."""
         try:
             delay = min(self.max_delay, self.delay * self.backoff**message.resubmit_count)
         except OverflowError:
@@ -146,7 +160,7 @@ class RetryPolicy:
 
 
 def check_strategy(value: object, what: str = "retry_strategy") -> RetryStrategy:
-    """`value`, if it names a retry strategy. Raises ConfigurationError."""
+    """Return `value` if it names a retry strategy. Raises ConfigurationError."""
     if value not in RETRY_STRATEGIES:
         raise ConfigurationError(
             f"{what} takes {', '.join(map(repr, RETRY_STRATEGIES))}, not "
@@ -163,7 +177,7 @@ def describe(error_type: str, error: str) -> str:
 def _resubmit_asked(
     message: TaskMessage, asked: object, now: float | None, *, counted: bool
 ) -> Settlement:
-    """The delay that the task itself asked for, taken as it is; nonsense is not guessed at."""
+    """A resubmit with the delay that the task requested; an impossible delay dead-letters."""
     try:
         delay = to_seconds(asked, "delay")
     except ConfigurationError as error:
@@ -185,7 +199,7 @@ def _resubmit(
 
 
 def _fraction(message: TaskMessage) -> float:
-    """A number in [0, 1) that only depends on the message's key."""
+    """A number in [0, 1) that depends only on the message's key."""
     key = f"{message.id}:{message.generation}:{message.hop}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(key, digest_size=6).digest(), "big") / 2**48
 

@@ -1,7 +1,8 @@
 """How a delivery ends: values that can be printed, compared and recorded. No I/O happens here.
 
-A retry policy returns one, the executor records it, the broker carries it out. What is recorded is
-enough to repeat it exactly: a redelivery of a recorded attempt settles the same way again.
+The retry policy returns one, the worker records it, and the broker carries it out. The record is
+enough to repeat the settlement exactly: if a recorded attempt is delivered again, it is settled the
+same way again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aztask.support.display import storable
 from aztask.support.durations import LONGEST_SECONDS
 
 REASON_LIMIT = 1024
-"""Characters that a reason or a description may have: Service Bus allows 1024 each [measured]."""
+"""Characters allowed in a reason and in a description: Service Bus allows 1024 each [measured]."""
 
 LATEST_DUE: Final = 250_000_000_000.0
 """UTC epoch seconds in the year 9892: dates after the year 9998 overflow some services."""
@@ -35,16 +36,16 @@ class Abandon:
 class Release:
     """Give the message back as if it had not been delivered: the delivery does not count.
 
-    Where the service has no such thing (``Capabilities.release``) the broker abandons instead.
+    Where the service cannot do that (``Capabilities.release``), the broker abandons instead.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Set the message aside; from now on it is received only by its position.
+    """Set the message aside: from now on it is received only by its position.
 
-    For a retry, delay, due and counted are as with `Resubmit`; the pointer that will call for it
-    is sent by whoever defers, before; a broker only defers.
+    For a retry, `delay`, `due` and `counted` are those of `Resubmit`. The worker sends the pointer
+    that will recall the message *before* it defers; a broker only defers.
     """
 
     delay: float = 0.0
@@ -56,7 +57,7 @@ class Defer:
 class DeadLetter:
     """Move the message to the dead letters.
 
-    Both texts are cut, and escaped where needed, to what every service allows.
+    Both texts are cut, and escaped where needed, to fit every service.
     """
 
     reason: str
@@ -71,10 +72,11 @@ class DeadLetter:
 class Resubmit:
     """Send a clone that becomes available after `delay` seconds, then remove the original.
 
-    due: UTC epoch seconds at which the clone becomes available; set when the decision is recorded,
-    so that a repeated settlement keeps the time. counted: whether this was a failure (a retry) or
-    not (a snooze, an unknown task's grace). asked: whether the task itself named the delay.
-    envelope: the clone; set before it goes to a broker.
+    * `due`: UTC epoch seconds at which the clone becomes available. It is set when the decision is
+      recorded, so that a repeated settlement keeps the time.
+    * `counted`: True for a failure (a retry); False for a snooze or an unknown task's grace period.
+    * `asked`: True if the task itself set the delay.
+    * `envelope`: the clone; set before the settlement goes to a broker.
     """
 
     delay: float = 0.0
@@ -86,7 +88,10 @@ class Resubmit:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the lease and run nothing under it for `delay` seconds, then abandon. due: as above."""
+    """Keep the lease for `delay` seconds without running the task, then abandon the message.
+
+    `due` is that of `Resubmit`.
+    """
 
     delay: float = 0.0
     due: float | None = None
@@ -94,14 +99,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """Settle nothing and renew no more: the message is available again when its lease ends."""
+    """Settle nothing and stop renewing: the message is available again when its lease ends."""
 
 
 Settlement: TypeAlias = Complete | Abandon | Release | Defer | DeadLetter | Resubmit
-"""What a broker carries out."""
+"""The settlements that a broker carries out."""
 
 Decision: TypeAlias = Settlement | Hold | Lapse
-"""What a worker may decide: it waits with the two that no broker is asked for."""
+"""All decisions of a worker. It carries out `Hold` and `Lapse` itself, without the broker."""
 
 _NAMES: dict[str, type[Any]] = {
     "complete": Complete,
@@ -117,12 +122,12 @@ _KINDS = {kind: name for name, kind in _NAMES.items()}
 
 
 def name_of(settlement: Decision) -> str:
-    """The settlement's word, as events and tables show it: ``"dead-letter"`` and so on."""
+    """The settlement's name in events and tables, such as ``"dead-letter"``."""
     return _KINDS[type(settlement)]
 
 
 def to_record(settlement: Decision) -> dict[str, Any]:
-    """Plain data that `from_record` turns back into an equal settlement (without the envelope)."""
+    """Plain data from which `from_record` makes an equal settlement (without the envelope)."""
     record: dict[str, Any] = {"settle": name_of(settlement)}
     if isinstance(settlement, DeadLetter):
         record.update(reason=settlement.reason, description=settlement.description)
@@ -140,8 +145,8 @@ def to_record(settlement: Decision) -> dict[str, Any]:
 def from_record(record: dict[str, Any]) -> Decision:
     """The decision that `to_record` wrote.
 
-    Raises KeyError, TypeError or ValueError on anything else: a record may be damaged or forged,
-    and what is made of it is carried out.
+    Raises KeyError, TypeError or ValueError for anything else. A record may be damaged or forged,
+    and the worker carries out what this returns.
     """
     fields = dict(record)
     kind = _NAMES[fields.pop("settle")]
@@ -169,5 +174,5 @@ _CHECKS: Final[dict[str, Callable[[object], bool]]] = {
 
 
 def with_envelope(settlement: Resubmit, envelope: Envelope, delay: float) -> Resubmit:
-    """The same decision, ready for a broker: with the clone and the delay that is left."""
+    """The same decision, ready for a broker: with the clone and the remaining delay."""
     return replace(settlement, envelope=envelope, delay=delay)

@@ -1,4 +1,4 @@
-"""A task: a function that can be called here, or sent to run elsewhere."""
+"""A task: a function that you can call here, or send to run on a worker."""
 
 from __future__ import annotations
 
@@ -20,17 +20,26 @@ DELIVERIES = ("at-least-once", "at-most-once")
 
 
 class TaskOptions(TypedDict, total=False):
-    """What ``@app.task(...)`` takes beside the function.
+    """The options of ``@app.task(...)`` and ``@app.task_with_context(...)``. All are optional.
 
-    name: registered name, "APP.FUNCTION" by default. queue: where invocations go. retry: the retry
-    policy. time_limit: seconds after which its process is killed; soft_time_limit: seconds after
-    which TimeLimitExceeded is raised in it. lease: seconds, or a callable that gets the task's
-    arguments and returns seconds. max_lease: seconds of lease in all, renewals included.
-    retry_strategy: how a message that shall run again waits meanwhile: "resubmit", "abandon",
-    "lease-timeout", "hold" or "defer". expires: seconds from sending after which it is not
-    started any more. delivery: "at-least-once", or "at-most-once": the message is removed before
-    the task runs. ordered: whether a message of a session that runs again keeps its place before
-    the session's next one; True by default.
+    * `name`: the registered name; "APP.FUNCTION" by default.
+    * `queue`: the queue that invocations are sent to; the app's ``default_queue`` by default.
+    * `retry`: a `RetryPolicy`; the app's by default.
+    * `time_limit`: seconds after which the process that runs the task is killed; no limit by
+      default.
+    * `soft_time_limit`: seconds after which `TimeLimitExceeded` is raised in the task; no limit by
+      default.
+    * `lease`: seconds, or a callable that takes the task's arguments and returns seconds; the
+      queue's lease by default.
+    * `max_lease`: seconds that one run may hold its message, renewals included; the queue's limit
+      by default.
+    * `retry_strategy`: how the message waits for its retry: "resubmit", "abandon", "lease-timeout",
+      "hold" or "defer"; the app's by default, see docs/discussions/strategies.
+    * `expires`: seconds from the send after which the task no longer starts; never by default.
+    * `delivery`: "at-least-once" (default), or "at-most-once", which removes the message before the
+      task runs.
+    * `ordered`: True (default): in a session, a message that is retried runs before the session's
+      next message.
     """
 
     name: str
@@ -47,13 +56,18 @@ class TaskOptions(TypedDict, total=False):
 
 
 class SendOptions(TypedDict, total=False):
-    """What ``task.with_options(...)`` takes.
+    """The options of ``task.with_options(...)`` and `App.send`. All are optional.
 
-    delay: seconds until it may start. queue: where to send it. task_id: an id of your own: a task
-    id that is known already is not run again, its result is returned. expires: seconds from now
-    after which it is not started any more. force: run a known task id again, as a new generation.
-    session: tasks of one session run in the order in which they were sent, one at a time, across
-    all workers; the queue must have sessions. ordered: as in `TaskOptions`, for this invocation.
+    * `delay`: seconds until the task may start; 0 by default.
+    * `queue`: the queue to send to; the task's by default.
+    * `task_id`: an id of your own, 1 to 1,024 printable characters; a new UUID by default. If the
+      result store already knows the id, the task does not run again and you get the existing
+      result.
+    * `expires`: seconds from now after which the task no longer starts; the task's by default.
+    * `force`: True runs a known task id again, as a new generation; False by default.
+    * `session`: the name of a session. Tasks of one session run one at a time, in the order in
+      which they were sent, across all workers. The queue must have sessions.
+    * `ordered`: as in `TaskOptions`, for this invocation.
     """
 
     delay: float
@@ -66,24 +80,24 @@ class SendOptions(TypedDict, total=False):
 
 
 class InvocationSender(Protocol):
-    """Who sends invocations: the App."""
+    """The part of an `App` that a task needs: sending."""
 
     def send_call(
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
     ) -> list[AsyncResult[Any]]:
-        """Send all as one batch; results in order."""
+        """Send all calls as one batch; the results are in the same order."""
         ...
 
 
 class Invocation(NamedTuple):
-    """The arguments of one invocation. A tuple, because `map` makes so many."""
+    """The arguments of one invocation. A tuple, because `map` makes very many."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 def check_options(given: Iterable[str], known: type[Any], where: str) -> None:
-    """Refuse options that `known`, a TypedDict, does not have."""
+    """Raise ConfigurationError for an option that is not in `known`, a TypedDict."""
     names = list(known.__annotations__)
     for name in given:
         if name not in names:
@@ -94,14 +108,24 @@ def check_options(given: Iterable[str], known: type[Any], where: str) -> None:
 
 
 def positive(value: object, what: str) -> float:
-    """`value` as seconds above 0; ConfigurationError says what is wrong with `what` otherwise."""
+    """Return `value` as seconds above 0. Raises ConfigurationError, which names `what`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e10:
         raise ConfigurationError(f"{what} takes seconds above 0, not {value!r}")
     return float(value)
 
 
 class Task(Generic[P, R]):
-    """A registered function. Calling it calls the function; `delay` sends an invocation."""
+    """A registered function, made by ``@app.task``.
+
+    Calling it runs the function here and now; `delay` sends an invocation to a worker::
+
+        resize("a.png", 200)                                  # runs here
+        resize.delay("a.png", 200)                            # runs on a worker
+        resize.with_options(delay=60).delay("a.png", 200)     # runs in a minute
+
+    `name` is the registered name, `queue` the queue (None: the app's default), `function` the
+    function itself.
+    """
 
     def __init__(
         self,
@@ -112,7 +136,7 @@ class Task(Generic[P, R]):
         *,
         with_context: bool = False,
     ) -> None:
-        """options: `retry` and `retry_strategy` have the app's own in them, if no others."""
+        """Called by `App.task`. `options` must contain `retry` and `retry_strategy`."""
         check_options(options, TaskOptions, f"task {name!r}")
         self._sender = sender
         self.function = function
@@ -149,39 +173,52 @@ class Task(Generic[P, R]):
 
     @property
     def sender(self) -> InvocationSender:
-        """Who sends its invocations: the app."""
+        """The app, which sends the invocations."""
         return self._sender
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function, here and now."""
+        """Call the function here and now, in this process."""
         result: R = self.function(*args, **kwargs)
         return result
 
     def call(self, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function as a worker does: with the context where it wants one."""
+        """Call the function as a worker does: with the context if it takes one."""
         if self.with_context:
             return self.function(context, *args, **kwargs)
         return self.function(*args, **kwargs)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Send an invocation; on return the broker has accepted it.
+        """Send an invocation with these arguments; when this returns, the broker has accepted it.
 
-        Raises TypeError when the arguments do not fit the function, EncodeError when they cannot
-        be written, MessageTooLarge, BrokerUnavailable (nothing was sent), SendUnconfirmed (it may
-        have been: send again with the same task id).
+        Raises
+
+        * TypeError if the arguments do not match the function's signature,
+        * EncodeError if a value cannot be written, MessageTooLarge if they are too many bytes,
+        * BrokerUnavailable if nothing was sent,
+        * SendUnconfirmed if it may or may not have been sent: send again with the same task id.
         """
         return self._send({}, args, kwargs)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """`delay` for a coroutine: the event loop goes on meanwhile."""
+        """`delay` for use in a coroutine: it sends in a thread and never blocks the event loop."""
         return await asyncio.to_thread(self._send, SendOptions(), args, kwargs)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
-        """Send one invocation for each tuple of arguments, in batches; results in order."""
+        """Send one invocation for each tuple of arguments, in batches; the results are in order.
+
+        ::
+
+            resize.map([("a.png", 200), ("b.png", 100)])
+        """
         return self._send_many({}, calls)
 
     def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R]:
-        """The same task, to be sent with `options` (see `SendOptions`)."""
+        """The same task with options for its sends, see `SendOptions`.
+
+        ::
+
+            resize.with_options(delay=60, queue="bulk").delay("a.png", 200)
+        """
         return BoundTask(self, _checked_send_options(options))
 
     def _send(
@@ -203,7 +240,7 @@ class Task(Generic[P, R]):
         return self._sender.send_call(self, batch, options)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError, as the call itself would, when the arguments do not fit."""
+        """Raise TypeError, as the call would, if the arguments do not match the signature."""
         if not kwargs and self._fewest <= len(args) <= self._most:
             return  # the usual case, without building a binding
         try:
@@ -220,29 +257,32 @@ class Task(Generic[P, R]):
 
 
 class BoundTask(Generic[P, R]):
-    """A task together with options for sending it."""
+    """A task together with options for its sends, made by `Task.with_options`."""
 
     def __init__(self, task: Task[P, R], options: SendOptions) -> None:
         self._task = task
         self._options = options
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """`Task.delay` with these options."""
+        """Send an invocation with these options, like `Task.delay`."""
         return self._task._send(self._options, args, kwargs)  # one class in two
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """`Task.adelay` with these options."""
+        """Send with these options from a coroutine, like `Task.adelay`."""
         return await asyncio.to_thread(self.delay, *args, **kwargs)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
-        """`Task.map` with these options (a task id of your own is for one invocation only)."""
+        """Send many invocations with these options, like `Task.map`.
+
+        Raises ConfigurationError if the options contain a task id, which names one invocation only.
+        """
         if "task_id" in self._options:
             raise ConfigurationError("task_id names one invocation; map sends many")
         return self._task._send_many(self._options, calls)
 
 
 def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:
-    """(fewest, most) positional arguments that fit without keywords; (1, 0) when none do."""
+    """(fewest, most) positional arguments that fit without keywords; (1, 0) if no number does."""
     kinds = inspect.Parameter
     positional = [
         each

@@ -1,4 +1,4 @@
-"""What users need to test their tasks: a local Service Bus on free ports.
+"""Test your tasks: a local Service Bus on free ports, as a pytest fixture or a context manager.
 
 ::
 
@@ -9,7 +9,7 @@
     with aztask.testing.emulator(queues=["orders"]) as bus:     # or anywhere
         ...
 
-The fixture is found when ``pytest_plugins = ["aztask.testing"]`` stands in a conftest.
+To use the fixture, write ``pytest_plugins = ["aztask.testing"]`` in your conftest.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ except ImportError:  # only the fixture needs it
 
 @dataclass(frozen=True, slots=True)
 class RunningEmulator:
-    """A local Service Bus. connection_string is for messaging clients."""
+    """A running local Service Bus, from `emulator` or the fixture `servicebus_emulator`.
+
+    * `connection_string`: for an `App` (``broker=...``) and for messaging clients.
+    * `admin_connection_string`: for administration clients.
+    * `host`, `port`, `admin_port`: where it listens.
+    * `certificate`: the file to trust with ``tls=True``, else None.
+    """
 
     connection_string: str
     admin_connection_string: str
@@ -47,15 +53,16 @@ class RunningEmulator:
     _emulator: Emulator
 
     def create_queue(self, name: str, **settings: Any) -> None:
-        """Create a queue; settings are those of `aztask.emulator.broker.entities.Entity`.
+        """Create a queue, for example ``create_queue("orders", lock_seconds=5, sessions=True)``.
 
-        For example ``lock_seconds=5``, ``max_deliveries=3``, ``sessions=True``,
-        ``duplicate_window=600``. Raises ConfigurationError.
+        The settings are the fields of `aztask.emulator.broker.entities.Entity`, among them
+        ``lock_seconds``, ``max_deliveries``, ``sessions`` and ``duplicate_window``. Raises
+        ConfigurationError.
         """
         self._emulator.namespace.create(Entity(name, **settings))
 
     def administration_client(self) -> Any:
-        """A ``ServiceBusAdministrationClient`` for this emulator, with or without TLS."""
+        """A ``ServiceBusAdministrationClient`` of the Azure SDK for this emulator."""
         certificate = str(self.certificate) if self.certificate else None
         return administration_client(self.admin_connection_string, certificate=certificate)
 
@@ -74,13 +81,20 @@ def emulator(
     admin_port: int = 0,
     clock: Clock | None = None,
 ) -> Iterator[RunningEmulator]:
-    """A local Service Bus on 127.0.0.1, on free ports unless they are given.
+    """Run a local Service Bus on 127.0.0.1 for the length of a ``with`` block.
 
-    queues: created with the service's defaults. data: a file that outlives the block. rules:
-    further keys, by name, with some rights: ``Rule("key", frozenset({Right.SEND}))``. clock: the
-    emulator's, for tests that let time pass. Everything else: see ``docs/emulator.md``.
+    * `queues`: names of queues to create with the service's defaults.
+    * `data`: a file that keeps the messages after the block; in memory by default.
+    * `shared_access_key`: the key that clients must use; any key is accepted by default.
+    * `rules`: further keys by name, with the permissions of each: ``Rule("key",
+      frozenset({Right.SEND}))``.
+    * `clock_offset`: seconds by which the emulator's clock is ahead; 0 by default.
+    * `tls`: True encrypts the connections with a self-signed certificate.
+    * `config`: a configuration file of Microsoft's emulator, see docs/emulator.md.
+    * `port`, `admin_port`: 0, the default, takes free ones.
+    * `clock`: a clock of your own, for tests that move time.
 
-    Raises ConfigurationError, OSError for a port in use.
+    Raises ConfigurationError, and OSError if a port is in use.
     """
     options = Options(
         port=port,
@@ -110,7 +124,7 @@ if pytest is not None:
 
     @pytest.fixture
     def servicebus_emulator() -> Iterator[RunningEmulator]:
-        """A fresh, empty local Service Bus for one test."""
+        """A pytest fixture: a fresh, empty local Service Bus for one test."""
         with emulator() as running:
             yield running
 

@@ -1,3 +1,3 @@
-"""The version of this package."""
+"""The version of the aztask package."""
 
 __version__ = "0.1.0"

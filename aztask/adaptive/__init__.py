@@ -1,4 +1,4 @@
-"""Lease advice: what workers observe of leases, learn from it, and share with senders."""
+"""Lease advice: what workers observe about leases, learn from it, and share with senders."""
 
 from aztask.adaptive.stores import open_lease_store
 

@@ -1,16 +1,16 @@
-"""Advice on how long leases should be: evidence in, advice out, without I/O and without a clock.
+"""Advice on lease durations: evidence in, advice out, without I/O and without a clock.
 
-Workers decide with it while they run, and the data pipeline decides with it from the event log;
-both publish what they decided in a `aztask.adaptive.document`.
+Workers use it while they run, and the data pipeline uses it on the event log; both publish their
+advice in a `aztask.adaptive.document`.
 
 Rules
-1. A lease is advised as `FACTOR` times the p99 of how long deliveries are held, within bounds.
-   Where that is beyond the upper bound the advice is to renew, not a lease cut to the bound.
-2. Fewer than ``min_samples`` deliveries change nothing, but for rule 4.
-3. Hysteresis: a lease is raised only where the target is beyond `RAISE_BEYOND` times the present
-   one, and lowered only where it is below `LOWER_BELOW` times.
-4. Losses (leases that were lost, settlements refused because the message had become visible) past
-   a threshold at least double the lease, whatever the sample. A lease is never lowered while there
+1. The advised lease is `FACTOR` times the p99 of the time that deliveries are held, within bounds.
+   If that exceeds the upper bound, the advice is to renew, not a lease cut to the bound.
+2. Fewer than ``min_samples`` deliveries change nothing, except by rule 4.
+3. Hysteresis: a lease is raised only if the target exceeds `RAISE_BEYOND` times the current one,
+   and lowered only if it is below `LOWER_BELOW` times.
+4. Losses (lost leases, and settlements refused because the message had become visible) above a
+   threshold at least double the lease, whatever the sample. A lease is never lowered while there
    are losses, or durations that a lost lease cut off: they would have been longer.
 """
 
@@ -23,25 +23,27 @@ from typing import Final, Literal, TypeAlias
 from aztask.lease.bounds import Bounds
 
 FACTOR: Final = 1.5
-"""A lease of this many times the p99 of held time needs no renewal for nearly all deliveries."""
+"""With a lease of this many times the p99 of held time, nearly all deliveries need no renewal."""
 RAISE_BEYOND: Final = 1.25
 LOWER_BELOW: Final = 0.5
 MIN_LOSSES: Final = 3
 LOSS_SHARE: Final = 0.001
-"""The part of all deliveries that must be lost, beside `MIN_LOSSES`, for the lease to be raised."""
+"""The share of deliveries that must be lost, besides `MIN_LOSSES`, before the lease is raised."""
 
 Source: TypeAlias = Literal["worker", "pipeline"]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was seen of one queue's deliveries.
+    """The measurements of one queue's deliveries.
 
-    samples: deliveries let go of. p50_seconds, p99_seconds: how long they were held, from the grant
-    of the lease to the settlement; one that was cut off counts with what was seen of it. None
-    without samples. cut_off: those whose lease was lost before they were done. lost_leases: leases
-    lost, and failed_settlements: settlements refused because the message had become visible, both
-    only under the lease that is in force now; what happened under a shorter one says nothing of it.
+    * `samples`: deliveries that have ended.
+    * `p50_seconds`, `p99_seconds`: how long they were held, from the grant of the lease to the
+      settlement; a delivery that was cut off counts with its time so far. None without samples.
+    * `cut_off`: deliveries whose lease was lost before they were done.
+    * `lost_leases`: lost leases; `failed_settlements`: settlements refused because the message had
+      become visible. Both count only under the lease now in force: losses under a shorter one say
+      nothing about it.
     """
 
     samples: int = 0
@@ -53,17 +55,21 @@ class Evidence:
 
     @property
     def losses(self) -> int:
-        """Deliveries that came too late to be settled."""
+        """Deliveries that were too late to be settled."""
         return self.lost_leases + self.failed_settlements
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What is advised for one queue.
+    """The advice for one queue.
 
-    lease_seconds: the lease to ask for; None: no better one is known than the configured one.
-    renew: nearly all deliveries need a longer time than the longest lease allowed, so they depend
-    on renewals. reason: in words. source: who decided. at: UTC epoch seconds of the last change.
+    * `lease_seconds`: the lease to request; None if none is known to be better than the configured
+      one.
+    * `renew`: True if nearly all deliveries take longer than the longest allowed lease, so that
+      they depend on renewals.
+    * `reason`: for people.
+    * `source`: what decided, a worker or the data pipeline.
+    * `at`: UTC epoch seconds of the last change.
     """
 
     lease_seconds: float | None
@@ -85,54 +91,55 @@ def decide(
 ) -> Advice:
     """The advice that follows from `evidence`, given the lease in force.
 
-    current: the former advice, or the configured lease in seconds, or None if unknown. source, at:
-    written into an advice that changes something; one that changes nothing keeps the former's.
+    * `current`: the previous advice, or the configured lease in seconds, or None if unknown.
+    * `source`, `at`: written into the advice if it changes something; otherwise the previous ones
+      stay.
     """
     lease = current.lease_seconds if isinstance(current, Advice) else current
     target = FACTOR * (evidence.p99_seconds or 0.0)
     renew = target > bounds.most and evidence.samples >= bounds.min_samples
-    wanted, reason = _wanted(evidence, lease, target, bounds)
-    if wanted is not None:
-        wanted = round(wanted, 3)
-    advice = Advice(wanted, renew, reason, evidence, source, at, reason)
+    advised, reason = _advised_lease(evidence, lease, target, bounds)
+    if advised is not None:
+        advised = round(advised, 3)
+    advice = Advice(advised, renew, reason, evidence, source, at, reason)
     former = current if isinstance(current, Advice) else None
-    if former is not None and (former.lease_seconds, former.renew) == (wanted, renew):
+    if former is not None and (former.lease_seconds, former.renew) == (advised, renew):
         reason = former.reason if former.at > 0.0 else reason
         return replace(advice, reason=reason, source=former.source, at=former.at)
     return advice
 
 
-def _wanted(
+def _advised_lease(
     evidence: Evidence, lease: float | None, target: float, bounds: Bounds
 ) -> tuple[float | None, str]:
-    """(the lease to ask for, why)."""
+    """(the lease to request, the reason)."""
     if _too_many_losses(evidence):
         return _raised(evidence, lease, target, bounds)
     if evidence.samples < bounds.min_samples:
-        return lease, f"kept: {evidence.samples} of {bounds.min_samples} deliveries needed are seen"
+        return lease, f"kept: {evidence.samples} deliveries so far, {bounds.min_samples} are needed"
     if target > bounds.most:
         return lease, (
-            f"renew: {_p99(evidence)} asks for {target:.1f} s, more than the {bounds.most:g} s "
-            "allowed; renewals hold such deliveries, and max_lease must be longer than they take"
+            f"renew: {_p99(evidence)} needs {target:.1f} s, more than the {bounds.most:g} s "
+            "allowed; such deliveries depend on renewals, so set max_lease longer than they take"
         )
-    return _damped(evidence, lease, bounds.clamp(target), bounds)
+    return _with_hysteresis(evidence, lease, bounds.clamp(target), bounds)
 
 
-def _damped(
-    evidence: Evidence, lease: float | None, wanted: float, bounds: Bounds
+def _with_hysteresis(
+    evidence: Evidence, lease: float | None, advised: float, bounds: Bounds
 ) -> tuple[float | None, str]:
-    """Hysteresis: `wanted` where it is far enough from the present lease."""
+    """Apply hysteresis: the target if it differs enough from the current lease."""
     why = f"{FACTOR:g} x {_p99(evidence)}, at least {bounds.least:g} s"
-    if lease is None or wanted > RAISE_BEYOND * lease:
-        return wanted, f"{'set' if lease is None else 'raised'}: {why}"
-    if wanted >= LOWER_BELOW * lease:
-        return lease, f"kept: {wanted:.1f} s ({why}) is not far from it"
+    if lease is None or advised > RAISE_BEYOND * lease:
+        return advised, f"{'set' if lease is None else 'raised'}: {why}"
+    if advised >= LOWER_BELOW * lease:
+        return lease, f"kept: {advised:.1f} s ({why}) is not far from it"
     if evidence.losses or evidence.cut_off:
         return lease, (
-            f"kept: {evidence.losses} losses and {evidence.cut_off} deliveries cut off say that "
-            "the durations seen are too short"
+            f"kept: with {evidence.losses} losses and {evidence.cut_off} deliveries cut off, the "
+            "measured durations are too short"
         )
-    return wanted, f"lowered: {why}"
+    return advised, f"lowered: {why}"
 
 
 def _too_many_losses(evidence: Evidence) -> bool:
@@ -142,16 +149,16 @@ def _too_many_losses(evidence: Evidence) -> bool:
 def _raised(
     evidence: Evidence, lease: float | None, target: float, bounds: Bounds
 ) -> tuple[float | None, str]:
-    """At least twice the lease under which deliveries were lost, as far as the bounds allow."""
+    """At least double the lease under which deliveries were lost, as far as the bounds allow."""
     why = (
         f"{evidence.lost_leases} leases were lost and {evidence.failed_settlements} settlements "
         f"came too late in {evidence.samples} deliveries"
     )
     base = bounds.least if lease is None else 2.0 * lease
-    wanted = bounds.clamp(max(base, min(target, bounds.most)))
-    if lease is not None and wanted <= lease:
-        return lease, f"kept at its upper bound although {why}; see why renewals fail"
-    return wanted, f"raised: {why}"
+    advised = bounds.clamp(max(base, min(target, bounds.most)))
+    if lease is not None and advised <= lease:
+        return lease, f"kept at its upper bound although {why}; check why renewals fail"
+    return advised, f"raised: {why}"
 
 
 def _p99(evidence: Evidence) -> str:

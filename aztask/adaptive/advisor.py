@@ -1,10 +1,10 @@
-"""What an app knows of lease advice: the last good document, read now and then.
+"""An app's copy of the lease advice: the last good document, read again at intervals.
 
 Rules
-1. Nobody waits for it: a store across a network is read on a thread of its own. Only the very first
-   question waits, for `FIRST_WAIT` at most, so that a short-lived sender knows something too.
-2. A read that fails, or finds what is no document, keeps what was known, and says so on one line
-   of the log: not again until something else is wrong, or was right meanwhile.
+1. No caller waits for it: a store across a network is read on a thread of its own. Only the very
+   first call waits, for at most `FIRST_WAIT`, so that a short-lived sender gets advice, too.
+2. If a read fails or the document is damaged, the last good one stays. One log line says so, and no
+   further one until the error changes or a read succeeds in between.
 3. A forked child reads anew, through a store of its own.
 """
 
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS: Final = 60.0
 LOCAL_REFRESH_SECONDS: Final = 2.0
-"""A file costs nothing to read."""
+"""Seconds between two reads of a file, which cost nothing."""
 FIRST_WAIT: Final = 0.5
 
 
 class LeaseAdvisor:
-    """Any thread may ask."""
+    """Answers questions about the lease advice. Any thread may ask."""
 
     def __init__(
         self,
@@ -44,9 +44,10 @@ class LeaseAdvisor:
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """broker: the URL or connection string that ``lease_advice="auto"`` goes by.
+        """Reads nothing yet.
 
-        now: a clock for what is old.
+        * `broker`: the URL or connection string from which ``lease_advice="auto"`` is derived.
+        * `now`: the clock by which the document's age is measured.
         """
         self._settings = settings
         self._broker = broker
@@ -62,23 +63,23 @@ class LeaseAdvisor:
 
     @property
     def enabled(self) -> bool:
-        """Whether the app has a place for lease advice."""
+        """True if the app has a place for lease advice."""
         return self._settings.lease_advice is not None
 
     @property
     def store(self) -> LeaseStore:
-        """This process's store. Raises ConfigurationError."""
+        """The store of this process. Raises ConfigurationError."""
         with self._lock:
             return self._opened()
 
     def lease_seconds(self, queue: str) -> float | None:
-        """The lease that is advised for the queue, not clamped; None: the configured one."""
+        """The advised lease of the queue, not clamped to bounds; None means the configured one."""
         return followed(self.document().entry(queue)) if self.enabled else None
 
     def lease_now(
         self, queue: str, configured: float, settings: Settings, capabilities: Capabilities
     ) -> float:
-        """The lease to ask for: the advised one within bounds, where the queue's leases adapt."""
+        """The lease to request: the advised one within bounds if the queue's leases adapt."""
         if not self.enabled or capabilities.fixed_lease or settings.adaptive is False:
             return configured
         advised = self.lease_seconds(queue)
@@ -87,11 +88,11 @@ class LeaseAdvisor:
         return bounds_of(settings, capabilities.max_lease_seconds).clamp(advised)
 
     def advice(self, queue: str) -> Advice | None:
-        """The advice with its reason, None where there is none."""
+        """The advice with its reason; None if there is none."""
         return self.document().entry(queue).advice if self.enabled else None
 
     def document(self) -> LeaseDocument:
-        """The last good document; reads it again when it is old."""
+        """The last good document; reads it again if it is old."""
         now = self._now()
         if self._pid != os.getpid() or now >= self._next_at:
             with self._lock:
@@ -99,7 +100,7 @@ class LeaseAdvisor:
         return self._document
 
     def read(self) -> LeaseDocument:
-        """The document as it is now, or the last good one, with a line in the log."""
+        """Read the document now; on failure, log it and return the last good one."""
         try:
             self.learned(self.store.load())
         except AztaskError as error:
@@ -107,13 +108,13 @@ class LeaseAdvisor:
         return self._document
 
     def learned(self, stored: Stored) -> None:
-        """Somebody in this process has read or published this."""
+        """Use a document that this process has just read or published."""
         self._document = stored.document
         self._next_at = self._now() + self._refresh
         self._complaint = ""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections of the store."""
         with self._lock:
             if self._store is not None and self._pid == os.getpid():
                 self._store.close()
@@ -146,7 +147,7 @@ class LeaseAdvisor:
     def _complain(self, error: AztaskError) -> None:
         if str(error) != self._complaint:
             self._complaint = str(error)
-            logger.warning("lease advice cannot be read, what is known holds: %s", error)
+            logger.warning("lease advice cannot be read, the last one stays in force: %s", error)
 
     def _opened(self) -> LeaseStore:
         if self._store is None or self._pid != os.getpid():
@@ -162,10 +163,12 @@ class LeaseAdvisor:
 
 
 def bounds_of(settings: Settings, longest: float) -> Bounds:
-    """Between what the leases of a queue with these settings may be chosen.
+    """The bounds for the leases of a queue with these settings.
 
-    longest: what the service grants at once. Without bounds of its own a lease is at least 30
-    seconds and at most half of ``max_lease``, so that a crash is noticed within that time.
+    * `longest`: seconds that the service grants at once.
+
+    By default a lease is at least 30 seconds and at most half of ``max_lease``, so that a crash is
+    noticed within that time.
     """
     most = min(longest, settings.max_lease_seconds / 2)
     if isinstance(settings.adaptive, tuple):

@@ -24,7 +24,7 @@ class LeaseBlob:
     remote = True
 
     def __init__(self, address: BlobAddress) -> None:
-        """Connects with the first call. Raises ConfigurationError without a credential."""
+        """Connects at the first call. Raises ConfigurationError without a credential."""
         self.address = address
         self._blob = TaggedBlob(
             address, NAME, what="the lease document", content_type="application/json"
@@ -34,30 +34,30 @@ class LeaseBlob:
         return f"<LeaseBlob {self.address}>"
 
     def load(self) -> Stored:
-        """See `LeaseStore.load`. Needs the permission to read blobs."""
+        """Read the blob, see `LeaseStore.load`. Needs permission to read blobs."""
         data, tag = self._read()
         return Stored(LeaseDocument() if tag is None else from_json(data), tag)
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
-        """See `LeaseStore.publish`. Needs the permission to write blobs; creates a container.
+        """Write the blob, see `LeaseStore.publish`. Needs permission to write blobs.
 
-        If the reply is lost, the document may be stored; then the next try is refused, and reads
-        it.
+        A missing container is created. If the reply is lost, the document may be stored; the next
+        try is then refused, and reads it.
         """
         data = to_json(replace(document, revision=based_on.document.revision + 1))
         return self._blob.write(data, based_on.tag)
 
     def set_aside(self) -> str | None:
-        """See `LeaseStore.set_aside`."""
+        """Copy a damaged document to another blob and delete it, see `LeaseStore.set_aside`."""
         data, tag = self._read()
         if tag is None or not is_damaged(data):
             return None
         return self._blob.move(data, tag, ASIDE)
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections to the blob service."""
         self._blob.close()
 
     def _read(self) -> tuple[bytes, str | None]:
-        # one byte more than a document may have, so that one that is too long is noticed
+        # one byte more than a document may have, so that a document that is too long is noticed
         return self._blob.read(SIZE_LIMIT + 1)

@@ -3,13 +3,13 @@
 Workers, senders and the data pipeline read it; workers and the pipeline write it.
 
 Rules
-1. A writer publishes what it made from a certain revision; if another one was stored meanwhile it
-   is refused and must read again. So nobody's counts are lost.
-2. Reading trusts nothing: what is not a document of this version is a DecodeError, and the reader
-   keeps what it knew. Leases are clamped to what any service grants. Unknown fields are passed
-   over, so that a newer writer may add some.
-3. A worker that would publish sets a damaged document aside and begins a new one: otherwise nothing
-   would be learned any more. It leaves the document of a newer release alone.
+1. A writer publishes a change to the revision that it read. If another writer stored one in
+   between, the write is refused and the writer must read again, so no counts are lost.
+2. Reading trusts nothing: anything that is not a document of this version raises DecodeError, and
+   the reader keeps the last good one. Leases are clamped to what any service grants. Unknown fields
+   are ignored, so that a newer writer may add some.
+3. A worker that is about to publish sets a damaged document aside and begins a new one, because
+   nothing could be learned otherwise. It never touches the document of a newer release.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from aztask.lease.bounds import LONGEST
 
 VERSION: Final = 1
 NAME: Final = "leases.json"
-"""What the document is called in its directory or container."""
+"""The document's name in its directory or container."""
 ASIDE: Final = ".damaged"
-"""What is added to the name of a document that is set aside."""
+"""The suffix in the name of a document that was set aside."""
 SIZE_LIMIT: Final = 4 << 20
 SHORTEST: Final = 0.1
 TEXT_LIMIT: Final = 1000
 COUNT_LIMIT: Final = 2.0**53
 NO_TIME: Final = 1e-9
-"""Seconds below which something is no duration at all."""
+"""Seconds: the shortest value that is accepted as a duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """What the document holds for one queue: the advice, and what the workers counted."""
+    """The document's entry of one queue: the advice, and the counts of the workers."""
 
     advice: Advice | None = None
     observed: Observation = field(default_factory=Observation)
@@ -48,22 +48,28 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaseDocument:
-    """revision: rises by one with every publication; 0: there is none yet. queues: by name."""
+    """The shared document.
+
+    * `revision`: rises by one with every publication; 0 if there is none yet.
+    * `queues`: the entries by queue name.
+    """
 
     revision: int = 0
     queues: Mapping[str, QueueEntry] = field(default_factory=dict)
 
     def entry(self, queue: str) -> QueueEntry:
-        """What is known of the queue."""
+        """The queue's entry; an empty one if it has none."""
         return self.queues.get(queue) or QueueEntry()
 
     def with_entry(self, queue: str, entry: QueueEntry) -> LeaseDocument:
-        """The same with another entry for the queue."""
+        """A copy with another entry for the queue."""
         return replace(self, queues={**self.queues, queue: entry})
 
     def with_advice(self, queue: str, advice: Advice) -> LeaseDocument:
-        """The same with another advice for the queue; what was counted stays, but for losses under
-        the lease that the advice replaces."""
+        """A copy with other advice for the queue.
+
+        Its counts stay, except for the losses under the lease that the advice replaces.
+        """
         entry = self.entry(queue)
         observed = entry.observed
         former = entry.advice.lease_seconds if entry.advice else None
@@ -74,53 +80,53 @@ class LeaseDocument:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A document as it was found. tag: what proves that it is still the stored one."""
+    """A document as it was read. `tag` proves later that it has not changed in the store."""
 
     document: LeaseDocument
     tag: str | None
 
 
 class LeaseStore(Protocol):
-    """Where the document is kept. Any thread may call, one at a time."""
+    """The place of the document. Any thread may call, one at a time."""
 
     @property
     def remote(self) -> bool:
-        """Whether a call waits for a network."""
+        """True if a call waits for a network."""
         ...
 
     def load(self) -> Stored:
-        """The document; an empty one where there is none.
+        """Read the document; an empty one if none is stored.
 
-        Raises BrokerUnavailable where the store does not answer, DecodeError where what is there is
-        no such document.
+        Raises BrokerUnavailable if the store is unreachable, DecodeError if the content is damaged.
         """
         ...
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
-        """Store `document` as the revision after `based_on`; False: another one came before.
+        """Store `document` as the revision after `based_on`; False if another one was stored first.
 
         Raises BrokerUnavailable.
         """
         ...
 
     def set_aside(self) -> str | None:
-        """Move a damaged document out of the way; where it is now. It replaces the one that was set
-        aside before.
+        """Rename a damaged document, replacing the one renamed before; returns where it is now.
 
-        None where it is not damaged, or is gone. Raises BrokerUnavailable.
+        None if it is not damaged, or is gone. Raises BrokerUnavailable.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the store's connections, if any."""
         ...
 
 
 def publish_advice(store: LeaseStore, advice: Mapping[str, Advice], based_on: Stored) -> bool:
-    """Publish advice for some queues, keeping what is known of the others and all counts.
+    """Publish advice for some queues; the other queues and all counts stay as they are.
 
-    based_on: what the decisions were made from; False: somebody else published since, so read again
-    and decide again. Raises BrokerUnavailable.
+    * `based_on`: the document that the advice was made from. If this returns False, another writer
+      has published since: read again and decide again.
+
+    Raises BrokerUnavailable.
     """
     document = based_on.document
     for queue, each in advice.items():
@@ -147,7 +153,7 @@ def to_json(document: LeaseDocument) -> bytes:
 
 
 def from_json(data: bytes) -> LeaseDocument:
-    """The document that `data` holds. Raises DecodeError."""
+    """The document that `data` contains. Raises DecodeError."""
     if len(data) > SIZE_LIMIT:
         raise DecodeError(f"the lease document has {len(data)} bytes; at most {SIZE_LIMIT}")
     try:
@@ -166,7 +172,7 @@ def from_json(data: bytes) -> LeaseDocument:
 
 
 def is_damaged(data: bytes) -> bool:
-    """Whether `data` is no document, and not one of a newer release either."""
+    """True if `data` is not a document of this or a newer release."""
     try:
         from_json(data)
     except DecodeError:
@@ -187,7 +193,9 @@ def _entry(value: object, what: str) -> QueueEntry:
     advice, observed = record.value("advice"), record.value("observed")
     return QueueEntry(
         None if advice is None else _advice(_Record(advice, f"the advice of {what}")),
-        Observation() if observed is None else _observed(_Record(observed, f"what {what} saw")),
+        Observation()
+        if observed is None
+        else _observed(_Record(observed, f"the observation of {what}")),
     )
 
 
@@ -228,7 +236,7 @@ def _observed(record: _Record) -> Observation:
 
 
 class _Record:
-    """A JSON object that is read field by field; each that is missing or wrong is a DecodeError."""
+    """A JSON object that is read field by field; a missing or wrong field raises DecodeError."""
 
     def __init__(self, value: object, what: str) -> None:
         if not isinstance(value, dict):

@@ -1,10 +1,11 @@
 """The lease document in a file, for workers and senders of one machine.
 
 Rules
-1. The file is replaced by a rename, so a reader sees a whole document, an old or a new one.
-2. Writers take turns by a lock on a second file, which stays: removing it would let two in.
-3. Nothing is forced to the disk but the document's bytes before the rename; after a power loss the
-   former document may be back, which costs some counts and nothing else.
+1. The file is replaced by a rename, so a reader sees a complete document, old or new.
+2. Writers take turns with a lock on a second file, which stays: removing it would let two writers
+   in at once.
+3. Only the document's bytes are synced to disk, before the rename. After a power loss the previous
+   document may be back, which costs some counts and nothing else.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from aztask.errors import BrokerUnavailable, DecodeError
 
 
 class LeaseFile:
-    """A file that holds the document. Safe between threads and processes."""
+    """A file with the document. Safe between threads and processes."""
 
     remote = False
 
     def __init__(self, path: Path) -> None:
-        """path: of the document; its directory is made with the first publication."""
+        """`path`: the document's file. Its directory is made with the first publication."""
         self.path = path
         self._lock = threading.Lock()
 
@@ -44,7 +45,7 @@ class LeaseFile:
         return f"<LeaseFile {self.path}>"
 
     def load(self) -> Stored:
-        """See `LeaseStore.load`."""
+        """Read the file, see `LeaseStore.load`."""
         data = self._read()
         if data is None:
             return Stored(LeaseDocument(), None)
@@ -52,8 +53,11 @@ class LeaseFile:
         return Stored(document, str(document.revision))
 
     def publish(self, document: LeaseDocument, based_on: Stored) -> bool:
-        """See `LeaseStore.publish`. If the process dies before the rename nothing has changed, but
-        a temporary file is left."""
+        """Replace the file, see `LeaseStore.publish`.
+
+        If the process dies before the rename, nothing has changed, and a temporary file is left
+        over.
+        """
         data = to_json(replace(document, revision=based_on.document.revision + 1))
         try:
             with self._turn():
@@ -65,7 +69,7 @@ class LeaseFile:
         return True
 
     def set_aside(self) -> str | None:
-        """See `LeaseStore.set_aside`: it is renamed."""
+        """Rename the file, see `LeaseStore.set_aside`."""
         aside = Path(f"{self.path}{ASIDE}")
         try:
             with self._turn():
@@ -78,7 +82,7 @@ class LeaseFile:
         return str(aside)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is held open."""
 
     def _read(self) -> bytes | None:
         try:

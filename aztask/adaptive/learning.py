@@ -1,12 +1,12 @@
-"""What one worker saw since it last told, and how it goes into the shared document.
+"""What one worker has observed since its last report, and how it goes into the shared document.
 
 Rules
-1. Only losses under the lease in force count for raising it: deliveries that were taken under a
-   shorter one are still being lost for a while after a raise.
-2. An advice that never changed anything (`Advice.at` is 0) is not followed: the configured lease
-   holds, also after somebody configures another one.
-3. What the data pipeline advised stands for a day against the workers' shorter memory, but for
-   raises: losses happen now.
+1. Only losses under the lease in force count for raising it: for a while after a raise, deliveries
+   that were received under a shorter lease are still being lost.
+2. Advice that never changed anything (`Advice.at` is 0) is not followed: the configured lease
+   applies, also after you configure another one.
+3. Advice of the data pipeline stands for a day against the workers' shorter memory, except that
+   workers may raise it: losses happen now.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from aztask.lease.bounds import Bounds
 
 PIPELINE_STANDS: Final = 86400.0
 SAME: Final = 0.99
-"""A lease of at least this part of another one is as long: services round to seconds."""
+"""Two leases count as equal if one is at least this share of the other: services round."""
 
 
 @dataclass(slots=True)
 class LeaseCounts:
-    """Counts of one queue. held, cut: by bin; lost, failed: by the lease, in seconds."""
+    """The counts of one queue.
+
+    * `held`, `cut`: by bin, see `aztask.adaptive.observation`.
+    * `lost`, `failed`: by the lease, in seconds.
+    """
 
     held: Counter[int] = field(default_factory=Counter)
     cut: Counter[int] = field(default_factory=Counter)
@@ -43,35 +47,38 @@ class LeaseCounts:
         return self.lost.total() + self.failed.total()
 
     def settled(self, held_seconds: float) -> None:
-        """A delivery was held so long and then settled."""
+        """Count a delivery that was settled after `held_seconds`."""
         self.held[bin_of(held_seconds)] += 1
 
     def cut_off(self, held_seconds: float, lease_seconds: float | None) -> None:
-        """It was let go of before it was done. lease_seconds: of the lease that was lost; None: it
-        was not lost, but had reached the longest time that it may be held."""
+        """Count a delivery that ended before its work was done.
+
+        * `lease_seconds`: the lease that was lost; None if it was not lost, but had reached the
+          longest time that a delivery may be held.
+        """
         self.cut[bin_of(held_seconds)] += 1
         if lease_seconds is not None:
             self.lost[lease_seconds] += 1
 
     def refused(self, held_seconds: float, lease_seconds: float) -> None:
-        """It was done, and its settlement came too late."""
+        """Count a delivery whose work was done, but whose settlement came too late."""
         self.held[bin_of(held_seconds)] += 1
         self.failed[lease_seconds] += 1
 
     def unsettled(self, held_seconds: float, lease_seconds: float) -> None:
-        """It was done, and could not be settled: the answer to a renewal was lost."""
+        """Count a delivery whose work was done, but whose token was stale after a lost answer."""
         self.held[bin_of(held_seconds)] += 1
         self.lost[lease_seconds] += 1
 
     def put_back(self, other: LeaseCounts) -> None:
-        """Add what could not be told."""
+        """Add counts that could not be reported."""
         self.held += other.held
         self.cut += other.cut
         self.lost += other.lost
         self.failed += other.failed
 
     def observation(self, in_force: float, now: float) -> Observation:
-        """As counts that add up; see rule 1."""
+        """The counts as an `Observation`, which can be added to others; see rule 1."""
 
         def recent(losses: Counter[float]) -> float:
             return float(sum(n for lease, n in losses.items() if lease >= SAME * in_force))
@@ -88,7 +95,7 @@ class LeaseCounts:
 
 
 def followed(entry: QueueEntry) -> float | None:
-    """The lease that the document tells to use; None: the configured one. See rule 2."""
+    """The lease that the document says to use; None means the configured one. See rule 2."""
     advice = entry.advice
     return advice.lease_seconds if advice is not None and advice.at > 0.0 else None
 
@@ -96,22 +103,23 @@ def followed(entry: QueueEntry) -> float | None:
 def learn(
     document: LeaseDocument,
     queue: str,
-    seen: LeaseCounts,
+    counts: LeaseCounts,
     *,
     configured: float,
     bounds: Bounds,
     now: float,
 ) -> LeaseDocument:
-    """The document with what was seen of `queue` added, and decided anew.
+    """Add what was observed of `queue` to the document and decide anew.
 
-    configured: the lease that holds without advice. now: UTC epoch seconds.
+    * `configured`: the lease that applies without advice.
+    * `now`: UTC epoch seconds.
     """
     entry = document.entry(queue)
     current = entry.advice
     if current is None or current.at <= 0.0:
         current = Advice(configured, False, "as configured", Evidence(), "worker", 0.0)
     in_force = current.lease_seconds or configured
-    observed = entry.observed.faded(now).plus(seen.observation(in_force, now))
+    observed = entry.observed.faded(now).plus(counts.observation(in_force, now))
     advice = decide(observed.evidence(), current, bounds, source="worker", at=now)
     if _stands(current, advice, now):
         advice = current
@@ -119,6 +127,6 @@ def learn(
 
 
 def _stands(current: Advice, advice: Advice, now: float) -> bool:
-    """See rule 3."""
+    """True if the current advice stays against `advice`; see rule 3."""
     raised = (advice.lease_seconds or 0.0) > (current.lease_seconds or 0.0)
     return current.source == "pipeline" and now - current.at < PIPELINE_STANDS and not raised

@@ -1,8 +1,8 @@
 """How long deliveries of a queue are held, counted so that the counts of many workers add up.
 
-A histogram with log-spaced bins: 8 for each doubling, so that a percentile is known to 9 %. Each
-bin counts with its upper edge, so percentiles err to the long side. Counts fade with a half-life,
-so that what was true a week ago does not hold a lease up for ever; hence they are no whole numbers.
+A histogram with log-spaced bins: 8 for each doubling, so a percentile is known to 9 %. Each bin
+counts with its upper edge, so percentiles err on the long side. Counts fade with a half-life, so
+that last week's load does not keep a lease long forever; therefore they are not whole numbers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ FIRST_EDGE: Final = 0.01
 LAST_BIN: Final = 8 * 27
 """The bin of 15 days and more, twice the longest lease."""
 HALF_LIFE: Final = 6 * 3600.0
-"""Seconds in which counts fade to a half."""
+"""Seconds after which half of a count remains."""
 FADED: Final = 0.01
-"""Counts below it are forgotten."""
+"""Smaller counts are dropped."""
 
 NO_BINS: Final[Mapping[int, float]] = {}
 
 
 def bin_of(seconds: float) -> int:
-    """The bin that a held time falls into."""
+    """The number of the bin for a held time."""
     if not seconds > FIRST_EDGE:  # true for nan too
         return 0
     return min(math.ceil(BINS_PER_DOUBLING * math.log2(seconds / FIRST_EDGE) - 1e-9), LAST_BIN)
@@ -41,11 +41,13 @@ def edge_of(number: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Faded counts of one queue, and when they were faded last (`at`, UTC epoch seconds).
+    """Faded counts of one queue.
 
-    held, cut: deliveries by bin of held time: settled ones, and those that a lost lease cut off.
-    lost, failed: leases lost and settlements refused under the lease now in force. lost_ever,
-    failed_ever: under any lease, not faded.
+    * `at`: when they were last faded, UTC epoch seconds.
+    * `held`, `cut`: deliveries by bin of held time: settled ones, and those that a lost lease cut
+      off.
+    * `lost`, `failed`: leases lost and settlements refused under the lease now in force.
+    * `lost_ever`, `failed_ever`: under any lease, not faded.
     """
 
     held: Mapping[int, float] = field(default_factory=dict)
@@ -57,14 +59,14 @@ class Observation:
     at: float = 0.0
 
     def faded(self, now: float) -> Observation:
-        """The same as of `now`; a clock that ran backwards fades nothing."""
+        """The same counts at `now`; a clock that ran backwards fades nothing."""
         age = now - self.at
         if age <= 0.0 or not self.at:
             return self if self.at else self._with(1.0, now)
         return self._with(0.5 ** (age / HALF_LIFE), now)
 
     def plus(self, other: Observation) -> Observation:
-        """Both together; fade them to the same time first."""
+        """The sum of both; fade them to the same time first."""
         return Observation(
             _sum(self.held, other.held),
             _sum(self.cut, other.cut),
@@ -76,11 +78,11 @@ class Observation:
         )
 
     def after_change(self) -> Observation:
-        """Another lease is in force: losses under the former one do not count any more."""
+        """The counts under a new lease: losses under the previous one no longer count."""
         return Observation(self.held, self.cut, 0.0, 0.0, self.lost_ever, self.failed_ever, self.at)
 
     def evidence(self) -> Evidence:
-        """What a decision is made from."""
+        """The counts in the form that `aztask.adaptive.advice.decide` takes."""
         both = _sum(self.held, self.cut)
         samples = sum(both.values())
         return Evidence(
@@ -118,9 +120,9 @@ def _scaled(bins: Mapping[int, float], factor: float) -> dict[int, float]:
 def _percentile(bins: Mapping[int, float], samples: float, part: float) -> float | None:
     if round(samples) < 1:
         return None
-    seen = 0.0
+    below = 0.0
     for number in sorted(bins):
-        seen += bins[number]
-        if seen >= part * samples - 1e-9:
+        below += bins[number]
+        if below >= part * samples - 1e-9:
             return edge_of(number)
     return edge_of(max(bins))

@@ -1,8 +1,10 @@
-"""Opens the store of the lease document from the text of a setting.
+"""Open the store of the lease document from the text of a setting.
 
-``auto``: beside the queues. A file next to the local broker's database; a blob container in the
-broker's storage account. ``blob://ACCOUNT/CONTAINER`` (Entra ID), or
-``CONTAINER`` together with a storage connection string. Anything else is the path of a file.
+* ``auto``: next to the queues. A file beside the local broker's database, or a blob container in
+  the broker's storage account.
+* ``blob://ACCOUNT/CONTAINER`` (Entra ID), or ``CONTAINER`` together with a storage connection
+  string.
+* Anything else is the path of a file.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ AUTO: Final = "auto"
 CONTAINER: Final = "aztask"
 """The container of ``auto``."""
 BLOB_MODULE: Final = "aztask.adaptive.blob"
-"""Imported when a blob is asked for: its SDK is an extra."""
+"""Imported only when the document is in a blob: its SDK is an extra."""
 
 
 def open_lease_store(
     place: str, *, account: str | None = None, broker: str | None = None
 ) -> LeaseStore:
-    """The store that `place` names; nothing is asked of it yet.
+    """Make the store that `place` names; nothing is read yet.
 
-    account: the storage connection string that a bare container name needs. broker: the URL or
-    connection string that ``auto`` goes by. Raises ConfigurationError.
+    * `account`: the storage connection string that a bare container name needs.
+    * `broker`: the URL or connection string from which ``auto`` is derived.
+
+    Raises ConfigurationError.
     """
     if place == AUTO:
         return _beside(broker, account)

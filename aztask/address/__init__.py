@@ -1,1 +1,1 @@
-"""Where brokers and result stores are: addresses, and the URLs and strings that name them."""
+"""Addresses of brokers and result stores, and the URLs and connection strings that name them."""

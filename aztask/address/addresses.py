@@ -1,7 +1,7 @@
-"""Where brokers and result stores are, as values: parsed, compared and shown, never the secrets.
+"""Addresses of brokers and result stores, as values: comparable, and shown without their secrets.
 
-`aztask.address.urls` makes them from text. An adapter takes its service's address and nothing else,
-so what it needs to connect is all here.
+`aztask.address.urls` makes them from text. An adapter is given its service's address and nothing
+else, so it contains everything needed to connect.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ MEMORY = ":memory:"
 
 @dataclass(frozen=True, slots=True)
 class LocalAddress:
-    """The embedded engine. path: an absolute file name, or ``:memory:`` (this process alone).
+    """The embedded engine.
 
-    full_durability: every commit reaches the disk before it is confirmed.
+    * `path`: an absolute file name, or ``:memory:`` (this process only).
+    * `full_durability`: every commit reaches the disk before it is confirmed.
     """
 
     path: str
@@ -26,7 +27,7 @@ class LocalAddress:
 
     @property
     def in_memory(self) -> bool:
-        """True when nothing is written to disk."""
+        """True if nothing is written to disk."""
         return self.path == MEMORY
 
     def __str__(self) -> str:
@@ -35,10 +36,12 @@ class LocalAddress:
 
 @dataclass(frozen=True, slots=True)
 class ServiceBusAddress:
-    """A Service Bus namespace. host: fully qualified. port: only where one was given.
+    """A Service Bus namespace. Entra ID is used if there is neither a key nor a signature.
 
-    Without a key and a signature, Entra ID is used. emulator: plain AMQP, no TLS. entity: the one
-    queue that the connection string is for, if it names one.
+    * `host`: the fully qualified host name.
+    * `port`: None unless one was given.
+    * `emulator`: plain AMQP, without TLS.
+    * `entity`: the only queue that the connection string is valid for, if it names one.
     """
 
     host: str
@@ -51,11 +54,11 @@ class ServiceBusAddress:
 
     @property
     def uses_entra(self) -> bool:
-        """True when the credential comes from azure-identity."""
+        """True if the credential comes from azure-identity."""
         return self.key is None and self.signature is None
 
     def connection_string(self) -> Secret:
-        """What ``ServiceBusClient.from_connection_string`` takes. Not for Entra ID."""
+        """The text for ``ServiceBusClient.from_connection_string``. Not for Entra ID."""
         netloc = self.host if self.port is None else f"{self.host}:{self.port}"
         parts = {"Endpoint": f"sb://{netloc}/"}
         if self.key is not None:
@@ -66,7 +69,7 @@ class ServiceBusAddress:
         if self.entity:
             parts["EntityPath"] = self.entity
         if self.emulator:
-            # The SDK wants exactly lower-case "true" and no path after the port.
+            # The SDK accepts exactly lower-case "true", and no path after the port.
             parts |= {"Endpoint": f"sb://{netloc}", "UseDevelopmentEmulator": "true"}
         return Secret(";".join(f"{name}={value}" for name, value in parts.items()))
 
@@ -76,9 +79,9 @@ class ServiceBusAddress:
 
 @dataclass(frozen=True, slots=True)
 class StorageQueueAddress:
-    """The queues of a storage account. endpoint: their URL, without a signature in it.
+    """The queues of a storage account. Entra ID is used if there is neither a key nor a signature.
 
-    Without a key and a signature, Entra ID is used.
+    * `endpoint`: the URL of the queues, without a signature.
     """
 
     account: str
@@ -88,7 +91,7 @@ class StorageQueueAddress:
 
     @property
     def uses_entra(self) -> bool:
-        """True when the credential comes from azure-identity."""
+        """True if the credential comes from azure-identity."""
         return self.key is None and self.signature is None
 
     def __str__(self) -> str:
@@ -97,9 +100,9 @@ class StorageQueueAddress:
 
 @dataclass(frozen=True, slots=True)
 class TablesAddress:
-    """The tables of a storage account, and its blobs for what does not fit a row.
+    """The tables of a storage account, and its blobs for values that do not fit a row.
 
-    endpoint, blob_endpoint: their URLs, without a signature in them.
+    * `endpoint`, `blob_endpoint`: their URLs, without a signature.
     """
 
     account: str
@@ -110,7 +113,7 @@ class TablesAddress:
 
     @property
     def uses_entra(self) -> bool:
-        """True when the credential comes from azure-identity."""
+        """True if the credential comes from azure-identity."""
         return self.key is None and self.signature is None
 
     def __str__(self) -> str:
@@ -119,10 +122,12 @@ class TablesAddress:
 
 @dataclass(frozen=True, slots=True)
 class BlobAddress:
-    """A container of a storage account, or a folder in it. endpoint: the account's blob URL.
+    """A container of a storage account, or a folder in it.
 
-    prefix: what every blob's name begins with, without a slash at its end; empty for none. Without
-    a key and a signature, Entra ID is used.
+    Entra ID is used if there is neither a key nor a signature.
+
+    * `endpoint`: the account's blob URL.
+    * `prefix`: the start of every blob's name, without a slash at its end; "" for none.
     """
 
     account: str
@@ -134,18 +139,18 @@ class BlobAddress:
 
     @property
     def uses_entra(self) -> bool:
-        """True when the credential comes from azure-identity."""
+        """True if the credential comes from azure-identity."""
         return self.key is None and self.signature is None
 
     def name_of(self, name: str) -> str:
-        """The full name of the blob called `name` here."""
+        """The full name of the blob `name` in this folder."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def __str__(self) -> str:
         return f"blob://{self.account}/{self.name_of_container()}"
 
     def name_of_container(self) -> str:
-        """CONTAINER or CONTAINER/PREFIX."""
+        """The container, or CONTAINER/PREFIX if there is a prefix."""
         return f"{self.container}/{self.prefix}" if self.prefix else self.container
 
 

@@ -1,10 +1,10 @@
-"""Azure connection strings, read into the values of `aztask.address.addresses`.
+"""Read Azure connection strings into the values of `aztask.address.addresses`.
 
 Rules
-1. No error shows a key, a signature or a part of either: a part of a connection string is named by
-   its position, or by a key name that we know; it is never quoted.
+1. No error shows a key, a signature or a part of either: it names a part of the connection string
+   by its position, or by a key name from our list, and never quotes it.
 2. Nothing is guessed: a missing, duplicate or unknown key is an error. The SDKs let the last
-   duplicate win and ignore what they do not know, which hides a wrongly pasted secret.
+   duplicate win and ignore unknown keys, which hides a wrongly pasted secret.
 
 Source of the key names: the strings that the Azure portal shows, and what azure-servicebus 7.15 and
 azure-storage-queue 12.18 read; of the development account: the Azurite documentation.
@@ -67,19 +67,19 @@ _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
 def wrong(what: str, instead: str) -> ConfigurationError:
-    """The error in the form that all of them have: what is wrong; what to write instead."""
+    """The error, in the form that all have here: what is wrong; what to write instead."""
     return ConfigurationError(f"{what}; {instead}")
 
 
 def quoted(name: str) -> str:
-    """`name` for an error: shown when it is short, for a longer one may be a key pasted there."""
+    """`name` for an error: shown only if it is short, because a long one may be a pasted key."""
     return printable(name) if len(name) <= _LONGEST_SHOWN else f"a text of {len(name)} characters"
 
 
 def split(text: str) -> dict[str, str]:
-    """The ``Key=value`` parts, in order, under the spelling that we know where we know the key.
+    """The ``Key=value`` parts, in order; known keys get their usual spelling.
 
-    Raises ConfigurationError on a part without ``=``, an empty value, a duplicate or unknown key.
+    Raises ConfigurationError for a part without ``=``, an empty value, a duplicate or unknown key.
     """
     spelling = {name.lower(): name for name in (*_SERVICE_BUS_KEYS, *_STORAGE_KEYS)}
     parts: dict[str, str] = {}
@@ -103,12 +103,12 @@ def split(text: str) -> dict[str, str]:
 
 
 def is_service_bus(parts: Mapping[str, str]) -> bool:
-    """True for Service Bus, False for storage."""
+    """True for Service Bus, False for a storage account."""
     return "Endpoint" in parts or not any(name in _STORAGE_KEYS for name in parts)
 
 
 def service_bus(parts: Mapping[str, str]) -> ServiceBusAddress:
-    """The address in a Service Bus connection string, all of whose keys are there and in order."""
+    """The address in a Service Bus connection string, which must be complete."""
     _only(parts, _SERVICE_BUS_KEYS, "Service Bus")
     if "Endpoint" not in parts:
         raise wrong("the connection string has no Endpoint", "begin with Endpoint=sb://HOST/")
@@ -170,7 +170,7 @@ def blobs(parts: Mapping[str, str], container: str, prefix: str) -> BlobAddress:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """A storage account: its name, its credential, and where its services are."""
+    """A storage account: its name, its credential and the URLs of its services."""
 
     name: str
     parts: Mapping[str, str]
@@ -178,7 +178,7 @@ class _Account:
     signature: Secret | None
 
     def endpoint(self, service: str) -> str:
-        """The URL of ``"queue"``, ``"table"`` or ``"blob"``: given, or made as the SDK makes it."""
+        """The URL of ``"queue"``, ``"table"`` or ``"blob"``: as given, or as the SDK forms it."""
         given = f"{service.capitalize()}Endpoint"
         if given in self.parts:
             return _checked_url(self.parts[given], given)
@@ -228,7 +228,7 @@ _DEVELOPMENT_ENDPOINTS = {
 
 
 def _account_name(parts: Mapping[str, str]) -> str:
-    """The name given, or the one in the first endpoint's host (strings with a signature only)."""
+    """The given name, or that in the first endpoint's host (only for strings with a signature)."""
     name = parts.get("AccountName")
     if name is None:
         endpoints = [parts[key] for key in parts if key.endswith("Endpoint")]
@@ -257,11 +257,11 @@ def _flag(parts: Mapping[str, str], name: str) -> bool:
 
 
 def _check_key(key: str, name: str) -> None:
-    """Keys are base64: one that is not was cut short or pasted from the wrong place."""
+    """Refuse a key that is not base64: it was cut short or pasted from the wrong place."""
     try:
         base64.b64decode(key.encode("ascii"), validate=True)
     except (binascii.Error, ValueError):
-        # "from None": the cause's text is ours to lose, it might quote the key one day.
+        # "from None": the cause's text might quote the key in some Python version.
         raise wrong(
             f"{name} in the connection string is not base64",
             "copy the whole key again, including the = at its end",
@@ -320,7 +320,7 @@ def _host_and_port(netloc: str, name: str) -> tuple[str, int | None]:
 
 
 def check_port(text: str | None, name: str) -> int | None:
-    """The port as a number, None where there is none. Raises ConfigurationError."""
+    """The port as a number, or None if there is none. Raises ConfigurationError."""
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
@@ -329,7 +329,7 @@ def check_port(text: str | None, name: str) -> int | None:
 
 
 def check_host(text: str, name: str) -> str:
-    """`text` in lower case if it has the form of a host name, else ConfigurationError."""
+    """`text` in lower case if it is a valid host name. Raises ConfigurationError otherwise."""
     labels = text.split(".")
     if not 0 < len(text) <= 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise wrong(f"the host name in {name} is not valid", "letters, digits, hyphens and dots")

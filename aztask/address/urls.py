@@ -1,12 +1,13 @@
-"""Broker and result URLs, read into the values of `aztask.address.addresses`.
+"""Read broker and result URLs into the values of `aztask.address.addresses`.
 
-Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
-``local:///absolute/path.db``, ``local://:memory:``, each with ``?durable=full`` where power loss
-matters; ``servicebus://NAMESPACE`` or a full host name (Entra ID); ``storagequeue://ACCOUNT`` or a
-full host name (Entra ID); an Azure connection string (`aztask.address.connection_strings`).
-Results: ``local://...``, ``tables://ACCOUNT``, a storage connection string.
-Containers: ``blob://ACCOUNT/CONTAINER`` (Entra ID), or ``CONTAINER`` beside a storage connection
-string; ``/FOLDER`` may follow.
+* Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
+  ``local:///absolute/path.db``, ``local://:memory:``, each with ``?durable=full`` if it must
+  survive power loss; ``servicebus://NAMESPACE`` or a full host name (Entra ID);
+  ``storagequeue://ACCOUNT`` or a full host name (Entra ID); an Azure connection string
+  (`aztask.address.connection_strings`).
+* Results: ``local://...``, ``tables://ACCOUNT``, a storage connection string.
+* Containers: ``blob://ACCOUNT/CONTAINER`` (Entra ID), or ``CONTAINER`` together with a storage
+  connection string; ``/FOLDER`` may follow.
 
 Rules
 1. Parsing does no I/O and finds every mistake that can be found without asking the service.
@@ -66,7 +67,7 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 
 
 def parse_broker(text: str) -> BrokerAddress:
-    """The broker that `text` names. Raises ConfigurationError saying what to write instead."""
+    """The broker that `text` names. Raises ConfigurationError, which says what to write instead."""
     text = _checked(text, "broker", _BROKER_FORMS)
     scheme, rest = _scheme_of(text)
     if scheme is None:
@@ -107,8 +108,9 @@ def parse_results(text: str) -> ResultsAddress:
 
 
 def parse_container(text: str, account: str | None = None) -> BlobAddress:
-    """The blob container that `text` names, of the storage account whose connection string is
-    `account`. Raises ConfigurationError like `parse_broker`.
+    """The blob container that `text` names. Raises ConfigurationError like `parse_broker`.
+
+    * `account`: the connection string of its storage account; None for Entra ID.
     """
     text = _checked(text, "container", _CONTAINER_FORMS)
     scheme, rest = _scheme_of(text)
@@ -144,7 +146,7 @@ def parse_container(text: str, account: str | None = None) -> BlobAddress:
 
 
 def _checked(text: object, what: str, forms: str) -> str:
-    """`text` if it is one line of proper characters, else ConfigurationError."""
+    """Return `text` if it is one line without control characters. Raises ConfigurationError."""
     if not isinstance(text, str):
         raise wrong(f"a {what} is given as text, not as {type(text).__name__}", f"use {forms}")
     if not text.strip():
@@ -231,7 +233,7 @@ def _full_durability(query: str) -> bool:
 
 
 def _azure_host(rest: str, scheme: str, name: re.Pattern[str], suffix: str) -> str:
-    """The full host name behind ``scheme://rest``; `rest` is a bare name or a host name."""
+    """The full host name in ``scheme://rest``, where `rest` is a bare name or a host name."""
     form = f"{scheme}://{'NAMESPACE' if scheme == 'servicebus' else 'ACCOUNT'}"
     if "@" in rest:
         raise wrong(

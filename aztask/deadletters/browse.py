@@ -1,7 +1,7 @@
-"""All dead letters of a queue: as the service shows them, or from the index beside them.
+"""All dead letters of a queue, as the service shows them or from the index beside them.
 
-Where the service pages through its dead letters, they are what it shows. Where it shows only its
-first few, the others come from the result store's index, if there is one.
+If the service can list all dead letters page by page, its list is used. If it shows only the first
+few, the others come from the result store's index, if there is one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PAGE: Final = 100
 
 
 class DeadLetterBrowser:
-    """Looks at the dead letters of one queue without taking them, and keeps the index true."""
+    """Lists the dead letters of one queue without taking them, and keeps the index up to date."""
 
     def __init__(
         self, app: App, queue: str, clock: Clock, damaged: dict[str, str] | None = None
     ) -> None:
-        """damaged: gets the key and the reason of each damaged note that is met."""
+        """`damaged`: receives the key and the reason of each damaged note."""
         self._damaged = {} if damaged is None else damaged
         self._app = app
         self._queue = queue
@@ -36,27 +36,27 @@ class DeadLetterBrowser:
 
     @property
     def indexed(self) -> bool:
-        """Whether there is more to see than the service shows."""
+        """True if an index has more dead letters than the service shows."""
         return self._index is not None
 
     def all(self) -> Iterator[Peeked]:
-        """Every dead letter that is known."""
+        """Every known dead letter, from the service or from the index."""
         if self._index is None:
             yield from self._shown()
             return
         shown = self._peek()
         yield from shown
-        seen = {key_of(each.envelope) for each in shown}
+        shown_keys = {key_of(each.envelope) for each in shown}
         if len(shown) >= (self._app.broker.stats(self._queue).dead or 0):
-            # the count is never too low, so this was all
-            self._index.keep_only(self._queue, seen, self._clock.wall() - UNDER_WAY)
+            # the service's count is never too low, so these were all
+            self._index.keep_only(self._queue, shown_keys, self._clock.wall() - UNDER_WAY)
             return
         after = 0
         while page := self._index.page(self._queue, after, PAGE):
             after = page[-1].number
-            unseen = [each for each in page if each.key not in seen]
-            self._damaged.update((each.key, each.damage) for each in unseen if each.damage)
-            yield from (_as_peeked(each) for each in unseen if not each.damage)
+            others = [each for each in page if each.key not in shown_keys]
+            self._damaged.update((each.key, each.damage) for each in others if each.damage)
+            yield from (_as_peeked(each) for each in others if not each.damage)
 
     def _shown(self) -> Iterator[Peeked]:
         page = self._peek()
@@ -70,10 +70,10 @@ class DeadLetterBrowser:
     def _peek(self) -> list[Peeked]:
         return self._app.broker.peek(self._queue, dead_letter=True, limit=PAGE)
 
-    # -- while somebody goes through all of them ---------------------------------------------
+    # -- during a replay or a purge of all ---------------------------------------------------
 
     def met(self, deliveries: Sequence[Delivery]) -> None:
-        """These are there: what was dead-lettered without a note gets one."""
+        """Add notes for dead letters that were received and have none."""
         if self._index is None:
             return
         self._met.update(key_of(each.envelope) for each in deliveries)
@@ -81,15 +81,16 @@ class DeadLetterBrowser:
         self._index.note([_as_noted(each, self._clock.wall()) for each in deliveries])
 
     def gone(self, letters: Sequence[DeadLetterView]) -> None:
-        """These were replayed or removed."""
+        """Delete the notes of dead letters that were replayed or removed."""
         self._held -= len(letters)
         if self._index is not None and letters:
             self._index.drop(self._queue, {key_of(each.envelope) for each in letters})
 
     def met_all(self) -> None:
-        """Drop the notes of those that were not met, if really no others are there.
+        """Delete the notes of dead letters that were not met, if no other ones exist.
 
-        The service's count is never too low: where it is not above those that we hold, it is all.
+        The service's count is never too low: if it is not above the number that we hold, these are
+        all.
         """
         if self._index is None:
             return
@@ -97,7 +98,7 @@ class DeadLetterBrowser:
             self._index.keep_only(self._queue, self._met, self._began - UNDER_WAY)
 
     def emptied(self) -> None:
-        """Everything was deleted."""
+        """Delete all notes: every dead letter was deleted."""
         if self._index is not None:
             self._index.keep_only(self._queue, (), self._clock.wall())
 

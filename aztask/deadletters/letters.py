@@ -1,4 +1,4 @@
-"""One dead letter as far as it can be read, groups of them, and which of them are meant."""
+"""Values for dead letters: one of them, groups of them, and a selection."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from aztask.message.message import TaskMessage
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterView:
-    """One dead letter as far as it can be read.
+    """One dead letter, as far as it can be read.
 
-    at: when it was enqueued, UTC epoch seconds. message: None where the envelope is not a task
-    message; `problem` then says why.
+    * `at`: when it was enqueued, UTC epoch seconds.
+    * `message`: None if the envelope is not a task message; `problem` then says why.
     """
 
     queue: str
@@ -32,28 +32,28 @@ class DeadLetterView:
 
     @property
     def id(self) -> str:
-        """The task id; else the message id; else ``@POSITION``."""
+        """The task id; without one the message id; without either ``@POSITION``."""
         return self.names[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that a selection may call it."""
+        """All ids by which a selection may name it."""
         names = (self.message.id if self.message else "", self.envelope.message_id)
         return (*(name for name in names if name), f"@{self.position}")
 
     @property
     def task(self) -> str | None:
-        """The task's name, None where it cannot be read."""
+        """The task's name; None if it cannot be read."""
         return self.message.task if self.message else None
 
     @property
     def signature(self) -> str:
-        """What its error has in common with others; see `aztask.deadletters.signature`."""
+        """The error without its variable parts; see `aztask.deadletters.signature`."""
         return error_signature(self.description or self.problem)
 
     @property
     def resubmit_count(self) -> int | None:
-        """How often it failed before, None where that cannot be read."""
+        """How often it failed before; None if that cannot be read."""
         return self.message.resubmit_count if self.message else None
 
 
@@ -71,12 +71,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which dead letters: those that meet every condition given.
+    """A selection of dead letters: those that meet every given condition.
 
-    ids: task ids; message ids and ``@POSITION`` name those that have no task id. task: the task's
-    name. reason: the dead-letter reason. signature: what `DeadLetterView.signature` says.
-    positions: where they lie, for a choice that was made elsewhere. everything: needed where no
-    condition is given, so that an empty selection cannot mean all. Raises ConfigurationError.
+    * `ids`: task ids; message ids and ``@POSITION`` for those without a task id.
+    * `task`: the task's name.
+    * `reason`: the dead-letter reason.
+    * `signature`: as in `DeadLetterView.signature`.
+    * `positions`: the positions, if the selection was made elsewhere.
+    * `everything`: must be True if no condition is given, so that an empty selection never means
+      all.
+
+    Raises ConfigurationError.
     """
 
     ids: frozenset[str] = frozenset()
@@ -94,11 +99,11 @@ class Selection:
             raise ConfigurationError(
                 "select dead letters by id, task, reason or signature, or else all of them"
                 if not narrowed
-                else "everything and a condition exclude each other; leave one out"
+                else "everything and a condition exclude each other; remove one of them"
             )
 
     def matches(self, letter: DeadLetterView) -> bool:
-        """Whether `letter` meets every condition."""
+        """True if `letter` meets every condition."""
         return (
             (not self.ids or not self.ids.isdisjoint(letter.names))
             and (self.task is None or letter.task == self.task)
@@ -108,7 +113,7 @@ class Selection:
         )
 
     def only_positions(self) -> Positions | None:
-        """The positions, where nothing else is asked for: then nobody need look for them."""
+        """The positions, if they are the only condition, so that no search is needed; else None."""
         texts = (self.task, self.reason, self.signature)
         alone = not self.ids and all(text is None for text in texts)
         return self.positions if alone else None

@@ -1,4 +1,4 @@
-"""A set of positions in a queue that stays small by the million."""
+"""A set of positions in a queue that stays small with millions of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator
 
 
 class Positions:
-    """Where messages lie: a frozen set at eight bytes a number, in ascending order.
+    """A frozen set of positions: eight bytes for each number, in ascending order.
 
-    Services that have no sequence numbers name positions by texts, which take what they take.
-    Iteration gives numbers first. Cheapest to make out of ascending numbers.
+    Services without sequence numbers have texts as positions, which need more. Iteration gives
+    numbers first. Ascending numbers are the fastest input.
     """
 
     __slots__ = ("_numbers", "_texts")
 
     def __init__(self, positions: Iterable[int | str] = ()) -> None:
-        """Numbers from -2^63 to 2^63 - 1."""
+        """Numbers must be from -2^63 to 2^63 - 1."""
         numbers, texts, last, ascending = array("q"), set(), None, True
         for position in positions:
             if isinstance(position, str):

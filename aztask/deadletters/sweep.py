@@ -1,10 +1,11 @@
 """A sweep over dead letters: takes them under renewed leases, replaces or removes some of them.
 
 Rules
-1. A dead letter is completed only after what replaces it was accepted. Where broker and results
-   share a file, both are one transaction, one dead letter at a time.
-2. What was taken and not settled is released at the end, so that it does not count as a delivery.
-3. Memory is bounded: no more than `HELD_MOST` dead letters are held that are not acted on.
+1. A dead letter is completed only after its replacement was accepted. If broker and results share a
+   file, both happen in one transaction, one dead letter at a time.
+2. Dead letters that were taken but not settled are released at the end, so that this does not count
+   as a delivery.
+3. Memory is bounded: at most `HELD_MOST` dead letters are held without being acted on.
 """
 
 from __future__ import annotations
@@ -35,20 +36,21 @@ LOCAL_WAIT = 0.05
 REMOTE_WAIT = 5.0
 PAUSE = 0.01
 HELD_MOST = 20_000
-"""Dead letters, not selected themselves, that are held to get at those behind them."""
+"""The most unselected dead letters that are held to reach the ones behind them."""
 IDS_KEPT = 10_000
-"""Ids that a report names."""
+"""The most ids that a report lists."""
 
 Answers = list[Settled | Lost | Unknown]
 
 
 @dataclass(slots=True)
 class Report:
-    """What a replay or a purge did.
+    """The result of a replay or a purge.
 
-    done: dead letters acted on; ids: theirs, of the first `IDS_KEPT`. lost: those that somebody
-    else held or removed meanwhile, or whose completion was not confirmed: look again whether they
-    are still there. unreadable: those that cannot be sent again, because they could not be read.
+    * `done`: dead letters acted on; `ids`: the ids of the first `IDS_KEPT`.
+    * `lost`: dead letters that another process holds or has removed, or whose completion was not
+      confirmed: check if they still exist.
+    * `unreadable`: dead letters that cannot be sent again because they could not be read.
     """
 
     done: int = 0
@@ -59,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What is sent in the place of a dead letter. message: None where it cannot be decoded."""
+    """The envelope that replaces a dead letter. `message` is None if it cannot be decoded."""
 
     envelope: Envelope
     message: TaskMessage | None
@@ -67,14 +69,14 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class HeldLetter:
-    """A dead letter under a lease."""
+    """A dead letter that is held under a lease."""
 
     letter: DeadLetterView
     lease: Lease
 
 
 class Sweep:
-    """A context manager around the dead letters of one queue."""
+    """A context manager that takes dead letters of one queue and settles them."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class Sweep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Release what is held; an error in here never hides one of the block."""
+        """Release the dead letters still held; an error here never hides one of the block."""
         try:
             ours = [lease for lease in self._held if self._begin(lease)]
             self._book(ours, self._settle(ours, Release()))
@@ -115,34 +117,34 @@ class Sweep:
             self._receiver.close()
 
     def take(self, limit: int) -> list[Lease]:
-        """Up to `limit` further dead letters; none when there are no more."""
+        """Take up to `limit` more dead letters; an empty list means that there are no more."""
         return self._hold(self._receiver.receive(limit, self._wait))
 
     def take_at(self, positions: Sequence[Position]) -> list[Lease]:
-        """Those of the dead letters at `positions` that are there and free.
+        """Take the dead letters at `positions`, as far as they exist and are free.
 
-        Only where the broker has the capability ``dead_by_position``.
+        Only if the broker has the capability ``dead_by_position``.
         """
         return self._hold(self._receiver.receive_deferred(positions))
 
     def keep_aside(self, count: int) -> None:
-        """So many of those taken last are only held because others lie behind them.
+        """Count `count` of the last ones taken as held only to reach others behind them.
 
-        Raises AztaskError when there are too many.
+        Raises AztaskError if there are too many.
         """
         self._aside += count
         if self._aside > HELD_MOST:
             raise AztaskError(
-                f"more than {HELD_MOST:,} dead letters of queue {self._queue!r} that are not "
-                "selected lie before those that are, and this service hands them out in order "
-                "only; replay or purge some of those before first"
+                f"more than {HELD_MOST:,} unselected dead letters of queue {self._queue!r} come "
+                "before the selected ones, and this service delivers them only in order; replay or "
+                "purge some of those first"
             )
 
     def replace(self, batch: Sequence[tuple[HeldLetter, Replacement]]) -> None:
-        """Send the replacements, note the new runs, complete the dead letters.
+        """Send the replacements, store the new runs, complete the dead letters.
 
-        If the process dies between, replacements are on their way and their dead letters are
-        still there; not so where all of it is one transaction.
+        If the process dies in between, the replacements are sent and their dead letters still
+        exist; this cannot happen if all of it is one transaction.
         """
         ours = [pair for pair in batch if self._begin(pair[0].lease)]
         leases = [taken.lease for taken, _ in ours]
@@ -155,7 +157,7 @@ class Sweep:
                 if self.joint is not None and not all(isinstance(a, Settled) for a in answers):
                     raise _Undo
         except _Undo:
-            pass  # the answers say which lease was lost
+            pass  # each answer says if its lease was lost
         except AztaskError:
             for lease in leases:
                 self._keeper.settlement_failed(lease)
@@ -163,12 +165,12 @@ class Sweep:
         self._count([taken for taken, _ in batch], self._book(leases, answers))
 
     def remove(self, batch: Sequence[HeldLetter]) -> None:
-        """Complete these."""
+        """Complete these dead letters without a replacement."""
         leases = [taken.lease for taken in batch if self._begin(taken.lease)]
         self._count(batch, self._book(leases, self._settle(leases, Complete())))
 
     def settled(self, taken: HeldLetter) -> bool:
-        """Whether it is gone for sure."""
+        """True if the dead letter is certainly gone."""
         return taken.lease.state is LeaseState.SETTLED
 
     # -- inside ------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ class Sweep:
             )
 
     def _begin(self, lease: Lease) -> bool:
-        """Whether it may be settled now, after a renewal that is under way."""
+        """True if the lease may be settled now, after waiting for a renewal that is under way."""
         while not self._keeper.begin_settlement([lease])[0]:
             if lease.state is not LeaseState.RENEWING:
                 return False
@@ -204,7 +206,7 @@ class Sweep:
         return self._receiver.settle([(lease.delivery, how) for lease in leases])
 
     def _book(self, leases: Sequence[Lease], answers: Answers) -> set[Lease]:
-        """Tell the keeper what became of leases; those that are settled for sure."""
+        """Pass the answers to the keeper; returns the leases that are certainly settled."""
         booked = list(zip(leases, answers, strict=True))
         self._keeper.book(booked)
         self._keeper.drop(lease for lease, answer in booked if isinstance(answer, Unknown))
@@ -227,11 +229,11 @@ class Sweep:
 
 
 class _Undo(Exception):
-    """The lease was lost inside the joint transaction: nothing shall have been sent."""
+    """Rolls back the joint transaction: the lease was lost in it, so nothing may be sent."""
 
 
 def joint(app: App) -> Transactional | None:
-    """The broker, where it and the result store can share a transaction."""
+    """The broker, if it and the result store can share a transaction; else None."""
     broker, results = app.broker, app.results
     if (
         isinstance(broker, Transactional)

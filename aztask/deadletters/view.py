@@ -1,15 +1,16 @@
-"""Dead letters: look at them, send them again, delete them.
+"""Dead letters: list them, send them again, delete them.
 
 Rules
-1. Looking never takes: `list`, `find`, `count` and `groups` peek.
-2. Acting takes each dead letter under a lease, which is renewed until it is settled or released.
-   Where the service hands dead letters out in order only, what is not selected is leased meanwhile
-   too and released at the end, which does not count as a delivery where the service can do that.
-3. Only what was there at the beginning is acted on: a replayed message that fails again at once
-   is not replayed for ever.
-4. A dead letter is completed only after what replaces it was accepted.
-5. Memory does not grow with the bodies: of a million dead letters their positions are kept, at
-   eight bytes each.
+1. Listing never takes: `list`, `find`, `count` and `groups` peek.
+2. A replay or a purge takes each dead letter under a lease, which is renewed until it is settled or
+   released. If the service delivers dead letters only in order, unselected ones are leased in the
+   meantime, too, and released at the end; that does not count as a delivery if the service can do
+   so.
+3. Only dead letters that existed at the start are acted on: a replayed message that fails again at
+   once is not replayed without end.
+4. A dead letter is completed only after its replacement was accepted.
+5. Memory does not grow with the bodies: of a million dead letters the positions are kept, at eight
+   bytes each.
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ __all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
 PAGE = 100
 BATCH = 100
 COPIES_WITHIN = 50_000
-"""Dead letters among which copies of one are known for such."""
+"""How many of the last dead letters are remembered, to recognise copies of one invocation."""
 
 
 class DeadLetters:
-    """The dead letters of one queue."""
+    """The dead letters of one queue.
+
+    ::
+
+        letters = DeadLetters(app, "orders")
+        for group in letters.groups():
+            print(group.count, group.signature)
+        letters.replay(Selection(task="shop.charge"), rate=10)
+    """
 
     def __init__(
         self,
@@ -51,7 +60,7 @@ class DeadLetters:
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """clock, sleep: injected by tests."""
+        """`clock`, `sleep`: injected by tests."""
         self.queue = queue
         self._app = app
         self._clock = clock
@@ -60,33 +69,35 @@ class DeadLetters:
 
     @property
     def damaged(self) -> Mapping[str, str]:
-        """The dead letters that the last look skipped because their notes in the index are damaged:
-        message ids and reasons. A replay or a purge by such an id still takes the dead letter.
+        """Dead letters that the last listing skipped, because their notes in the index are damaged.
+
+        A mapping of message ids to reasons. A replay or a purge by such an id still takes the dead
+        letter.
         """
         return self._damaged
 
     def list(self, limit: int = PAGE, after: Position | None = None) -> Sequence[DeadLetterView]:
-        """Up to `limit` dead letters in order of position, those after `after`.
+        """Up to `limit` dead letters in order of position, starting after `after`.
 
-        Without `after` all that are known are looked through, also where the service shows only its
-        first ones and the others are in an index. Raises QueueNotFound, BrokerUnavailable.
+        Without `after`, all known ones are listed, also those that are only in the index because
+        the service shows only its first ones. Raises QueueNotFound, BrokerUnavailable.
         """
-        looking = self._looking()
-        if after is None and looking.indexed:
-            return [self._view(each) for each in islice(looking.all(), limit)]
+        browser = self._browser()
+        if after is None and browser.indexed:
+            return [self._view(each) for each in islice(browser.all(), limit)]
         peeked = self._app.broker.peek(self.queue, dead_letter=True, after=after, limit=limit)
         return [self._view(each) for each in peeked]
 
     def find(self, selection: Selection) -> Iterator[DeadLetterView]:
-        """Every dead letter that is selected, page by page.
+        """Every selected dead letter, page by page.
 
-        Where the service shows only its first messages (a Storage queue: 32), those, and with a
-        result store those in its index.
+        If the service shows only its first messages (a Storage queue: 32), these, and with a result
+        store those in its index.
         """
         return (letter for letter in self._all() if selection.matches(letter))
 
     def count(self, selection: Selection) -> int:
-        """How many are selected, those with a damaged note included where their ids are named."""
+        """How many are selected; those with a damaged note count if you select them by id."""
         found = sum(1 for _ in self.find(selection))
         return found + len(selection.ids.intersection(self._damaged))
 
@@ -108,21 +119,25 @@ class DeadLetters:
         rate: float | None = None,
         progress: Callable[[Report], None] = lambda report: None,
     ) -> Report:
-        """Send what is selected again, as new generations, then complete the dead letters.
+        """Send the selected dead letters again, as new generations, then complete them.
 
-        rate: at most so many a second. progress: called after each batch. What cannot be decoded
-        is sent again as it is, byte for byte, under a fresh message id; what the client library
-        could not even read (`Report.unreadable`) stays among the dead letters.
+        * `rate`: messages per second at most; no limit by default.
+        * `progress`: called after each batch with the report so far.
+
+        A dead letter that cannot be decoded is sent again byte for byte, with a fresh message id.
+        One that even the client library could not read (`Report.unreadable`) stays among the dead
+        letters.
 
         Crash window: if the process dies after the send and before the dead letter is completed,
-        the message is on its way and the dead letter is still there. Replaying it again makes the
-        same message id, which duplicate detection drops, or the worker, which finds the run in the
-        result store. Only where that run has ended meanwhile is it run again, as a further
-        generation: the store cannot tell it from a run that somebody else asked for. With broker
-        and results in one local file send and completion are one transaction, without a window.
+        the message is sent and the dead letter still exists. Replaying it again makes the same
+        message id, which duplicate detection drops, or the worker does, when it finds the run in
+        the result store. Only if that run has ended by then does it run again, as a further
+        generation: the store cannot distinguish it from a run that another caller requested. If
+        broker and results share a local file, send and completion are one transaction, and there is
+        no window.
 
-        Raises BrokerUnavailable, SendUnconfirmed (it is a dead letter still: replay it again),
-        and ConfigurationError when signed messages would be sent without a signing key.
+        Raises BrokerUnavailable, SendUnconfirmed (it is still a dead letter: replay it again), and
+        ConfigurationError if signed messages would be sent without a signing key.
         """
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigurationError(f"rate takes messages a second above 0, not {rate!r}")
@@ -143,13 +158,13 @@ class DeadLetters:
         *,
         progress: Callable[[Report], None] = lambda report: None,
     ) -> Report:
-        """Delete what is selected, for good. Raises BrokerUnavailable, QueueNotFound.
+        """Delete the selected dead letters for good. Raises BrokerUnavailable, QueueNotFound.
 
-        If the process dies meanwhile, some are deleted and the rest are not.
+        If the process dies in between, some are deleted and the rest are not.
         """
         if selection.everything:
             done = self._app.broker.purge(self.queue, dead_letter=True)
-            self._looking().emptied()
+            self._browser().emptied()
             return Report(done=done)
         pace = _RateLimiter(None, self._clock, self._sleep)
         return self._act(selection, BATCH, Sweep.remove, progress, pace)
@@ -164,37 +179,39 @@ class DeadLetters:
         progress: Callable[[Report], None],
         pace: _RateLimiter,
     ) -> Report:
-        """Have `act` done to all that is selected now, in batches."""
+        """Call `act` with all dead letters that are selected now, in batches."""
         capabilities = self._app.broker.capabilities
-        wanted: Positions | None = None
+        selected: Positions | None = None
         if capabilities.paged_peek:
-            wanted = selection.only_positions()
-            if wanted is None:
-                wanted = Positions(letter.position for letter in self.find(selection))
-        left = len(wanted) if wanted is not None else self._app.broker.stats(self.queue).dead or 0
-        if not left:
+            selected = selection.only_positions()
+            if selected is None:
+                selected = Positions(letter.position for letter in self.find(selection))
+        remaining = (
+            len(selected) if selected is not None else self._app.broker.stats(self.queue).dead or 0
+        )
+        if not remaining:
             return Report()
-        looking = self._looking()
+        browser = self._browser()
         with Sweep(self._app, self.queue, clock=self._clock, sleep=self._sleep) as sweep:
-            if wanted is not None and capabilities.dead_by_position:
-                batches = self._picked(sweep, wanted)
+            if selected is not None and capabilities.dead_by_position:
+                batches = self._picked(sweep, selected)
             else:
-                batches = self._swept(sweep, selection, wanted, left, looking)
+                batches = self._swept(sweep, selection, selected, remaining, browser)
             for batch in batches:
                 for start in range(0, len(batch), size):
                     some = batch[start : start + size]
                     act(sweep, some)
-                    looking.gone([taken.letter for taken in some if sweep.settled(taken)])
+                    browser.gone([taken.letter for taken in some if sweep.settled(taken)])
                     progress(sweep.report)
                     pace.wait(len(some))
-            if wanted is not None:
-                report = sweep.report  # under the lease of somebody else, or gone meanwhile
-                report.lost += len(wanted) - report.done - report.lost - report.unreadable
+            if selected is not None:
+                report = sweep.report  # leased by another process, or gone
+                report.lost += len(selected) - report.done - report.lost - report.unreadable
         return sweep.report
 
-    def _picked(self, sweep: Sweep, wanted: Positions) -> Iterator[Sequence[HeldLetter]]:
-        """Just those, by position."""
-        positions = iter(wanted)
+    def _picked(self, sweep: Sweep, selected: Positions) -> Iterator[Sequence[HeldLetter]]:
+        """Take only the selected ones, by position."""
+        positions = iter(selected)
         while chunk := tuple(islice(positions, BATCH)):
             yield [HeldLetter(self._view(each.delivery), each) for each in sweep.take_at(chunk)]
 
@@ -202,41 +219,41 @@ class DeadLetters:
         self,
         sweep: Sweep,
         selection: Selection,
-        wanted: Positions | None,
-        left: int,
-        looking: DeadLetterBrowser,
+        selected: Positions | None,
+        remaining: int,
+        browser: DeadLetterBrowser,
     ) -> Iterator[Sequence[HeldLetter]]:
-        """Those among all, in order, until `left` were met."""
-        while left > 0 and (leases := sweep.take(BATCH)):
-            looking.met([lease.delivery for lease in leases])
+        """Take all in order and pick the selected ones, until `remaining` were met."""
+        while remaining > 0 and (leases := sweep.take(BATCH)):
+            browser.met([lease.delivery for lease in leases])
             met = [HeldLetter(self._view(lease.delivery), lease) for lease in leases]
-            if wanted is None:
+            if selected is None:
                 batch = [taken for taken in met if selection.matches(taken.letter)]
-                left -= len(met)
+                remaining -= len(met)
             else:
-                batch = [taken for taken in met if taken.letter.position in wanted]
-                left -= len(batch)
+                batch = [taken for taken in met if taken.letter.position in selected]
+                remaining -= len(batch)
             sweep.keep_aside(len(met) - len(batch))
             yield batch
-        looking.met_all()
+        browser.met_all()
 
     def _all(self) -> Iterator[DeadLetterView]:
         self._damaged.clear()
-        return (self._view(each) for each in self._looking().all())
+        return (self._view(each) for each in self._browser().all())
 
     def _replace(
         self, sweep: Sweep, batch: Sequence[HeldLetter], generations: _Generations
     ) -> None:
-        """Replay these. What the client library could not read stays among the dead letters."""
+        """Replay these, except those that the client library could not read, which stay."""
         readable = [taken for taken in batch if not taken.letter.envelope.problem]
         sweep.report.unreadable += len(batch) - len(readable)
         sweep.replace([(taken, self._replacement(taken.letter, generations)) for taken in readable])
 
-    def _looking(self) -> DeadLetterBrowser:
+    def _browser(self) -> DeadLetterBrowser:
         return DeadLetterBrowser(self._app, self.queue, self._clock, self._damaged)
 
     def _replacement(self, letter: DeadLetterView, generations: _Generations) -> Replacement:
-        """What to send in the place of a dead letter."""
+        """The replacement of a dead letter."""
         message = letter.message
         if message is None:
             name = f"{self.queue} {letter.position} {letter.envelope.message_id}"
@@ -246,7 +263,7 @@ class DeadLetters:
         if SIGNATURE in letter.envelope.headers and not self._app.settings.signing_keys:
             raise ConfigurationError(
                 "the dead letters are signed and no signing key is configured here; name the app "
-                "with -A, whose key signs the replay as well"
+                "with -A, so that its key signs the replay"
             )
         message = replace(message, generation=generations.before_replay(message)).replayed()
         return Replacement(self._app.codec.to_envelope(message), message)
@@ -271,7 +288,7 @@ class DeadLetters:
 
 
 class _Generations:
-    """Which generation a dead letter's replay follows. One for each replay."""
+    """Decides which generation a dead letter's replay follows. One for each replay."""
 
     def __init__(self, app: App) -> None:
         self._results = app.results
@@ -279,12 +296,12 @@ class _Generations:
         self._given: OrderedDict[tuple[str, int, int], int] = OrderedDict()
 
     def before_replay(self, message: TaskMessage) -> int:
-        """The message's own generation, or a newer one that is known, so that it runs anyhow.
+        """The message's own generation, or a newer known one, so that the replay really runs.
 
-        Copies of one dead letter get one generation: they are one invocation. A newer generation
-        that has not ended is taken for an earlier replay of this dead letter that crashed before
-        the completion: the same id is made again. With one transaction for both there is no such
-        crash, and a newer one is always somebody else's.
+        Copies of one dead letter get the same generation: they are one invocation. A newer
+        generation that has not ended counts as an earlier replay of this dead letter that crashed
+        before the completion: the same id is made again. With one transaction for both, no such
+        crash exists, and a newer generation always comes from another caller.
         """
         if message.key not in self._given:
             self._given[message.key] = self._newest(message)
@@ -301,7 +318,7 @@ class _Generations:
 
 
 class _RateLimiter:
-    """Keeps to a rate; without one it does nothing."""
+    """Keeps to a rate; without a rate it does nothing."""
 
     def __init__(self, rate: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
         self._rate = rate
@@ -310,11 +327,11 @@ class _RateLimiter:
         self._next_at = clock.monotonic()
 
     def limit(self, size: int) -> int:
-        """The batch size that keeps the steps short: about a second, where the rate allows it."""
+        """The batch size that keeps each step to about a second, if the rate allows it."""
         return size if self._rate is None else max(1, min(size, int(self._rate)))
 
     def wait(self, sent: int) -> None:
-        """`sent` messages went out: wait until the next may."""
+        """Wait until the next message may be sent, after `sent` messages."""
         if self._rate is None:
             return
         now = self._clock.monotonic()

@@ -1,1 +1,1 @@
-"""What ``aztask doctor`` looks at, and what a worker says when it starts."""
+"""The checks of ``aztask doctor``, some of which a worker also runs when it starts."""

@@ -1,10 +1,10 @@
-"""The whole examination: broker, queues, rights, clock, results and events, one finding at a time.
+"""All checks of ``aztask doctor``: broker, queues, permissions, clock, results and events.
 
 Rules
-1. Nothing is changed: no queue is made, no message is taken. (A clock is learned from a message of
-   our own that is scheduled, looked at and cancelled; a file is made in the events' directory and
+1. Nothing is changed: no queue is created, no message is taken. (To measure the service's clock, a
+   message of our own is scheduled, read and cancelled; in the events' directory a file is made and
    removed.)
-2. A broker that does not answer is asked once, not once for each queue.
+2. An unreachable broker is asked once, not once for each queue.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ from aztask.support.finding import Finding, Level, failed, fine, problem, warnin
 
 SKEW_SECONDS: Final = 30.0
 REFUSED_SECONDS: Final = 300.0
-"""A signature or a token is refused when the clocks are about that far apart."""
+"""Seconds between the clocks from which on signatures and tokens are refused, about."""
 
 SLOW_SECONDS: Final = 1.0
 DAMAGED_ROWS: Final = 100
 NAMED_ROWS: Final = 3
-"""Of damaged rows so many are counted, and so many named."""
+"""The most damaged rows that are counted, and the most that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """lease: seconds, None as the app says. named: whether there is an app to compare with."""
+    """What the queues are compared with.
+
+    * `lease`: seconds; None means as the app says.
+    * `named`: False if no app was given, so that only general rules apply.
+    """
 
     lease: float | None
     named: bool = True
 
     def plan(self, app: App, facts: QueueFacts) -> QueuePlan:
-        """What is needed of the queue."""
+        """What is required of the queue."""
         plan = app.queue_plan(facts.queue)
         if self.lease is not None:
             return replace(plan, lease=self.lease, lease_asked=True)
@@ -56,12 +60,12 @@ class Expectations:
 def examine(
     app: App, queues: Sequence[str], *, lease: float | None = None, named: bool = True
 ) -> Iterator[Finding]:
-    """Everything that can be said, as it is found.
+    """Run all checks and yield each finding at once.
 
-    lease: what workers are started with. named: False where nobody named an app, so that queues are
-    compared with nothing but general rules.
+    * `lease`: the lease with which workers are started, in seconds.
+    * `named`: False if no app was given, so that queues are checked against general rules only.
     """
-    what = f"{app.name}: {len(app.tasks)} tasks" if named else "none was named"
+    what = f"{app.name}: {len(app.tasks)} tasks" if named else "none was given with -A"
     yield fine("app", "app", f"{what}; queues {', '.join(queues)}")
     yield from _of_broker(app, queues, Expectations(lease, named))
     yield from _of_results(app)
@@ -69,82 +73,82 @@ def examine(
 
 
 def contradictions(app: App, queues: Sequence[str], lease: float | None = None) -> list[Finding]:
-    """Settings of the queues that contradict the app's: cheap, and silent about what is fine.
+    """Findings about queue settings that contradict the app's; only problems and warnings.
 
-    What cannot be read is no contradiction: a worker needs no right to read settings.
+    Settings that cannot be read are no contradiction: a worker needs no permission to read them.
     """
     broker = app.broker
     if not isinstance(broker, Inspectable):
         return []
     inspector = broker.inspector()
-    wish = Expectations(lease)
+    expectations = Expectations(lease)
     found: list[Finding] = []
     for queue in queues:
         facts = inspector.facts(queue)
         if facts.unread:
-            break  # the next one would not be read either, and waiting for that takes time
-        found += judge(facts, wish.plan(app, facts), broker.capabilities)
+            break  # the next one could not be read, either, and waiting for it takes time
+        found += judge(facts, expectations.plan(app, facts), broker.capabilities)
     return [each for each in found if each.level is not Level.OK]
 
 
-def _of_broker(app: App, queues: Sequence[str], wish: Expectations) -> Iterator[Finding]:
+def _of_broker(app: App, queues: Sequence[str], expectations: Expectations) -> Iterator[Finding]:
     try:
         broker = app.broker
         if not isinstance(broker, Inspectable):
-            yield fine("broker", "broker", f"{app.address} cannot be looked at")
+            yield fine("broker", "broker", f"{app.address} cannot be checked")
             return
         inspector = broker.inspector()
         yield fine("broker", "broker", app.address)
         yield from inspector.surroundings()
         for queue in queues:
-            yield from _of_queue(app, broker, inspector, queue, wish)
+            yield from _of_queue(app, broker, inspector, queue, expectations)
         yield from _of_clock(inspector, queues[0])
     except BrokerUnavailable as error:
-        advice = "check the address, and that its port can be reached from here"
+        advice = "check the address, and that this machine can reach its port"
         yield problem("broker", "answers", str(error), advice, error)
     except AztaskError as error:
         yield failed("broker", "broker", error)
 
 
 def _of_queue(
-    app: App, broker: Broker, inspector: Inspector, queue: str, wish: Expectations
+    app: App, broker: Broker, inspector: Inspector, queue: str, expectations: Expectations
 ) -> Iterator[Finding]:
     subject = f"queue {queue}"
     began = time.monotonic()
     try:
         facts = inspector.facts(queue)
-        yield from judge(facts, wish.plan(app, facts), broker.capabilities)
+        yield from judge(facts, expectations.plan(app, facts), broker.capabilities)
         if facts.exists is False:
             return
-        rights = inspector.rights(queue)
-    except QueueDisabled as error:  # of this queue alone: the next one is examined
-        yield failed(subject, "rights", error)
+        permissions = inspector.rights(queue)
+    except QueueDisabled as error:  # concerns this queue only: the next one is checked
+        yield failed(subject, "permissions", error)
         return
     except BrokerUnavailable:
         raise
     except AztaskError as error:
         yield failed(subject, "name", error)
         return
-    yield from _of_rights(subject, rights)
+    yield from _of_permissions(subject, permissions)
     spent = time.monotonic() - began
     if spent > SLOW_SECONDS and not facts.unread:
-        yield fine(subject, "speed", f"these looks took {spent:.1f} s")
+        yield fine(subject, "speed", f"these checks took {spent:.1f} s")
 
 
-def _of_rights(subject: str, rights: Sequence[Right]) -> Iterator[Finding]:
-    granted = [right.name for right in rights if right.known and right.error is None]
+def _of_permissions(subject: str, permissions: Sequence[Right]) -> Iterator[Finding]:
+    granted = [each.name for each in permissions if each.known and each.error is None]
     if granted:
-        yield fine(subject, "rights", f"rights that were found: {', '.join(granted)}")
-    for right in rights:
-        if right.error is not None:
-            yield failed(subject, f"right-{right.name}", right.error)
-    unknown = [right.name for right in rights if not right.known]
+        yield fine(subject, "permissions", f"permissions found: {', '.join(granted)}")
+    for each in permissions:
+        if each.error is not None:
+            yield failed(subject, f"right-{each.name}", each.error)
+    unknown = [each.name for each in permissions if not each.known]
     if unknown:
         yield warning(
             subject,
-            "rights",
-            f"rights that cannot be tried without using them: {', '.join(unknown)}",
-            "look at the role that was assigned; docs/how-to/production names what is needed",
+            "permissions",
+            f"permissions that cannot be checked without using them: {', '.join(unknown)}",
+            "check the role that is assigned; docs/how-to/production names the required ones",
         )
 
 
@@ -159,7 +163,7 @@ def _of_clock(inspector: Inspector, queue: str) -> Iterator[Finding]:
             "clock",
             "clock",
             text,
-            "correct this machine's clock: signatures and tokens are refused when it is that far",
+            "correct this machine's clock: the service refuses signatures and tokens from it",
             ConfigurationError(text),
         )
     elif abs(offset) >= SKEW_SECONDS:
@@ -167,7 +171,7 @@ def _of_clock(inspector: Inspector, queue: str) -> Iterator[Finding]:
             "clock",
             "clock",
             text,
-            "leases and delays do not mind; times in events and results do: correct the clock",
+            "correct the clock: times in events and results are wrong (leases and delays are not)",
         )
     else:
         yield fine("clock", "clock", text)
@@ -180,8 +184,8 @@ def _of_results(app: App) -> Iterator[Finding]:
             yield warning(
                 "results",
                 "results",
-                "there is no result store: a redelivered message may run again although it had "
-                "finished, and .get() has nothing to wait for",
+                "there is no result store: a redelivered message may run again although its task "
+                "has finished, and .get() does not work",
                 "set AZTASK_RESULTS, for example to local://",
             )
             return
@@ -203,20 +207,20 @@ def _of_results(app: App) -> Iterator[Finding]:
     if known < len(workers):
         names = [(worker.name, worker.damage) for worker in workers if worker.damage]
         text = f"rows of workers that cannot be read: {_named(names)}"
-        advice = "a living worker repairs its row with its next heartbeat; delete those that stay"
+        advice = "a live worker repairs its row with its next heartbeat; delete those that remain"
         yield warning("results", "workers", text, advice)
     if damaged:
         reasons = [(run.key.task_id, run.damage) for run in damaged]
         text = f"rows of tasks that cannot be read: {_named(reasons)}"
         advice = (
-            "list them with aztask result --state unreadable, find out who writes to the store, "
-            "then aztask dlq replay --reason unreadable-record"
+            "list them with aztask result --state unreadable, find out which program writes to the "
+            "store, then run aztask dlq replay --reason unreadable-record"
         )
         yield warning("results", "damage", text, advice)
 
 
 def _named(rows: Sequence[tuple[str, str]]) -> str:
-    """How many, and the first of them with their reasons."""
+    """How many rows, and the first of them with their reasons."""
     count = f"{len(rows)}{'' if len(rows) < DAMAGED_ROWS else ' or more'}"
     first = "; ".join(f"{name} ({reason})" for name, reason in rows[:NAMED_ROWS])
     return f"{count}: {first}{'; ...' if len(rows) > NAMED_ROWS else ''}"
@@ -225,7 +229,11 @@ def _named(rows: Sequence[tuple[str, str]]) -> str:
 def _of_events(app: App) -> Iterator[Finding]:
     directory = app.settings.events
     if directory is None:
-        yield fine("events", "events", "no events are written; AZTASK_EVENTS says where to")
+        yield fine(
+            "events",
+            "events",
+            "no events are written; to write them, set AZTASK_EVENTS to a directory",
+        )
         return
     place = Path(directory).absolute()
     there = next(each for each in (place, *place.parents) if each.exists())
@@ -238,6 +246,6 @@ def _of_events(app: App) -> Iterator[Finding]:
             "events",
             "events",
             text,
-            "choose another directory, or let this user write there",
+            "choose another directory, or allow this user to write there",
             ConfigurationError(text),
         )

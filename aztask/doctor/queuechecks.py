@@ -1,9 +1,9 @@
-"""A queue as it is beside what the app needs of it: facts and a plan in, findings out. No I/O.
+"""Compare a queue with what the app requires of it: facts and a plan in, findings out. No I/O.
 
 Rules
-1. A setting with which the worker would refuse to start, or lose messages, is a problem; one that
-   weakens a promise is a warning.
-2. What is unknown is not judged.
+1. A setting with which the worker would refuse to start, or lose messages, is a problem; a setting
+   that weakens a promise is a warning.
+2. An unknown setting is not judged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WELL_ABOVE: Final = 2
 
 
 def judge(facts: QueueFacts, plan: QueuePlan, can: Capabilities) -> Iterator[Finding]:
-    """What is to be said of one queue."""
+    """The findings about one queue."""
     check = _Check(facts, plan, can)
     if facts.exists is False:
         yield from check.missing()
@@ -46,9 +46,9 @@ class _Check:
         self._subject = f"queue {facts.queue}"
 
     def missing(self) -> Iterator[Finding]:
-        """It does not exist."""
+        """The queue does not exist."""
         if self._facts.made_on_use:
-            yield fine(self._subject, "exists", "it comes into being when it is first used")
+            yield fine(self._subject, "exists", "it is created when it is first used")
             return
         yield self._problem(
             "exists",
@@ -58,27 +58,27 @@ class _Check:
         )
 
     def unread(self) -> Finding:
-        """Its settings are not known."""
+        """The queue's settings cannot be read."""
         believed = ""
         if self._can.fixed_lease:
             believed = (
-                f"; a worker believes the lease of {self._plan.lease:g} s, and each message checks "
+                f"; a worker assumes the lease of {self._plan.lease:g} s, and each message checks "
                 "it"
             )
         return warning(
             self._subject,
             "settings",
             f"its settings cannot be read ({self._facts.unread}){believed}",
-            "nothing is said of them here; ask somebody who may read them to run aztask doctor",
+            "they are not checked; have a user who may read them run aztask doctor",
         )
 
     def state(self) -> Iterator[Finding]:
-        """It is there, it works, and has a place for dead letters."""
+        """The queue exists, is enabled, and has a place for dead letters."""
         if self._facts.exists:
             yield fine(self._subject, "exists", "it exists")
         if self._facts.active is False:
             yield self._problem(
-                "active", "it is disabled, in part or whole", "enable it in the portal"
+                "active", "it is disabled, partly or completely", "enable it in the portal"
             )
         if self._facts.dead_letters is False:
             yield self._problem(
@@ -89,17 +89,17 @@ class _Check:
             )
 
     def lease(self) -> Iterator[Finding]:
-        """The lock duration is the lease."""
-        actual, wanted = self._facts.lease_seconds, self._plan.lease
+        """The lock duration equals the lease that the worker requests."""
+        actual, expected = self._facts.lease_seconds, self._plan.lease
         if actual is None:
             return
-        if abs(actual - wanted) > TOLERANCE:
+        if abs(actual - expected) > TOLERANCE:
             yield self._problem(
                 "lease",
-                f"it holds messages for {actual:g} s, but the worker asks for {wanted:g} s and is "
-                "refused",
-                f"say app.queue({self._queue!r}, lease={actual:g}), or set the queue's lock: "
-                f"aztask queues create {self._queue} --lease {wanted:g}s",
+                f"it holds messages for {actual:g} s, but the worker requests {expected:g} s and "
+                "is refused",
+                f"write app.queue({self._queue!r}, lease={actual:g}), or set the queue's lock: "
+                f"aztask queues create {self._queue} --lease {expected:g}s",
             )
         elif self._plan.max_lease <= actual:
             yield self._problem(
@@ -111,7 +111,7 @@ class _Check:
             yield fine(self._subject, "lease", f"it holds messages for {actual:g} s, renewed")
 
     def leases_of_tasks(self) -> Iterator[Finding]:
-        """Where the queue decides, a task's own lease has no effect."""
+        """If the queue decides the lease, a task's own lease has no effect."""
         actual = self._facts.lease_seconds
         for task in self._plan.tasks:
             if actual is None:
@@ -127,13 +127,13 @@ class _Check:
                 yield warning(
                     self._subject,
                     "task-lease",
-                    f"task {task.name} asks for a lease of {task.lease:g} s; the queue decides: "
+                    f"task {task.name} requests a lease of {task.lease:g} s; the queue decides: "
                     f"{actual:g} s",
-                    "leave lease= out, or give the task a queue of its own",
+                    "remove lease=, or give the task a queue of its own",
                 )
 
     def duplicates(self) -> Iterator[Finding]:
-        """The window covers what a redelivery may repeat."""
+        """The duplicate detection window covers everything that a redelivery may repeat."""
         window, longest = self._facts.duplicate_window, self._plan.longest_delay
         if window is None or self._can.atomic_resubmit:
             return
@@ -141,7 +141,7 @@ class _Check:
             yield warning(
                 self._subject,
                 "duplicates",
-                "duplicate detection is off: where a worker dies between sending a retry and "
+                "duplicate detection is off: if a worker dies between sending a retry and "
                 "completing its original, the retry may run twice",
                 "it cannot be switched on later: delete the queue and create it again with "
                 f"aztask queues create {self._queue} (not in the Basic tier)",
@@ -158,7 +158,7 @@ class _Check:
             yield fine(self._subject, "duplicates", f"duplicate detection looks back {window:g} s")
 
     def deliveries(self) -> Iterator[Finding]:
-        """The service's delivery limit must not be met before ours, which says why."""
+        """The service's delivery limit must not be reached before ours, which gives a reason."""
         actual, ours = self._facts.max_deliveries, self._plan.limit
         if actual is None:
             return
@@ -184,22 +184,22 @@ class _Check:
             )
 
     def sessions(self) -> Iterator[Finding]:
-        """Sessions are needed or not, and are there or not."""
-        actual, wanted = self._facts.sessions, self._plan.own.sessions
+        """The queue has sessions if, and only if, the app uses them."""
+        actual, expected = self._facts.sessions, self._plan.own.sessions
         if actual is None:
             return
-        if wanted and not actual:
+        if expected and not actual:
             yield self._problem(
                 "sessions",
-                "the app wants sessions, and the queue has none",
+                "the app uses sessions, and the queue has none",
                 "it cannot be changed: delete the queue and create it again with aztask queues "
                 f"create {self._queue} --sessions",
             )
-        elif actual and not wanted:
+        elif actual and not expected:
             yield self._problem(
                 "sessions",
-                "it wants sessions, and the app does not say so",
-                f"use another queue, or say app.queue({self._queue!r}, sessions=True)",
+                "it requires sessions, and the app does not use them",
+                f"use another queue, or write app.queue({self._queue!r}, sessions=True)",
             )
 
     def _problem(

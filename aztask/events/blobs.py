@@ -1,10 +1,10 @@
-"""Closed event files as blobs: what a worker leaves behind on Azure, beside its results.
+"""Closed event files, uploaded as blobs.
 
 Rules
 1. A blob is written once: ``If-None-Match: *``. Uploading a file again, after a crash between
-   upload and removal or by two workers of one directory, finds the blob there and is harmless.
-2. A blob appears whole or not at all: one Put Blob, or blocks that are committed together.
-3. The SDK retries nothing: whoever calls owns the pauses. Every request has a time-out.
+   upload and removal or by two workers with one directory, finds the blob there and does no harm.
+2. A blob appears completely or not at all: one Put Blob, or blocks that are committed together.
+3. The SDK retries nothing: the caller decides on pauses. Every request has a time-out.
 
 Source: the Put Blob and Put Block List pages of the Blob service's REST reference.
 """
@@ -25,18 +25,18 @@ CONTENT: Final = ContentSettings(content_type="application/x-ndjson")
 
 
 class EventBlobs:
-    """One container's event files. Any thread may call, one at a time."""
+    """The event files of one container. Any thread may call, one at a time."""
 
     def __init__(self, address: BlobAddress) -> None:
-        """Connects with the first upload. Raises ConfigurationError without a credential."""
+        """Connects at the first upload. Raises ConfigurationError without a credential."""
         self.address = address
         self._container = container_client(address)
 
     def upload(self, name: str, path: Path) -> bool:
-        """Store the file at `path` as the blob `name`; False: another blob has that name.
+        """Store the file at `path` as the blob `name`; False if a blob of that name exists.
 
-        Creates the container where it is missing. Raises BrokerUnavailable where the service does
-        not answer or refuses, OSError where the file cannot be read.
+        Creates the container if it is missing. Raises BrokerUnavailable if the service does not
+        answer or refuses, OSError if the file cannot be read.
         """
         try:
             try:
@@ -48,7 +48,7 @@ class EventBlobs:
             raise BrokerUnavailable(reason_of(error)) from error
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections to the blob service."""
         self._container.close()
 
     def _put(self, name: str, path: Path) -> bool:

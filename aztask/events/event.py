@@ -1,14 +1,14 @@
 """One lifecycle event of a task: a value, and the line of JSON that it is written as.
 
 Rules
-1. A line is ASCII, ends at its only line break, and is valid JSON whatever text it carries: lone
+1. A line is ASCII, ends at its only line break, and is valid JSON whatever text it contains: lone
    surrogates are written as the text of their escape, control characters as JSON escapes.
-2. What is unknown is left out, not written as null; numbers that are not finite are left out.
+2. Unknown values are omitted, not written as null; so are numbers that are not finite.
 3. Error text is cut, and secrets in it are masked: events travel further than logs.
 4. Reading trusts nothing: a line that is not an event of this version gives None.
 
-Field order: a worker writes three events for each task, so a line is put together by hand around
-the C encoder for strings, which is faster than ``json.dumps`` of a dict (``benchmarks/events.py``).
+Field order: a worker writes three events for each task, so a line is assembled by hand around the C
+encoder for strings, which is faster than ``json.dumps`` of a dict (``benchmarks/events.py``).
 """
 
 from __future__ import annotations
@@ -41,21 +41,25 @@ EVENT_KINDS: Final[frozenset[str]] = frozenset(get_args(EventKind))
 
 VERSION: Final = 1
 ERROR_LIMIT: Final = 2000
-"""Characters of an error's text that are kept."""
+"""Characters of an error's text that are kept; the rest is cut."""
 TEXT_LIMIT: Final = 500
-"""Characters of every other text that are kept: ids and names that somebody else may have made."""
+"""Characters of any other text that are kept: ids and names may come from other programs."""
 
 
 class Event(NamedTuple):
-    """What happened to one task, at one moment. A tuple, because it is made so often.
+    """An event of one task, the argument of ``app.on_event`` listeners.
 
-    ts: UTC epoch seconds; worker: who saw it; id: unique; a sink fills in these three where they
-    are left at their defaults. duration_seconds: how long the run took. wait_seconds: from being
-    due to being started. lease_seconds: the lease in force; margin_seconds: what was left of it.
-    error_type, error: of the failure. held_seconds: from receiving the delivery to letting go of
-    it; renewals: how often its lease was renewed meanwhile. former_lease_seconds, reason: where a
-    queue's lease changed; task_id and task are empty then. Durations in seconds, None where there
-    is nothing to say.
+    A tuple, because so many are made. Durations are in seconds; a field that does not apply is None
+    or "".
+
+    * `ts`: UTC epoch seconds; `worker`: who wrote it; `id`: unique. The sink fills these three in.
+    * `duration_seconds`: how long the run took.
+    * `wait_seconds`: from the time it was due until it started.
+    * `lease_seconds`: the lease in force; `margin_seconds`: how much of it remained.
+    * `error_type`, `error`: of the failure.
+    * `held_seconds`: from receiving the delivery to its end; `renewals`: of its lease in that time.
+    * `former_lease_seconds`, `reason`: for a change of a queue's lease; task_id and task are ""
+      then.
     """
 
     event: EventKind
@@ -80,7 +84,7 @@ class Event(NamedTuple):
 
 
 def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
-    """The line, with its line break. `worker_json`: the worker's name, already quoted."""
+    """The event's line, with its line break. `worker_json` is the worker's name, already quoted."""
     (kind, task_id, task, queue, deliveries, resubmits, duration, wait, lease, margin) = event[:10]
     line = (
         f'{{"id":"{event_id}","v":1,"event":"{kind}","ts":{ts:.6f},"task_id":{quote(task_id)},'
@@ -116,8 +120,8 @@ def quote(text: str, limit: int = TEXT_LIMIT) -> str:
         text = text[: limit - 1] + "…"
     quoted = encode_basestring_ascii(text)
     if "\\ud" in quoted:
-        # Half of a surrogate pair, or a character outside the first 65,536, which is a whole pair.
-        # Half of one is an escape that strict readers refuse: write its name instead.
+        # The text has a half of a surrogate pair, or a character outside the first 65,536, which is
+        # a complete pair. Strict readers refuse the escape of a half: write its text instead.
         quoted = encode_basestring_ascii(text.encode("utf-8", "backslashreplace").decode())
     return quoted
 
@@ -127,7 +131,7 @@ def _number(name: str, value: float) -> str:
 
 
 def from_line(line: bytes) -> Event | None:
-    """The event that a line holds, or None if it does not hold one."""
+    """The event in a line, or None if it contains none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,18 +1,18 @@
-"""Where lifecycle events go: files of JSON lines, one directory for all workers and senders.
+"""Event sinks: files of JSON lines, one directory for all workers and senders.
 
 A worker appends to a file whose name begins with a dot, and renames it to
-``date=YYYY-MM-DD/hour=HH/WORKER-SEQ.jsonl`` when it is large, old or the hour is over. Readers that
-skip names with a dot (Spark does) see whole files only.
+``date=YYYY-MM-DD/hour=HH/WORKER-SEQ.jsonl`` when it is large, old or its hour has ended. Readers
+that skip names with a dot (Spark does) see only complete files.
 
 Rules
-1. Events never break or stall the work: what cannot be written is counted and dropped, with one
-   line in the log, and the next flush tries again.
-2. A flush is one write: a killed process loses at most what it had not flushed, and a kill in the
-   write itself leaves a torn line at the file's end. The files are not synced: a power cut may
-   leave torn lines and blocks of NULs. Readers skip and count both.
-3. An open file is held under flock(2) by its writer, and only by it: a file whose lock can be had
-   belongs to a dead process, and whoever finds it publishes it.
-4. SEQ holds a random part for each sink, so writers of one name, and a child after a fork, never
+1. Events never break or delay the work: an event that cannot be written is counted and dropped,
+   with one line in the log, and the next flush tries again.
+2. A flush is one write: a killed process loses at most the events it had not flushed, and a kill
+   during the write leaves a damaged line at the file's end. The files are not synced: a power cut
+   may leave damaged lines and blocks of NULs. Readers skip and count both.
+3. An open file is locked with flock(2) by its writer, and only by it. A file whose lock is free
+   belongs to a dead process, and the process that finds it publishes it.
+4. SEQ contains a random part for each sink, so writers of one name, and a child after a fork, never
    write or rename to the same file.
 """
 
@@ -51,9 +51,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 BUFFER_LIMIT: Final = 4096
-"""Events after which `emit` flushes by itself, so that a careless owner does not fill memory."""
+"""Events after which `emit` flushes by itself, so that memory stays bounded if no one flushes."""
 LINE_LIMIT: Final = 1 << 20
-"""Bytes of a line that a reader takes; ours stay under 40,000."""
+"""Bytes of the longest line that a reader accepts; ours stay under 40,000."""
 WARNING_INTERVAL: Final = 60.0
 """Seconds between two log lines about events that could not be written."""
 
@@ -61,47 +61,48 @@ _OPEN_NAME: Final = re.compile(r"\.(\d{4,}-\d\d-\d\d)T(\d\d)\.(.+\.jsonl)")
 
 
 class EventSink(Protocol):
-    """Takes events. Any thread may call; nothing here raises because of a disk."""
+    """Accepts events. Any thread may call; no disk error is raised."""
 
     @property
     def idle(self) -> bool:
-        """Whether events go nowhere, so that nobody needs to make them."""
+        """True if events are discarded, so that callers need not make them."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Take one event; it is written by the next flush."""
+        """Accept one event; the next flush writes it."""
         ...
 
     def flush(self) -> None:
-        """Write what was taken. The owner calls it once per turn of its loop, also when idle."""
+        """Write the accepted events. The owner calls this regularly, also when it is idle."""
         ...
 
     def close(self) -> None:
-        """Flush and publish the open file. Events emitted later open another."""
+        """Flush and publish the open file. Later events open another one."""
         ...
 
 
 class NullEventSink:
-    """Takes events and forgets them."""
+    """A sink that discards events."""
 
     idle = True
 
     def emit(self, event: Event) -> None:
-        """Forget the event."""
+        """Discard the event: no file is written."""
 
     def flush(self) -> None:
-        """Nothing to write."""
+        """Do nothing: no event was kept."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: no file is open."""
 
 
 class FileEventSink:
-    """Appends events to files under `directory`, which is made when the first event is written.
+    """Appends events to files under `directory`, which is made with the first event.
 
-    worker: the writer's name, in the events and in the file names. max_bytes, max_age_seconds: a
-    file is published when it has so many bytes, is so old, or the hour (UTC) in which it was opened
-    is over. dropped: how many events could not be written.
+    * `worker`: the writer's name, in the events and in the file names.
+    * `max_bytes`, `max_age_seconds`: a file is published when it has that size or age, or when the
+      hour (UTC) in which it was opened has ended.
+    * `dropped`: how many events could not be written.
     """
 
     idle = False
@@ -128,10 +129,10 @@ class FileEventSink:
         _sinks.add(self)
 
     def _start_empty(self) -> None:
-        """A fresh identity without events or file: at the beginning, and in a child after fork."""
+        """Take a new identity without events or file: at the start, and in a child after fork."""
         if self._fd is not None:
-            # The parent's file: the lock belongs to the open file, shared until both let go of it,
-            # and must end with the parent.
+            # The parent's file: parent and child share its lock, which must end with the parent,
+            # so the child closes its copy.
             os.close(self._fd)
         self._fd = None
         self._path = Path()
@@ -145,7 +146,7 @@ class FileEventSink:
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
-        """Take one event; it is in memory until the next flush."""
+        """Accept one event; it stays in memory until the next flush."""
         self._lines.append(
             to_line(
                 event,
@@ -158,7 +159,7 @@ class FileEventSink:
             self.flush()
 
     def flush(self) -> None:
-        """Write all events taken so far at once, and publish the file if it is due."""
+        """Write all accepted events at once, and publish the file if it is time."""
         if not self._lines and self._fd is None:
             return
         with self._lock:
@@ -188,7 +189,7 @@ class FileEventSink:
             self._publish()
 
     def _write(self, data: bytes) -> None:
-        """Append `data` whole or not at all (a disk that fills up takes a part)."""
+        """Append `data` completely or not at all (a full disk may write only a part)."""
         fd = self._fd if self._fd is not None else self._open()
         written = os.write(fd, data)
         if written < len(data):
@@ -198,9 +199,9 @@ class FileEventSink:
         self._size += written
 
     def _open(self) -> int:
-        """Open and lock the next file, after publishing those that dead writers left.
+        """Open and lock the next file, after publishing the files of dead writers.
 
-        If the process dies between creating and locking, an empty file is left: see `recover`.
+        If the process dies between creating and locking, an empty file is left over: see `recover`.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         recover(self._directory)
@@ -220,7 +221,7 @@ class FileEventSink:
     def _publish(self) -> None:
         """Rename the open file to its public name.
 
-        If the process dies before, the next writer to open a file does it; after, it is done.
+        If the process dies before the rename, the next writer that opens a file does it.
         """
         if self._fd is None:
             return
@@ -256,24 +257,24 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def recover(directory: str | os.PathLike[str]) -> int:
-    """Publish the files that dead writers left open in `directory`; how many there were.
+    """Publish the files that dead writers left open in `directory`; returns how many.
 
-    Nothing happens to files of living writers, nor on file systems without locks.
+    Files of living writers are not touched, nor any file on a file system without locks.
     """
     recovered = 0
     for path in _open_files(Path(directory)):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # published meanwhile, or not ours to open
+            continue  # another process published it, or we have no permission
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(fd)
-            if os.path.samestat(status, path.stat()):  # else another finder was faster
+            if os.path.samestat(status, path.stat()):  # else another process published it first
                 _publish_file(path, empty=status.st_size == 0)
                 recovered += status.st_size > 0
         except OSError:
-            continue  # its writer lives
+            continue  # its writer is alive
         finally:
             os.close(fd)
     return recovered
@@ -287,7 +288,7 @@ def _open_files(directory: Path) -> list[Path]:
 
 
 def _published(path: Path) -> Path:
-    """Where an open file goes."""
+    """The public path of an open file."""
     match = _OPEN_NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(f"{path.name} is not the name of an open event file")
@@ -304,7 +305,7 @@ def _publish_file(path: Path, *, empty: bool) -> None:
 
 
 def _create_locked(path: Path) -> int | None:
-    """A new file, open and locked; None if a finder took the empty file before it was locked."""
+    """A new file, open and locked; None if another process took it before it was locked."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -314,24 +315,24 @@ def _create_locked(path: Path) -> int | None:
         pass
     except OSError as error:
         if error.errno != errno.EWOULDBLOCK:
-            return fd  # no locks on this file system: nobody else gets one either
+            return fd  # this file system has no locks, so no process can take the file
     os.close(fd)
     return None
 
 
 def _file_name(worker: str) -> str:
-    """The worker's name as the beginning of a file name that readers do not take for hidden.
+    """The worker's name as the start of a file name that readers do not treat as hidden.
 
-    The events hold it unchanged.
+    The events keep the name unchanged.
     """
     return re.sub(r"[^A-Za-z0-9_@.-]", "_", worker)[:80].lstrip("._") or "worker"
 
 
 class EventReader(Iterator[Event]):
-    """The events under a directory, file by file; ``skipped`` counts the lines that were not ones.
+    """Iterates over the events under a directory; ``skipped`` counts damaged lines.
 
-    Open files are read too (their last line may be incomplete yet: skipped), unless
-    ``published_only``. A file that is renamed meanwhile is read once.
+    Open files are read, too (their last line may be incomplete and is skipped then), unless
+    ``published_only``. A file that is renamed during the iteration is read once.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, published_only: bool = False) -> None:
@@ -346,7 +347,7 @@ class EventReader(Iterator[Event]):
         return next(self._events)
 
     def _read(self, published_only: bool) -> Iterator[Event]:
-        # Open ones are listed first: one that is published between the two listings is in both.
+        # Open files are listed first: a file that is published between the listings is in both.
         still_open = [] if published_only else _open_files(self._directory)
         published = sorted(self._directory.glob("date=*/hour=*/[!._]*.jsonl"))
         candidates = {path: [path] for path in published}
@@ -368,7 +369,7 @@ class EventReader(Iterator[Event]):
     def _lines_of(self, stream: BinaryIO) -> Iterator[Event]:
         while line := stream.readline(LINE_LIMIT):
             whole = line.endswith(b"\n")
-            text = line.strip(b"\0\r\n ")  # what a power cut leaves before a later line is NULs
+            text = line.strip(b"\0\r\n ")  # a power cut leaves NULs before a later line
             event = from_line(text) if whole else None
             if event is not None:
                 yield event
@@ -379,11 +380,11 @@ class EventReader(Iterator[Event]):
 
 
 def _skip_line(stream: BinaryIO) -> None:
-    """Read on to the end of a line that is too long, or of the file."""
+    """Read to the end of a line that is too long, or of the file."""
     while (rest := stream.readline(LINE_LIMIT)) and not rest.endswith(b"\n"):
         pass
 
 
 def read_events(directory: str | os.PathLike[str], *, published_only: bool = False) -> EventReader:
-    """Every event under `directory`; see `EventReader`. A missing directory holds none."""
+    """Iterate over the events under `directory` (see `EventReader`), if it exists."""
     return EventReader(directory, published_only=published_only)

@@ -1,1 +1,1 @@
-"""Leases: their states, the keeper that renews them, and one held without a worker."""
+"""Leases: their states, the keeper that renews them, and a lease held without a worker."""

@@ -1,4 +1,4 @@
-"""Bounds within which the lease of a queue may follow advice."""
+"""Bounds within which a queue's lease may follow advice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aztask.errors import ConfigurationError
 from aztask.support.durations import to_seconds
 
 SHORTEST: Final = 30.0
-"""Seconds: the default lower bound. Shorter leases end in pauses that every network has."""
+"""Seconds: the default lower bound. A shorter lease can end during an ordinary network pause."""
 LONGEST: Final = 7 * 86400.0
 """Seconds: the longest lease that any service grants (Storage queues' visibility time-out)."""
 MIN_SAMPLES: Final = 100
@@ -17,9 +17,9 @@ MIN_SAMPLES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between what a lease may be advised, in seconds, and from how many deliveries.
+    """Limits for an advised lease, in seconds, and the deliveries that advice needs.
 
-    Raises ConfigurationError where they make no sense.
+    Raises ConfigurationError if they contradict each other.
     """
 
     least: float = SHORTEST
@@ -34,15 +34,16 @@ class Bounds:
             )
 
     def clamp(self, seconds: float) -> float:
-        """`seconds`, or the bound that it is beyond."""
+        """`seconds`, moved to the nearer bound if it is outside."""
         return min(max(seconds, self.least), self.most)
 
 
 def read_bounds(value: object, max_lease: float | None) -> bool | tuple[float, float]:
-    """The setting ``adaptive``: True, False, or (least, most) as seconds.
+    """Check the setting ``adaptive``: True, False, or (least, most) in seconds.
 
-    max_lease: the setting beside it, which must be longer; None: it is elsewhere. Raises
-    ConfigurationError.
+    * `max_lease`: the setting, which must be longer; None if it is not known here.
+
+    Raises ConfigurationError.
     """
     if isinstance(value, bool):
         return value

@@ -1,10 +1,10 @@
-"""The lease keeper: renews every lease it is given, and tells of those it lost.
+"""The lease keeper: renews every lease it holds, and reports the ones that are lost.
 
 Rules
-1. It runs where no task code runs, so that nothing a task does can delay a renewal.
-2. Whoever settles calls `begin_settlement` first; it answers False while a renewal is under way,
-   and `settleable` is called when the caller should try again. So renewal and settlement of one
-   lease never overlap.
+1. It runs in a process without task code, so that no task can delay a renewal.
+2. Before you settle, call `begin_settlement`. It answers False while a renewal is under way;
+   `settleable` is called when you should try again. So the renewal and the settlement of one lease
+   never overlap.
 3. Callbacks run on the keeper's threads and must return at once.
 """
 
@@ -27,20 +27,20 @@ logger = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 1.0
 RENEWERS = 16
-"""Receivers that renew at the same time: each session on Service Bus has one of its own."""
+"""Receivers that renew at the same time: on Service Bus, each session has its own receiver."""
 
 UNANSWERED = "a renewal got no answer; the message comes again when the lease ends"
 
 Group: TypeAlias = tuple[Receiver, float, list[Lease]]
-"""Leases that one request can renew, for so many seconds."""
+"""A receiver, the seconds to request, and the leases that one request can renew for so long."""
 
 
 def _nothing(*_: object) -> None:
-    """The callback of whoever does not listen."""
+    """The default callback: ignores its arguments."""
 
 
 class LeaseKeeper:
-    """Renews leases in batches, one request per receiver and round where the service can."""
+    """Renews leases in batches: one request per receiver and round if the service can."""
 
     def __init__(
         self,
@@ -52,7 +52,13 @@ class LeaseKeeper:
         on_renewed: Callable[[Lease, float], None] = _nothing,
         on_settleable: Callable[[], None] = _nothing,
     ) -> None:
-        """on_renewed gets the lease and the age, as a share of the lease, at which it was asked."""
+        """The callbacks run on the keeper's threads, see rule 3.
+
+        * `renew_at`: the share of the lease after which it is renewed.
+        * `on_lost`: called with each lease that is lost.
+        * `on_renewed`: called with the lease, and the share of it that had passed at the renewal.
+        * `on_settleable`: called when leases that were being renewed can be settled.
+        """
         self._clock = clock
         self._book = LeaseBook(renew_at=renew_at, fixed_lease=broker.capabilities.fixed_lease)
         self._renewal_token_changes = broker.capabilities.update and broker.capabilities.remote
@@ -67,12 +73,12 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="aztask-leases", daemon=True)
 
     def start(self) -> LeaseKeeper:
-        """Begin to renew."""
+        """Start the thread that renews; returns the keeper itself."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Renew no more; leases that are still held run out."""
+        """Stop renewing; leases that are still held expire."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -82,7 +88,7 @@ class LeaseKeeper:
             self._thread_pool.close()
 
     def hold(self, receiver: Receiver, leases: Iterable[Lease]) -> None:
-        """Renew these, which `receiver` was granted, from now on."""
+        """Hold these leases, which `receiver` got, and renew them from now on."""
         with self._condition:
             before = self._book.next_at()
             for lease in leases:
@@ -93,7 +99,7 @@ class LeaseKeeper:
                 self._condition.notify()
 
     def extend(self, lease: Lease, seconds: float, limit_at: float | None) -> None:
-        """Ask for `seconds` from now on, at the next turn, up to `limit_at`."""
+        """Renew at the next turn, for `seconds` from then, up to `limit_at`."""
         with self._condition:
             lease.seconds = seconds
             lease.limit_at = limit_at
@@ -102,17 +108,17 @@ class LeaseKeeper:
                 self._condition.notify()
 
     def limit(self, lease: Lease, limit_at: float) -> None:
-        """Renew up to `limit_at`, no further."""
+        """Renew the lease up to `limit_at` and no further."""
         with self._condition:
             lease.limit_at = limit_at
 
     def update(
         self, lease: Lease, receiver: Receiver, envelope: Envelope
     ) -> Renewed | Lost | Unknown:
-        """Replace the message's content, which renews the lease as well; on the caller's thread.
+        """Replace the message's content, which also renews the lease; on the caller's thread.
 
-        Waits for a renewal that is under way. Raises LeaseLost or AlreadySettled; LeaseLost too
-        when a renewal got no answer, because then the token may be stale.
+        Waits for a renewal that is under way. Raises LeaseLost or AlreadySettled; LeaseLost also if
+        a renewal got no answer, because then the token may be stale.
         """
         with self._condition:
             self._wait_for_renewal(lease)
@@ -132,31 +138,31 @@ class LeaseKeeper:
     def begin(self, lease: Lease) -> None:
         """Begin the settlement of one lease, after waiting for a renewal that is under way.
 
-        Raises AlreadySettled or LeaseLost; LeaseLost too when a renewal got no answer, because
-        then the token may be stale.
+        Raises AlreadySettled or LeaseLost; LeaseLost also if a renewal got no answer, because then
+        the token may be stale.
         """
         with self._condition:
             self._wait_for_renewal(lease)
             lease.change(LeaseEvent.SETTLE)
 
     def begin_settlement(self, leases: Iterable[Lease]) -> list[bool]:
-        """For each lease: True, it may be settled now; False, not now or not ever (its state)."""
+        """For each lease: True if you may settle it now; False if not now or never."""
         answers = []
         with self._condition:
             for lease in leases:
-                may = lease.state is LeaseState.HELD
-                if may:
+                settleable = lease.state is LeaseState.HELD
+                if settleable:
                     lease.change(LeaseEvent.SETTLE)
                 elif lease.state is LeaseState.RENEWING:
                     self._settlers_wait = True
-                answers.append(may)
+                answers.append(settleable)
         return answers
 
     def book(self, answers: Iterable[tuple[Lease, Settled | Lost | Unknown]]) -> None:
-        """Note what the broker answered to settlements that were begun.
+        """Record the broker's answers to settlements.
 
-        Settled: the lease is forgotten. Lost: it is over. Unknown: it is held and renewed until the
-        settlement is tried again.
+        After Settled, the lease is forgotten. After Lost, it has ended. After Unknown, it is held
+        and renewed until the settlement is tried again.
         """
         settled = []
         for lease, answer in answers:
@@ -169,26 +175,26 @@ class LeaseKeeper:
         self.settled(settled)
 
     def settled(self, leases: Iterable[Lease]) -> None:
-        """These are settled: forget them."""
+        """Forget these leases, which are settled."""
         with self._condition:
             for lease in leases:
                 lease.change(LeaseEvent.SETTLED)
                 self._forget(lease)
 
     def settlement_failed(self, lease: Lease) -> None:
-        """The settlement got no answer: hold and renew the lease until it is tried again."""
+        """Hold and renew the lease until its settlement, which got no answer, is tried again."""
         with self._condition:
             self._book.retry_settlement(lease, self._clock.monotonic())
             self._condition.notify()
 
     def lapse(self, lease: Lease, reason: str) -> None:
-        """The lease is over (a settlement was refused); not told again through `on_lost`."""
+        """End the lease, whose settlement was refused. `on_lost` is not called."""
         with self._condition:
             self._book.lapse(lease, reason)
             self._receivers.pop(lease, None)
 
     def drop(self, leases: Iterable[Lease]) -> None:
-        """Renew these no more and leave them to run out."""
+        """Stop renewing these leases and let them expire."""
         with self._condition:
             for lease in leases:
                 self._forget(lease)
@@ -210,14 +216,14 @@ class LeaseKeeper:
         self._receivers.pop(lease, None)
 
     def turn(self, *, wait: bool = False) -> None:
-        """Renew what is due and report what lapsed; if nothing is due, `wait` for it a while."""
+        """Renew leases that are due and report those that ended; `wait` for one if none is due."""
         with self._condition:
             now = self._clock.monotonic()
             next_at = self._book.next_at()
             if next_at is None or next_at > now:
                 if wait and not self._stopping:
-                    left = LONGEST_SLEEP if next_at is None else next_at - now
-                    self._condition.wait(min(left, LONGEST_SLEEP))
+                    pause = LONGEST_SLEEP if next_at is None else next_at - now
+                    self._condition.wait(min(pause, LONGEST_SLEEP))
                 return
             renew, lapsed = self._book.take_due(now)
             groups = self._grouped(renew, now)
@@ -232,7 +238,7 @@ class LeaseKeeper:
             self.turn(wait=True)
 
     def _renew_all(self, groups: list[Group]) -> None:
-        """Across a network side by side: a connection that hangs must not hold up the others."""
+        """Renew the groups; across a network in parallel, so that none waits for another."""
         if self._thread_pool is None:
             for group in groups:
                 self._renew(group)
@@ -240,7 +246,7 @@ class LeaseKeeper:
             self._thread_pool.map(self._renew, groups)
 
     def _grouped(self, leases: list[Lease], now: float) -> list[Group]:
-        """Leases that one request can renew: of one receiver, for the same duration."""
+        """Group leases that one request can renew: of one receiver, for the same duration."""
         groups: dict[tuple[int, float], Group] = {}
         for lease in leases:
             seconds = round(self._book.renewal_seconds(lease, now) or lease.seconds, 1)
@@ -256,22 +262,26 @@ class LeaseKeeper:
         try:
             answers = receiver.renew([lease.delivery for lease in leases], seconds)
         except AztaskError as error:
-            logger.warning("could not renew %d leases: %s", len(leases), error)
+            logger.warning(
+                "could not renew %d leases, trying again until they end: %s", len(leases), error
+            )
             answers = [Unknown(str(error), untouched=True)] * len(leases)
-        except Exception as error:  # whatever an SDK raises: the other leases must be renewed
+        except (
+            Exception
+        ) as error:  # an SDK may raise anything; the other leases must still be renewed
             logger.exception("could not renew %d leases", len(leases))
             answers = [Unknown(str(error))] * len(leases)
         with self._condition:
             for lease, answer in zip(leases, answers, strict=True):
                 self._book_answer(lease, answer, asked_at)
-            tell_settlers, self._settlers_wait = self._settlers_wait, False
+            notify_settlers, self._settlers_wait = self._settlers_wait, False
             self._condition.notify_all()
         for lease, age, answer in zip(leases, ages, answers, strict=True):
             if isinstance(answer, Renewed):
                 self._on_renewed(lease, age)
-            elif isinstance(answer, Lost):  # another thread may see it lost: it tells by itself
+            elif isinstance(answer, Lost):  # if another thread found it lost, that one reports it
                 self._on_lost(lease)
-        if tell_settlers:
+        if notify_settlers:
             self._on_settleable()
 
     def _book_answer(self, lease: Lease, answer: Renewed | Lost | Unknown, asked_at: float) -> None:

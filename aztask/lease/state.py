@@ -1,15 +1,16 @@
 """The lease: its states and its renewal schedule. No I/O, no threads, no clock of its own.
 
 Rules
-1. Every change of state is a row of `TRANSITIONS`; a missing row is our own mistake and raises.
-2. Renewal falls due when `renew_at` (70 % by default) of the *current* lease has passed, however
-   old the message is. When one lease is due, those past `BATCH_FROM` (50 %) go along, so that
-   thousands of leases cost few requests. With `NO_RENEWAL` only what asks for time is renewed.
-3. While a renewal is under way nothing settles, and while a settlement is under way, or after one,
-   nothing renews.
-4. A deadline counts from the instant before the granting request was sent. At `deadline` the lease
-   is lost, whatever the service might say later; work is told to stop `stop_margin` earlier.
-5. `limit_at` ends renewal: a renewal that would pass it is shortened, or not made where the service
+1. Every change of state is a row of `TRANSITIONS`; a missing row is a mistake in aztask and raises.
+2. A lease is due for renewal when `renew_at` (70 % by default) of the *current* lease has passed,
+   whatever the age of the message. When one lease is due, those past `BATCH_FROM` (50 %) are
+   renewed with it, so that thousands of leases cost few requests. With `NO_RENEWAL`, a lease is
+   renewed only when its task asks for more time.
+3. While a renewal is under way nothing settles, and during and after a settlement nothing renews.
+4. A deadline counts from the instant before the granting request was sent. At `Lease.deadline` the
+   lease is lost, whatever the service may say later; work is told to stop a little earlier, at
+   `Lease.stop_at`.
+5. `limit_at` ends renewal: a renewal that would pass it is shortened, or not made if the service
    decides the duration. Then the message becomes available to others.
 """
 
@@ -26,14 +27,14 @@ from aztask.errors import AlreadySettled, LeaseLost
 
 RENEW_AT = 0.7
 NO_RENEWAL = 1.0
-"""As `renew_at`: leases are not renewed of themselves."""
+"""The value of `renew_at` that switches renewals off."""
 BATCH_FROM = 0.5
 LONGEST_STOP_MARGIN = 2.0
 SHORTEST_RENEWAL = 0.05
 
 
 class LeaseState(Enum):
-    """Where a lease stands."""
+    """The states of a lease; see `TRANSITIONS`."""
 
     HELD = "held"
     RENEWING = "renewing"
@@ -44,7 +45,7 @@ class LeaseState(Enum):
 
 
 class LeaseEvent(Enum):
-    """What can happen to a lease."""
+    """The events that change the state of a lease."""
 
     RENEW = "renew"
     RENEWED = "renewed"
@@ -64,15 +65,15 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (_S.HELD, _E.LAPSE): _S.LOST,
     (_S.RENEWING, _E.RENEWED): _S.HELD,
     (_S.RENEWING, _E.RENEW_FAILED): _S.HELD,
-    # the reply was lost and the renewal itself made our token stale (Storage queue): the work may
-    # go on to the last confirmed deadline, but nothing can be renewed or settled any more
+    # The reply was lost, and the renewal itself made our token stale (Storage queue): the work may
+    # go on until the last confirmed deadline, but the lease can no longer be renewed or settled.
     (_S.RENEWING, _E.TOKEN_GONE): _S.UNKNOWN,
     (_S.RENEWING, _E.LAPSE): _S.LOST,
     (_S.UNKNOWN, _E.LAPSE): _S.LOST,
     (_S.SETTLING, _E.SETTLED): _S.SETTLED,
     (_S.SETTLING, _E.SETTLE_FAILED): _S.HELD,
     (_S.SETTLING, _E.LAPSE): _S.LOST,
-    # both sides may learn of the end: hearing it twice changes nothing
+    # Two threads may find out about the end; the second one changes nothing.
     (_S.LOST, _E.LAPSE): _S.LOST,
     (_S.SETTLED, _E.LAPSE): _S.SETTLED,
 }
@@ -82,8 +83,10 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 class Lease:
     """The exclusive, expiring right to one delivery.
 
-    seconds: what each renewal asks for. granted_at, limit_at: on the clock of the deadlines.
-    renewals: how often it was renewed. failures: renewals in a row that got no answer.
+    * `seconds`: the duration that each renewal requests.
+    * `granted_at`, `limit_at`: on the clock of the deadlines.
+    * `renewals`: successful renewals so far.
+    * `failures`: renewals in a row that got no answer.
     """
 
     delivery: Delivery
@@ -100,28 +103,32 @@ class Lease:
     def of(
         cls, delivery: Delivery, *, seconds: float | None = None, limit_at: float | None = None
     ) -> Lease:
-        """The lease that came with `delivery`. seconds: what renewals ask for, if not as much."""
+        """The lease that came with `delivery`.
+
+        * `seconds`: what renewals request; by default the duration that was granted.
+        """
         granted = delivery.lease_seconds
         return cls(delivery, seconds or granted, delivery.deadline - granted, limit_at=limit_at)
 
     @property
     def deadline(self) -> float:
-        """When it ends, unless renewed."""
+        """When the lease ends unless it is renewed."""
         return self.delivery.deadline
 
     @property
     def stop_at(self) -> float:
-        """When work under it must stop: a margin before the deadline."""
+        """When work under the lease must stop: a margin before the deadline."""
         return self.deadline - min(LONGEST_STOP_MARGIN, 0.1 * self.delivery.lease_seconds)
 
     def alive(self, now: float) -> bool:
-        """Whether the work may go on: not lost, and the deadline not reached."""
+        """True if work may go on: the lease is not lost and its deadline not reached."""
         return self.state is not LeaseState.LOST and now < self.deadline
 
     def change(self, event: LeaseEvent) -> None:
         """Move to the state that the table names.
 
-        Raises AlreadySettled or LeaseLost where the lease has ended, RuntimeError on our mistakes.
+        Raises AlreadySettled or LeaseLost if the lease has ended, RuntimeError on a mistake in
+        aztask.
         """
         after = TRANSITIONS.get((self.state, event))
         if after is not None:
@@ -135,7 +142,7 @@ class Lease:
 
 
 class LeaseBook:
-    """All leases that one keeper holds, and which of them are due. Not locked: the keeper locks."""
+    """All leases that one keeper holds, and when each is due. Not locked: the keeper locks."""
 
     def __init__(self, *, renew_at: float = RENEW_AT, fixed_lease: bool = False) -> None:
         self._renew_at = renew_at
@@ -151,22 +158,22 @@ class LeaseBook:
         return iter(list(self._leases))
 
     def add(self, lease: Lease) -> None:
-        """Hold it from now on."""
+        """Hold the lease and schedule its renewal."""
         self._leases.add(lease)
         self._schedule(lease, self._renewal_at(lease))
 
     def drop(self, lease: Lease) -> None:
-        """Forget it (settled, lost or given up); no renewal follows."""
+        """Forget the lease (settled, lost or given up); it is not renewed again."""
         self._leases.discard(lease)
 
     def next_at(self) -> float | None:
-        """When something is due next."""
+        """When the next lease is due; None if there is none."""
         while self._heap and self._stale(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now: float) -> tuple[list[Lease], list[Lease]]:
-        """(leases to renew, now in state RENEWING; leases that lapsed, now LOST)."""
+        """(leases to renew, now in state RENEWING; leases that ended, now LOST)."""
         due_at = self.next_at()
         if due_at is None or due_at > now:
             return [], []
@@ -185,18 +192,18 @@ class LeaseBook:
         return renew, lapsed
 
     def renewal_seconds(self, lease: Lease, now: float) -> float | None:
-        """How long to ask for; None: this lease is not renewed any more (rule 5)."""
+        """Seconds to request in a renewal; None if the lease is not renewed again (rule 5)."""
         if lease.limit_at is None or now + lease.seconds <= lease.limit_at:
             return lease.seconds
-        left = lease.limit_at - now
-        if self._fixed_lease or left < SHORTEST_RENEWAL or lease.limit_at <= lease.deadline:
+        remaining = lease.limit_at - now
+        if self._fixed_lease or remaining < SHORTEST_RENEWAL or lease.limit_at <= lease.deadline:
             return None
-        return left
+        return remaining
 
     def answered(self, lease: Lease, answer: Renewed | Lost | Unknown, asked_at: float) -> None:
-        """Book the answer to a renewal that was asked for at `asked_at`.
+        """Record the answer to a renewal that was requested at `asked_at`.
 
-        A failed one is tried again soon, until the deadline; the answer `Lost` ends the lease.
+        A failed renewal is tried again soon, until the deadline; the answer `Lost` ends the lease.
         """
         if isinstance(answer, Renewed):
             lease.change(LeaseEvent.RENEWED)
@@ -205,7 +212,7 @@ class LeaseBook:
             lease.failures = 0
             self._schedule(lease, self._renewal_at(lease))
         elif isinstance(answer, Lost):
-            self.lapse(lease, answer.reason or "the broker says that it is not ours any more")
+            self.lapse(lease, answer.reason or "the broker says that it is no longer ours")
         else:
             lease.change(LeaseEvent.RENEW_FAILED)
             lease.failures += 1
@@ -213,22 +220,22 @@ class LeaseBook:
             self._schedule(lease, min(asked_at + pause, lease.deadline))
 
     def token_gone(self, lease: Lease) -> None:
-        """The renewal's reply was lost and its token with it: run to the deadline, no further."""
+        """Record that a renewal's reply was lost, and its token with it: no more renewals."""
         lease.change(LeaseEvent.TOKEN_GONE)
         self._schedule(lease, lease.deadline)
 
     def lapse(self, lease: Lease, reason: str) -> None:
-        """The lease is over."""
+        """End the lease; the first reason is kept."""
         lease.change(LeaseEvent.LAPSE)
         lease.lost_reason = lease.lost_reason or reason
         self.drop(lease)
 
     def hurry(self, lease: Lease, now: float) -> None:
-        """Renew at the next turn: the task asked for more time, or the run began."""
+        """Renew the lease at the next turn: the task asked for more time, or its run began."""
         self._schedule(lease, now)
 
     def retry_settlement(self, lease: Lease, now: float) -> None:
-        """A settlement got no answer: the lease is held again, and renewed until it does."""
+        """Hold and renew the lease again, because its settlement got no answer."""
         lease.change(LeaseEvent.SETTLE_FAILED)
         self._schedule(lease, max(now, self._renewal_at(lease)))
 
@@ -247,7 +254,7 @@ class LeaseBook:
             self._schedule(lease, lease.deadline)
 
     def _renewal_at(self, lease: Lease) -> float:
-        """When it is to be renewed; where it is not, when it ends."""
+        """When to renew the lease; if it is not renewed, when it ends."""
         if self._renew_at >= NO_RENEWAL:
             return lease.deadline
         return lease.granted_at + self._renew_at * self._granted(lease)
@@ -262,7 +269,7 @@ class LeaseBook:
 
     def _early_at(self, lease: Lease) -> float:
         if lease.failures or lease.state is not LeaseState.HELD or lease.due_at >= lease.deadline:
-            return lease.due_at  # a retry, or only its end is left to be seen
+            return lease.due_at  # a retry is planned, or only its end is
         return min(lease.due_at, lease.granted_at + BATCH_FROM * self._granted(lease))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Messages: one invocation of a task as it travels, its headers, its encoding and its limits."""
+"""Messages: one invocation of a task on its way, its headers, its encoding and its limits."""
 
 from aztask.message.message import TaskMessage
 

@@ -1,10 +1,10 @@
-"""How much a message may hold, checked on the bytes before a decoder touches them.
+"""Limits of a message's content, checked on the bytes before a decoder reads them.
 
 Rules
-1. A check walks the bytes once, without recursion, and builds nothing: what it refuses has cost
-   no memory. It stops at the first limit that is passed, so its time is bounded too.
-2. A length that claims more than there are bytes is refused before anything of that length is
-   allocated; for msgpack, what passes is complete and without a surplus byte.
+1. A check walks the bytes once, without recursion, and builds nothing, so a refused message costs
+   no memory. It stops at the first limit that is exceeded, so its time is bounded, too.
+2. A length field that claims more bytes than there are is refused before anything of that length is
+   allocated. For msgpack, a body that passes is complete and has no surplus byte.
 3. After a check the decoder needs at most about 80 bytes of memory per item, plus the body.
 """
 
@@ -18,11 +18,13 @@ from aztask.errors import ConfigurationError, ContentRefused, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """What one message may hold.
+    """Limits of one message.
 
-    body_bytes: of one body, decompressed. depth: of lists and maps in one another, the body's own
-    list included (in msgpack, an empty innermost one is not counted). items: values and keys in
-    one body. header_bytes: of the text of one header that is carried on.
+    * `body_bytes`: of one body, decompressed.
+    * `depth`: how deeply lists and maps may be nested, counting the body's own list (in msgpack, an
+      empty innermost one is not counted).
+    * `items`: values and keys in one body.
+    * `header_bytes`: of the text of one header that is passed on.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -48,7 +50,7 @@ MAX_DEPTH = 500
 
 
 def check_size(size: int, limits: MessageLimits) -> None:
-    """Raises ContentRefused if a body of `size` bytes is too long."""
+    """Raise ContentRefused if a body of `size` bytes is too long."""
     if size > limits.body_bytes:
         raise ContentRefused(
             f"the body has {size} bytes, more than the {limits.body_bytes} allowed;"
@@ -57,9 +59,12 @@ def check_size(size: int, limits: MessageLimits) -> None:
 
 
 def check_msgpack(data: bytes, limits: MessageLimits) -> None:
-    """Walk `data`, one msgpack value. Raises DecodeError (broken) or ContentRefused (too much)."""
+    """Check `data`, one msgpack value.
+
+    Raises DecodeError (damaged) or ContentRefused (too much).
+    """
     size, position, items, steps = len(data), 0, 0, _STEPS
-    open_items: list[int] = []  # per open container: how many values are still to come
+    open_items: list[int] = []  # per open container: how many values are still missing
     left = 1
     while True:
         while not left:
@@ -96,7 +101,7 @@ def check_msgpack(data: bytes, limits: MessageLimits) -> None:
 def _msgpack_steps() -> tuple[tuple[int, int, int], ...]:
     """Per first byte: (bytes to skip, width of the length field, children per counted item).
 
-    After the msgpack specification's table of formats. Where there is no length field, the last
+    From the msgpack specification's table of formats. For a format without a length field, the last
     number is the number of children itself.
     """
     table = [(0, 0, 0)] * 256  # integers of one byte, nil, booleans
@@ -125,11 +130,11 @@ _JSON_MARKS = re.compile(rb'"(?:[^"\\]+|\\.)*+"?|[\[\]{},:]', re.DOTALL)
 
 
 def check_json(data: bytes, limits: MessageLimits) -> None:
-    """Count the marks of `data` outside of strings. Raises ContentRefused (too much)."""
+    """Count the brackets, commas and colons of `data` outside of strings. Raises ContentRefused."""
     opened = data.count(b"[") + data.count(b"{")
     marks = opened + data.count(b",") + data.count(b":")
     if opened <= limits.depth and marks <= limits.items:
-        return  # even if every mark counted: neither limit can be passed
+        return  # even if every mark counted, neither limit would be exceeded
     depth = items = 0
     for match in _JSON_MARKS.finditer(data):
         mark = data[match.start()]

@@ -2,11 +2,11 @@
 
 Rules
 1. Order of reading: signature, size, headers; the body stays bytes. Only `Codec.decode_arguments`
-   looks inside, after `aztask.message.bounds` has walked the bytes.
+   reads it, after `aztask.message.bounds` has checked the bytes.
 2. Two formats exist, msgpack and json, both through Kombu's registry. Pickle and yaml are never
-   read or written, whatever is configured: to decode them is to run what they say.
-3. Whatever bytes and headers come in, only a CodecError goes out, with one line that says what is
-   wrong; whatever an encoder writes, a decoder with the same limits reads.
+   read or written, whatever is configured: decoding them can run code.
+3. Whatever bytes and headers come in, the only error is a CodecError with one line that says what
+   is wrong. Whatever an encoder writes, a decoder with the same limits can read.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _CHECKS: dict[str, Callable[[bytes, MessageLimits], None]] = {
 
 
 class Codec:
-    """Encodes and decodes with one serializer, one accept list, one set of limits and keys.
+    """Encodes and decodes messages with one serializer, accept list, set of limits and keys.
 
-    Immutable after construction: any number of threads may share one.
+    Immutable: any number of threads may share one.
     """
 
     def __init__(
@@ -68,10 +68,13 @@ class Codec:
         limits: MessageLimits = MessageLimits(),
         signing_keys: Sequence[bytes] = (),
     ) -> None:
-        """serializer: what is written, "msgpack" or "json". accept: what is read.
+        """Raises ConfigurationError.
 
-        signing_keys: see `aztask.message.signing`; with one or more, unsigned messages are refused.
-        Raises ConfigurationError.
+        * `serializer`: the format to write, "msgpack" or "json".
+        * `accept`: the formats to read.
+        * `limits`: what a message may contain.
+        * `signing_keys`: see `aztask.message.signing`; with one or more, unsigned messages are
+          refused.
         """
         self.serializer = serializer
         self.content_type = _content_type(serializer)
@@ -82,7 +85,7 @@ class Codec:
 
     @property
     def signs(self) -> bool:
-        """Whether messages are signed."""
+        """True if messages are signed."""
         return bool(self._signer)
 
     # -- arguments ---------------------------------------------------------------------------
@@ -92,8 +95,8 @@ class Codec:
     ) -> tuple[bytes, str, str]:
         """``(body, content_type, content_encoding)`` of ``[args, kwargs, {}]``.
 
-        Raises EncodeError (a value without an encoding, a keyword that is not text or is
-        ``self``) and ContentRefused (more than the limits allow).
+        Raises EncodeError (a value without an encoding, a keyword that is not text or is ``self``)
+        and ContentRefused (more than the limits allow).
         """
         if not isinstance(args, list | tuple):
             raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
@@ -105,10 +108,10 @@ class Codec:
         return body, content_type, encoding
 
     def decode_arguments(self, message: TaskMessage) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``(args, kwargs)`` of the message's body.
+        """``(args, kwargs)`` from the message's body.
 
-        Raises DecodeError (broken) and ContentRefused (a format, a size or an embedded workflow
-        that is not accepted). Memory stays within about 80 bytes per value plus the body.
+        Raises DecodeError (damaged) and ContentRefused (a format, a size or an embedded workflow
+        that is not accepted). Needs at most about 80 bytes of memory per value, plus the body.
         """
         content_type = self._check_content(message.content_type, message.content_encoding)
         value = self.decode_body(message.body, content_type, "the arguments")
@@ -126,20 +129,17 @@ class Codec:
     # -- values ------------------------------------------------------------------------------
 
     def encode_value(self, value: Any) -> bytes:
-        """A result or a checkpoint as msgpack, whatever the serializer. Raises EncodeError."""
+        """Encode a result or a checkpoint, always as msgpack. Raises EncodeError."""
         return self._packed(value, "the value")
 
     def decode_value(self, data: bytes) -> Any:
-        """What `encode_value` wrote. Raises DecodeError or ContentRefused."""
+        """Decode a value that `encode_value` wrote. Raises DecodeError or ContentRefused."""
         if not isinstance(data, bytes):
             raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")
         return self.decode_body(data, formats.MSGPACK, "the value")
 
     def decode_body(self, data: bytes, content_type: str, what: str = "the body") -> Any:
-        """The value in `data`, which is msgpack or json, checked against the limits first.
-
-        what: how errors call it. Raises DecodeError or ContentRefused.
-        """
+        """The value in `data`, checked first. Raises DecodeError, ContentRefused for `what`."""
         if content_type not in _CHECKS:
             raise ContentRefused(
                 f"content type {one_line(repr(content_type), 60)} is not read here"
@@ -190,7 +190,7 @@ class Codec:
         )
 
     def from_envelope(self, envelope: Envelope, queue: str) -> TaskMessage:
-        """The message in `envelope`, received from `queue`; its body is not looked into.
+        """The message in `envelope`, received from `queue`; its body is not decoded.
 
         Celery's protocol 2 is read too, with Kombu's base64 or compressed bodies. Raises
         ContentRefused (signature, size, content type) and DecodeError (headers).
@@ -224,14 +224,14 @@ class Codec:
 
     def _dumps(self, value: Any, what: str) -> tuple[str, str, bytes]:
         if self.content_type == formats.MSGPACK:
-            # what Kombu's registry would call, without its detour
+            # the function that Kombu's registry would call, called directly for speed
             return formats.MSGPACK, "binary", self._packed(value, what)
         try:
             content_type, encoding, body = serialization.dumps(value, self.serializer)
         except KombuError as error:
             _not_encodable(what, self.serializer, error.__cause__ or error)
         if isinstance(body, str):
-            body = body.encode("ascii")  # json.dumps escapes everything else
+            body = body.encode("ascii")  # json.dumps escapes all other characters
         if content_type == formats.JSON:
             _check_json_values(body, EncodeError, what)
         self.check_written(body, content_type)
@@ -246,7 +246,7 @@ class Codec:
         return data
 
     def check_written(self, body: bytes, content_type: str) -> None:
-        """Refuse now what a reader with the same limits would refuse later (rule 3)."""
+        """Refuse a body now that a reader with the same limits would refuse later (rule 3)."""
         size, limits = len(body), self.limits
         # A body of n bytes holds at most n values, and a list or map starts with a byte >= 0x80.
         if (
@@ -276,7 +276,7 @@ class Codec:
         return name
 
     def _plain_body(self, envelope: Envelope) -> bytes:
-        """The body without what Kombu's producers put around it: base64, then compression."""
+        """The body without the encodings that Kombu's producers add: base64, then compression."""
         body = envelope.body
         encoding = envelope.properties.get("body_encoding")
         if isinstance(encoding, str) and encoding.lower() == "base64":
@@ -289,7 +289,7 @@ class Codec:
 
 
 def register_msgpack() -> None:
-    """Make `aztask.message.serializer` Kombu's ``msgpack``; doing so again changes nothing."""
+    """Register `aztask.message.serializer` as Kombu's ``msgpack``; idempotent."""
     serialization.register("msgpack", formats.pack, formats.unpack, formats.MSGPACK, "binary")
 
 
@@ -313,7 +313,7 @@ def _check_keywords(kwargs: Mapping[Any, Any], error: type[CodecError]) -> None:
 
 
 def _check_embed(embed: object) -> None:
-    """Refuse what would have to run before or after the task: it is never dropped silently."""
+    """Refuse embedded tasks that would run before or after this one: none is dropped silently."""
     if embed is None:
         return
     if not isinstance(embed, dict):
@@ -329,7 +329,7 @@ def _check_embed(embed: object) -> None:
 def _signed_parts(
     body: bytes, content_type: object, encoding: object, queue: str, headers: Mapping[str, Any]
 ) -> list[bytes]:
-    """What a signature covers, out of the raw headers; an absent counter counts as 0."""
+    """The parts that a signature covers, from the raw headers; an absent counter counts as 0."""
     saved = headers.get("aztask-saved")
     return [
         body,
@@ -355,7 +355,7 @@ def _part(value: object) -> bytes:
 
 
 def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:
-    """The fields of a message that travel as properties of the envelope."""
+    """The message fields that travel as properties of the envelope."""
     found: dict[str, Any] = {}
     correlation_id = envelope.correlation_id
     if correlation_id is not None and correlation_id != task_id:
@@ -369,10 +369,9 @@ def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:
 
 
 def _check_json_values(body: bytes, error: type[CodecError], what: str) -> None:
-    """Refuse what Python's json lets through although JSON has no such thing.
+    """Refuse values that Python's json accepts although JSON (RFC 8259) does not.
 
-    NaN and the infinities (RFC 8259 section 6), and halves of surrogate pairs, which cannot be
-    written as UTF-8 again.
+    NaN and the infinities (section 6), and halves of surrogate pairs, which are not UTF-8.
     """
     suspicious = b"NaN" in body or b"Infinity" in body or b"\\ud" in body or b"\\uD" in body
     if not suspicious:

@@ -1,7 +1,7 @@
-"""Kombu's ``compression`` header: bodies that other producers compressed, read within bounds.
+"""Kombu's ``compression`` header: bodies that other producers compressed, read within limits.
 
-Rules: aztask never compresses. It reads zlib, bzip2 and xz streams of Kombu and Celery producers,
-never more than ``MessageLimits.body_bytes`` of output; every other method is refused.
+Rules: aztask never compresses. It reads the zlib, bzip2 and xz streams of Kombu and Celery
+producers, never more than ``MessageLimits.body_bytes`` of output. Every other method is refused.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from aztask.errors import ContentRefused, DecodeError
 from aztask.message.bounds import MessageLimits, check_size
 
 _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    "application/x-gzip": zlib.decompressobj,  # what Kombu calls gzip is a zlib stream
+    "application/x-gzip": zlib.decompressobj,  # Kombu's "gzip" is a zlib stream
     "application/x-bz2": BZ2Decompressor,
     "application/x-lzma": lambda: LZMADecompressor(FORMAT_AUTO, memlimit=64 * 1024 * 1024),
 }
 
 
 def decompress(data: bytes, kind: object, limits: MessageLimits) -> bytes:
-    """The body behind Kombu's ``compression`` header, never more than ``limits.body_bytes``.
+    """Decompress a body whose ``compression`` header is `kind`, up to ``limits.body_bytes``.
 
     Raises ContentRefused (an unknown method, or a decompression bomb) and DecodeError.
     """
@@ -37,8 +37,8 @@ def decompress(data: bytes, kind: object, limits: MessageLimits) -> bytes:
     try:
         plain: bytes = stream.decompress(data, limits.body_bytes + 1)
     except (zlib.error, OSError, EOFError, ValueError, LZMAError) as error:
-        raise DecodeError(f"the compressed body is broken: {error}") from None
+        raise DecodeError(f"the compressed body is damaged: {error}") from None
     check_size(len(plain), limits)
     if not stream.eof:
-        raise DecodeError("the compressed body breaks off before its end")
+        raise DecodeError("the compressed body ends too early")
     return plain

@@ -1,7 +1,7 @@
-"""The envelope: what a broker carries. Bytes, headers and the few properties that services act on.
+"""The envelope that a broker carries: bytes, headers and the few properties that services use.
 
-An envelope knows nothing of tasks: the codec turns a message into one and back. Brokers map its
-fields natively where the service has a place for them (``docs/wire.md``).
+An envelope knows nothing of tasks: the codec converts between messages and envelopes. Brokers map
+its fields natively where the service has a place for them (``docs/wire.md``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 class Envelope:
     """One message on the wire.
 
-    body: the serialized arguments, exactly as they travel. headers: str keys, values of None,
-    bool, int, float, str, bytes, or lists and maps of those. delay: seconds from the send to the
-    moment the message may be received. expires_at: UTC epoch seconds, after which it must not run.
-    session: messages of one session are received in order by one receiver at a time.
-    properties: what foreign producers set and we only pass on (priority, reply_to, ...).
-    problem: why the service's message could not be read, with its bytes as the body; such an
-    envelope is dead-lettered, and never sent.
+    * `body`: the serialized arguments, exactly as they travel.
+    * `headers`: text keys; values are None, bool, int, float, str, bytes, or lists and maps of
+      those.
+    * `delay`: seconds from the send until the message may be received.
+    * `expires_at`: UTC epoch seconds after which it must not run.
+    * `session`: messages of one session are received in order, by one receiver at a time.
+    * `properties`: set by foreign producers and only passed on (priority, reply_to, ...).
+    * `problem`: why the service's message could not be read; its bytes are then the body. Such an
+      envelope is dead-lettered and never sent.
     """
 
     body: bytes
@@ -40,4 +42,4 @@ class Envelope:
 
 
 NO_PROPERTIES: Mapping[str, Any] = {}
-"""Shared by all envelopes that have none; nobody changes an envelope's maps in place."""
+"""Shared by all envelopes without entries; no code changes an envelope's maps in place."""

@@ -1,11 +1,11 @@
 """The headers of a message: Celery's message protocol 2, and our own with the prefix ``aztask-``.
 
 Rules
-1. Writing leaves out what is None; reading takes an absent header as its default.
-2. Every value from outside is checked for type and range; the first that is wrong is a
-   DecodeError that names the header and shows a piece of the value, on one line.
-3. Texts that are only looked at (argsrepr, kwargsrepr, origin) are cut and cleaned, not refused.
-4. Headers that nobody here knows are carried on unchanged, as long as they can be written again.
+1. Writing omits values that are None; reading uses the default for an absent header.
+2. Every value from outside is checked for type and range. The first wrong one raises a DecodeError
+   that names the header and shows a piece of the value, on one line.
+3. Texts that are only displayed (argsrepr, kwargsrepr, origin) are cut and cleaned, not refused.
+4. Unknown headers are passed on unchanged, as long as they can be written again.
 
 Source of the names: Celery's documentation, "Message Protocol", task messages version 2.
 """
@@ -55,7 +55,7 @@ _OPTIONAL: Final = {
     "traceparent": "traceparent",
     "aztask-lease-seconds": "lease_seconds",
 }
-"""Headers that are left out when there is nothing to say, and the message's fields."""
+"""Headers that are written only if the message's field has a value, and those fields."""
 _OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
 _optional_of = attrgetter(*_OPTIONAL.values())
 
@@ -93,7 +93,7 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
 
 
 def check_outgoing(message: TaskMessage, limits: MessageLimits) -> None:
-    """Refuse what no reader would accept. Raises EncodeError."""
+    """Refuse values that no reader would accept. Raises EncodeError."""
     try:
         read_text("the task id", message.id)
         read_text("the task name", message.task, 512)
@@ -110,7 +110,7 @@ def check_outgoing(message: TaskMessage, limits: MessageLimits) -> None:
 
 
 def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str, Any]:
-    """The fields of a TaskMessage that `headers` hold. Raises DecodeError."""
+    """The fields of a TaskMessage, read from `headers`. Raises DecodeError."""
     if not isinstance(headers, Mapping):
         raise DecodeError(f"the headers are not a map but {type(headers).__name__}")
     version = headers.get(VERSION, PROTOCOL)
@@ -156,7 +156,7 @@ def to_iso(seconds: float) -> str:
 
 
 def read_text(header: str, value: object, limit: int = ID_LIMIT) -> str:
-    """A name or an id: 1 to `limit` printable characters. Raises DecodeError."""
+    """Read a name or an id: 1 to `limit` printable characters. Raises DecodeError."""
     if not isinstance(value, str):
         raise DecodeError(f"{header} must be text, not {type(value).__name__}")
     if not value or len(value) > limit:
@@ -168,7 +168,7 @@ def read_text(header: str, value: object, limit: int = ID_LIMIT) -> str:
 
 
 def read_time(header: str, value: object) -> float:
-    """ISO 8601 text (UTC where it has no offset) or epoch seconds. Raises DecodeError."""
+    """Read ISO 8601 text (UTC if it has no offset) or epoch seconds. Raises DecodeError."""
     if isinstance(value, str) and len(value) <= 64:
         try:
             moment = datetime.fromisoformat(value)
@@ -189,7 +189,7 @@ def _read_task(header: str, value: object) -> str:
 
 
 def _read_display(header: str, value: object) -> str:
-    """See rule 3."""
+    """Read a text that is only displayed: cut and cleaned, see rule 3."""
     if not isinstance(value, str):
         raise DecodeError(f"{header} must be text, not {type(value).__name__}")
     text = value[:DISPLAY_LIMIT]
@@ -205,7 +205,7 @@ def _read_count(header: str, value: object) -> int:
 
 
 def _read_position(header: str, value: object) -> int:
-    """A broker's sequence number: 64 bits."""
+    """Read a broker's sequence number, which has 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise DecodeError(f"{header} must be an integer, not {type(value).__name__}")
     if not 0 <= value < 2**63:
@@ -214,14 +214,14 @@ def _read_position(header: str, value: object) -> int:
 
 
 def _read_flag(header: str, value: object) -> bool:
-    """0 or 1."""
+    """Read 0 or 1 as a bool."""
     if _read_count(header, value) > 1:
         raise DecodeError(f"{header} must be 0 or 1, not {_shown(value)}")
     return bool(value)
 
 
 def _read_limits(header: str, value: object) -> tuple[float | None, float | None]:
-    """Celery's ``timelimit``: [hard, soft], each seconds or None."""
+    """Celery's ``timelimit``: [hard, soft], each in seconds or None."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise DecodeError(f"{header} must be a list [hard, soft], not {_shown(value)}")
     hard, soft = (None if part is None else _number(header, part) for part in value)
@@ -232,7 +232,7 @@ def _read_limits(header: str, value: object) -> tuple[float | None, float | None
 
 
 def _read_lease(header: str, value: object) -> float:
-    """Seconds; whoever uses it keeps it within bounds of its own."""
+    """Read seconds above 0; the worker that uses them applies bounds of its own."""
     seconds = _number(header, value)
     if not 0.0 < seconds <= LONGEST_RUN:
         raise DecodeError(f"{header} {_shown(seconds)} is not a number of seconds above 0")
@@ -258,15 +258,15 @@ def _number(header: str, value: object) -> float:
 
 
 def check_extra(extra: Mapping[Any, Any], limits: MessageLimits) -> None:
-    """Raises DecodeError unless every broker can carry these headers on."""
+    """Raise DecodeError unless every broker can pass these headers on."""
     stack: list[tuple[str, Any, int]] = [
         (name, value, 1) for name, value in extra.items() if read_text("a header's name", name)
     ]
-    seen = 0
+    count = 0
     while stack:
         name, value, depth = stack.pop()
-        seen += 1
-        if seen > EXTRA_ITEMS or depth > EXTRA_DEPTH:
+        count += 1
+        if count > EXTRA_ITEMS or depth > EXTRA_DEPTH:
             raise DecodeError(
                 f"header {name} holds too much: at most {EXTRA_ITEMS} further values,"
                 f" {EXTRA_DEPTH} levels deep"
@@ -290,7 +290,7 @@ def _is_plain(value: object, limits: MessageLimits) -> bool:
 
 
 def _is_utf8(value: str, limits: MessageLimits) -> bool:
-    """Text as such may hold line breaks; a lone surrogate could never be written again."""
+    """True if the text can be written as UTF-8: with line breaks, but without lone surrogates."""
     if len(value) > limits.header_bytes:
         return False
     try:
@@ -301,7 +301,7 @@ def _is_utf8(value: str, limits: MessageLimits) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A short, printable, one-line look at a hostile value."""
+    """A piece of a possibly hostile value, printable and on one line."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         return "(an integer of more than 20 digits)"
     if isinstance(value, str | bytes):
@@ -338,4 +338,4 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
 }
 
 _CONSUMED = frozenset({"lang", VERSION, SIGNATURE, COMPRESSION})
-"""Headers that are written anew, or speak of bytes that are not there any more."""
+"""Headers that are not passed on: they are written anew, or describe bytes that are gone."""

@@ -1,14 +1,13 @@
-"""The message: one invocation of a task, as it travels. Frozen: every change makes a new one.
+"""The message: one invocation of a task on its way. Frozen: every change makes a new one.
 
 Rules
 1. ``body`` is the serialized ``[args, kwargs, embed]``. A retry, a replay or a delay chain re-uses
-   it byte for byte; whoever only moves messages never decodes it.
-2. ``(id, generation, hop)`` names one delivery attempt of one invocation and never comes twice:
-   a clone raises the hop, a replay out of the dead letters raises the generation. Every
-   ``message_id`` derives from the three, so duplicate detection never swallows a clone and always
+   it byte for byte; code that only moves messages never decodes it.
+2. ``(id, generation, hop)`` names one delivery attempt of one invocation and never repeats: a clone
+   raises the hop, a replay from the dead letters raises the generation. Every ``message_id``
+   derives from the three. So duplicate detection never drops a clone by mistake, and always
    recognises a clone that was sent twice.
-3. What a message carries is plain data; `aztask.message.headers` checks it where it comes from
-   outside.
+3. A message carries plain data. `aztask.message.headers` checks it where it comes from outside.
 """
 
 from __future__ import annotations
@@ -19,26 +18,33 @@ from hashlib import sha256
 from typing import Any
 
 MESSAGE_ID_LIMIT = 128
-"""Characters of a message id: Service Bus allows 128 (its documented quota)."""
+"""Characters allowed in a message id: Service Bus allows 128 (its documented quota)."""
 
 COUNTER_LIMIT = 2**31 - 1
-"""The highest hop, generation or count that is accepted: what AMQP's smaller integers hold."""
+"""The highest accepted hop, generation or count: the largest 32-bit integer of AMQP."""
 
 
 @dataclass(frozen=True)
 class TaskMessage:
-    """One invocation on its way.
+    """One invocation on its way, as ``context.message``.
 
-    id: the task id, stable through retries and replays. body: see rule 1. eta: not before,
-    expires: not after, both UTC epoch seconds with microseconds. time_limit, soft_time_limit:
-    seconds. argsrepr, kwargsrepr: for the eye only. correlation_id: None means the id. session:
-    messages of one session run in order; ordered: a retry keeps its place in that order, too.
-    resubmit_count: failures so far; snooze_count: other
-    re-runs. delivery_base: the broker's delivery count at the last resubmit, for services that
-    go on counting. unknown_since: when a worker first met the unknown task name. saved: the
-    encoded checkpoint. pointer: the position of the deferred message that this one, which has no
-    body, calls for. traceparent: W3C trace context. lease_seconds: the lease that was advised for
-    the queue when it was sent. extra: further headers, passed on as they are.
+    * `id`: the task id, the same in all retries and replays.
+    * `body`: see rule 1.
+    * `eta`, `expires`: the earliest and the latest start, UTC epoch seconds with microseconds.
+    * `time_limit`, `soft_time_limit`: seconds.
+    * `argsrepr`, `kwargsrepr`: for display only.
+    * `correlation_id`: None means the id.
+    * `session`: messages of one session run in order; `ordered`: a retry keeps its place in that
+      order.
+    * `resubmit_count`: failures so far; `snooze_count`: other re-runs.
+    * `delivery_base`: the broker's delivery count at the last resubmit, for services whose count
+      goes on.
+    * `unknown_since`: when a worker first met the unknown task name, UTC epoch seconds.
+    * `saved`: the encoded checkpoint.
+    * `pointer`: the position of the deferred message that this message, which has no body, recalls.
+    * `traceparent`: W3C trace context.
+    * `lease_seconds`: the lease that was advised for the queue at the send.
+    * `extra`: other headers, passed on unchanged.
     """
 
     id: str
@@ -75,16 +81,16 @@ class TaskMessage:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """``(id, generation, hop)``: what an outcome is recorded under."""
+        """``(id, generation, hop)``: the key of the recorded outcome."""
         return (self.id, self.generation, self.hop)
 
     @property
     def message_id(self) -> str:
         """``id:generation:hop``, at most 128 characters.
 
-        Where that would be longer, ``sha256-`` and 64 hexadecimal digits (the SHA-256 of the id
-        in UTF-8) stand in the place of the id. A pointer's ends in ``:pointer-N``, N being how
-        often the invocation has failed or asked to run again: each deferral has another.
+        If that would be longer, ``sha256-`` and 64 hexadecimal digits (the SHA-256 of the id in
+        UTF-8) replace the id. A pointer's id ends in ``:pointer-N``, where N is the number of
+        failures and snoozes so far, so that each deferral has its own.
         """
         tail = f":{self.generation}:{self.hop}"
         if self.pointer is not None:
@@ -106,10 +112,11 @@ class TaskMessage:
     ) -> TaskMessage:
         """The clone that runs this invocation again.
 
-        counted: a failure (resubmit_count + 1) or not (snooze_count + 1). saved: a newer
-        checkpoint; None keeps the one that is there. delivery_base: the broker's delivery count
-        where it goes on counting, else 0. unknown_since: given while the task's name is unknown,
-        cleared otherwise. eta: the time it is due, for services whose delays are chained.
+        * `counted`: True for a failure (resubmit_count + 1), False otherwise (snooze_count + 1).
+        * `saved`: a newer checkpoint; None keeps the current one.
+        * `delivery_base`: the broker's delivery count if it goes on counting, else 0.
+        * `unknown_since`: set while the task's name is unknown, cleared otherwise.
+        * `eta`: when it may start, for services whose delays are chained.
         """
         return replace(
             self,
@@ -125,8 +132,9 @@ class TaskMessage:
     def pointing(self, position: int, *, counted: bool, delivery_base: int) -> TaskMessage:
         """The pointer to this message, which is about to be deferred at `position`.
 
-        It carries the counts, for workers without a result store, and nothing of the work.
-        delivery_base: the broker's delivery count, which deferring goes on raising.
+        The pointer carries the counts, for workers without a result store, but no arguments.
+
+        * `delivery_base`: the broker's delivery count, which deferring raises further.
         """
         return replace(
             self,
@@ -140,19 +148,19 @@ class TaskMessage:
         )
 
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:
-        """The next link of a delay chain: the message came before its eta and is put off again.
+        """The next link of a delay chain: the message arrived before its eta and is delayed again.
 
-        Nothing but the hop (and the delivery base) changes; neither count rises.
+        Only the hop and the delivery base change; neither count rises.
         """
         return replace(self, hop=self.hop + 1, delivery_base=delivery_base)
 
     def replayed(self, *, keep_saved: bool = True, expires: float | None = None) -> TaskMessage:
-        """The same invocation, sent again out of the dead letters: a new generation.
+        """The same invocation, sent again from the dead letters: a new generation.
 
-        Its hop and its counts start at 0, so it gets all its retries again. The checkpoint is
-        kept, since the work goes on from where it was left; ``keep_saved=False`` starts afresh,
-        for the case that the checkpoint itself is the trouble. The old expiry belonged to the
-        first send and often is the reason why the message is dead: only `expires` counts.
+        The hop and the counts start at 0, so it gets all its retries again. By default the
+        checkpoint is kept and the work goes on from there; ``keep_saved=False`` starts afresh, in
+        case the checkpoint itself causes the failure. The old expiry belonged to the first send,
+        and is often the reason for the dead letter: only `expires` applies.
         """
         return replace(
             self,
@@ -176,4 +184,4 @@ MESSAGE_DEFAULTS: Mapping[str, Any] = {
     for each in fields(TaskMessage)
     if each.default is not MISSING or each.name == "extra"
 }
-"""The fields that may be left out, for `aztask.support.frozen.build`. No code changes ``extra``."""
+"""Defaults of the optional fields, for `aztask.support.frozen.build`. No code changes ``extra``."""

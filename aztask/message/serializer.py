@@ -1,4 +1,4 @@
-"""The msgpack encoding of values: what becomes what.
+"""The msgpack encoding of values: which Python type becomes what.
 
 ========================  =======================================================================
 Python                    msgpack
@@ -22,8 +22,8 @@ msgpack's own timestamp (ext -1), which other producers may send, is read as a d
 Rules
 1. Plain values are plain msgpack: any other msgpack library reads and writes them.
 2. Reading builds only the types above; no name in the data ever leads to an import or a call.
-3. The codec puts this encoding into Kombu's registry under ``msgpack``, in the place of Kombu's
-   own, of which it is a superset: the same bytes for the values that both can write.
+3. The codec registers this encoding with Kombu as ``msgpack``, replacing Kombu's own. It is a
+   superset: the same bytes for the values that both can write.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ INTEGER_BYTES = 4096
 """Longest integer: about 9,800 decimal digits; reading one takes time linear in its length."""
 
 TEXT_BYTES = 16 * 1024
-"""Longest text of a date, a time or a Decimal."""
+"""Bytes of the longest accepted text of a date, a time or a Decimal."""
 
 _TIMEDELTA = struct.Struct(">iii")
 
 _packers: list[Any] = []
-"""Packers that are not in use: to make one costs more than to pack a small value with it."""
+"""Idle packers, kept because making one takes longer than packing a small value with it."""
 
 _KEPT_BYTES = 64 * 1024
-"""A packer keeps room for the largest value that it wrote; larger ones are let go."""
+"""A packer keeps memory for the largest value it wrote; beyond these bytes it is not kept."""
 
 
 def pack(value: Any) -> bytes:
@@ -61,22 +61,22 @@ def pack(value: Any) -> bytes:
         packer = _packers.pop()
     except IndexError:
         packer = msgpack.Packer(default=_to_ext)
-    packed: bytes = packer.pack(value)  # if it raises, the packer is let go as well
+    packed: bytes = packer.pack(value)  # if this raises, the packer is not kept
     if len(packed) <= _KEPT_BYTES:
         _packers.append(packer)
     return packed
 
 
 def unpack(data: bytes) -> Any:
-    """The value that `pack` wrote. Check the bytes first: `aztask.message.bounds.check_msgpack`.
+    """The value that `pack` wrote. Raises ValueError, TypeError or OverflowError.
 
-    Raises ValueError, TypeError or OverflowError.
+    Check the bytes first with `aztask.message.bounds.check_msgpack`.
     """
     return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False, timestamp=3)
 
 
 def _to_ext(value: Any) -> Any:
-    """Called by msgpack for what it cannot write itself."""
+    """Encode a value that msgpack cannot write itself; msgpack calls this."""
     for kind, code, write in _WRITERS:
         if isinstance(value, kind):
             return msgpack.ExtType(code, write(value))

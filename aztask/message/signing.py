@@ -1,16 +1,16 @@
-"""Signatures: an HMAC-SHA256 over what decides which code runs on which data.
+"""Signatures: an HMAC-SHA256 over everything that decides which code runs on which data.
 
 Rules
-1. Covered are the body, task, id, queue, generation and hop, and with them the content type and
-   encoding (how the body is read) and the checkpoint, since a task reads that too. Every part is
-   preceded by its length, so that no two different messages give the same bytes.
-2. The first key signs; any key verifies. To rotate: add the new key at the end everywhere, then
+1. It covers the body, task, id, queue, generation and hop; also the content type and encoding (how
+   the body is read) and the checkpoint, because a task reads that too. Every part is preceded by
+   its length, so that two different messages never give the same bytes.
+2. The first key signs; every key verifies. To rotate: add the new key at the end everywhere, then
    move it to the front everywhere, then remove the old one.
-3. Verification comes before anything is decoded, takes the same time for every wrong signature,
-   and no error shows a key.
+3. Verification happens before anything is decoded, and takes the same time for every wrong
+   signature. No error shows a key.
 
-A signature does not hide anything, and it does not stop a message from being sent again as it
-was: the recorded outcome of ``(id, generation, hop)`` does that where a result store is configured.
+A signature hides nothing. It does not prevent that an attacker sends the same message again,
+either: the recorded outcome of ``(id, generation, hop)`` does that if a result store is configured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aztask.errors import ConfigurationError, ContentRefused
 
 SCHEME = "hmac-sha256:"
 KEY_BYTES = 16
-"""Shortest key that is accepted."""
+"""Bytes of the shortest accepted key."""
 
 
 class Signer:
@@ -31,7 +31,7 @@ class Signer:
     __slots__ = ("_keys",)
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        """Raises ConfigurationError for keys that are not bytes or shorter than 16 bytes."""
+        """Raises ConfigurationError if a key is not bytes or has fewer than 16."""
         if isinstance(keys, bytes | str):
             raise ConfigurationError("signing_keys must be a list of keys; write [key]")
         for number, key in enumerate(keys, start=1):
@@ -53,10 +53,10 @@ class Signer:
         return SCHEME + hmac.digest(self._keys[0], _frame(parts), "sha256").hex()
 
     def verify(self, parts: Sequence[bytes], signature: object) -> None:
-        """Raises ContentRefused unless one of the keys made `signature` over `parts`."""
+        """Raise ContentRefused unless one of the keys made `signature` over `parts`."""
         if not isinstance(signature, str) or not signature:
             raise ContentRefused(
-                "the message is not signed; give the sender a signing key, or take the keys away"
+                "the message is not signed; give the sender a signing key, or remove the keys"
             )
         framed, given = _frame(parts), signature.encode("utf-8", "replace")
         matches = [

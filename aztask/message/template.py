@@ -1,9 +1,9 @@
-"""Many invocations of one task: what they share is encoded once.
+"""Many invocations of one task: their common part is encoded only once.
 
 Rules
 1. An envelope made here equals, byte for byte, the one that
-   `aztask.message.codec.Codec.to_envelope` makes of the same message; a test holds them together.
-2. Each invocation has keyword arguments alone, by which a row of a table maps onto a function.
+   `aztask.message.codec.Codec.to_envelope` makes of the same message; a test compares the two.
+2. Each invocation has only keyword arguments, made from the columns of a table's row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_EMBED: dict[str, Any] = {}
 
 
 class Template:
-    """Makes envelopes for invocations of one task on one queue. One thread at a time."""
+    """Makes envelopes for invocations of one task on one queue. Not thread-safe."""
 
     def __init__(
         self,
@@ -36,9 +36,10 @@ class Template:
         delay: float = 0.0,
         expires_at: float | None = None,
     ) -> None:
-        """delay: seconds until they may start. expires_at: UTC epoch seconds.
+        """Raises EncodeError for a name or a time that no reader would accept.
 
-        Raises EncodeError for a name or a time that no reader would accept.
+        * `delay`: seconds until the invocations may start.
+        * `expires_at`: UTC epoch seconds.
         """
         self._codec = codec
         self._task = task
@@ -54,7 +55,9 @@ class Template:
         self._headers = dict(sample.headers)
 
     def envelope(self, task_id: str, kwargs: dict[str, Any]) -> Envelope:
-        """One invocation. task_id: 1 to 100 plain characters, such as a UUID.
+        """The envelope of one invocation.
+
+        * `task_id`: 1 to 100 plain characters, such as a UUID.
 
         Raises EncodeError (a value without an encoding, a wrong keyword), ContentRefused.
         """
@@ -74,10 +77,10 @@ class Template:
     def envelopes(
         self, task_ids: Iterable[str], names: Sequence[str], rows: Iterable[Sequence[Any]]
     ) -> list[Envelope]:
-        """As `envelope`, for many: `names` are the keywords of each row's values.
+        """The envelopes of many invocations: `names` are the keywords of each row's values.
 
         Raises what `envelope` raises, or the encoder's own TypeError, ValueError or OverflowError,
-        without saying for which: ask `envelope` about each.
+        without saying for which row: call `envelope` for each to find out.
         """
         if not self._quick or not names:
             return [
@@ -104,7 +107,7 @@ class Template:
         return made
 
     def message(self, task_id: str, kwargs: dict[str, Any]) -> TaskMessage:
-        """The message that `envelope` puts on the wire."""
+        """The message that `envelope` would write."""
         body, content_type, content_encoding = self._codec.encode_arguments(_NO_ARGUMENTS, kwargs)
         values = {
             **MESSAGE_DEFAULTS,

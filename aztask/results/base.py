@@ -1,20 +1,20 @@
-"""The result store protocol: who runs what, and how it ended.
+"""The result store protocol: which delivery owns a run, and how the run ended.
 
 Rules
-1. A run is keyed (task id, generation, hop). Its start row is owned by one lease; an outcome is
-   recorded only by the owner, once (compare-and-set). Who was frozen past its lease and thaws finds
-   another owner and records nothing.
-2. What is recorded is the *settlement*: a redelivery of the message repeats exactly that.
-3. A start row of the same message (same position) may be taken over: the message came again, so
-   the former owner's lease is gone. A start row of another copy of the message may not: that copy
-   is still in the broker, and it alone is responsible (`OwnedElsewhere`).
+1. A run's key is (task id, generation, hop). Its start row is owned by one lease; only the owner
+   can record an outcome, once (compare-and-set). A worker that was frozen past its lease finds
+   another owner when it thaws, and records nothing.
+2. The record is the *settlement*: a redelivery of the message repeats exactly that.
+3. A start row of the same message (same position) may be taken over: the message was delivered
+   again, so the previous owner's lease is gone. A start row of another copy of the message may not:
+   that copy is still in the broker, and only its delivery may run (`OwnedElsewhere`).
 4. An outcome after which the same message comes again (`Outcome.again`) ends a start, not the run:
    the store counts it, shows its state and error, and lets the next delivery start again.
-5. A store that cannot be reached raises BrokerUnavailable: the caller keeps the delivery unsettled
-   and tries again.
+5. An unreachable store raises BrokerUnavailable: the caller keeps the delivery unsettled and tries
+   again.
 6. A damaged row raises nothing and harms no other row of the same call. A run whose row cannot be
-   read is neither started nor recorded (`Unreadable`): it may have ended, and only the row knew.
-   `start` and `bury` put such a row into quarantine: it stays as it is, is logged and listed under
+   read is neither started nor recorded (`Unreadable`), because it may have ended already. `start`
+   and `bury` put such a row into quarantine: it stays unchanged, is logged and listed under
    `State.UNREADABLE`, and is purged a retention time later. A replay of the task has another key,
    and so a row of its own.
 """
@@ -31,7 +31,7 @@ from aztask.settlement import Decision, Resubmit
 
 
 class State(StrEnum):
-    """What is known of a task, in words that `AsyncResult.state` shows."""
+    """The state of a task, in the words of `AsyncResult.state`."""
 
     PENDING = "pending"
     STARTED = "started"
@@ -42,11 +42,11 @@ class State(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     UNREADABLE = "unreadable"
-    """Its row is damaged. No row says so: a store finds it out (rule 6)."""
+    """The row is damaged. No row has this state: a store reports it (rule 6)."""
 
     @property
     def final(self) -> bool:
-        """Whether nothing more will happen (short of a replay)."""
+        """True if the task has ended; only a replay runs it again."""
         return self in _FINAL
 
 
@@ -57,7 +57,7 @@ _FINAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """One run of one task."""
+    """The key of one run of one task."""
 
     task_id: str
     generation: int = 0
@@ -66,7 +66,11 @@ class RunKey:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A wish to own a run. owner: unique to this delivery's lease. at: UTC epoch seconds."""
+    """A request to own a run.
+
+    * `owner`: unique to this delivery's lease.
+    * `at`: UTC epoch seconds.
+    """
 
     key: RunKey
     task: str
@@ -79,7 +83,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. value: the encoded result. at: UTC epoch seconds; duration: seconds."""
+    """How a run ended.
+
+    * `value`: the encoded result.
+    * `at`: UTC epoch seconds; `duration`: seconds.
+    """
 
     state: State
     settlement: Decision
@@ -92,16 +100,17 @@ class Outcome:
 
     @property
     def again(self) -> bool:
-        """Whether the same message comes again (a clone is another message, of the next hop)."""
+        """True if the same message comes again (a clone is another message, of the next hop)."""
         return not self.state.final and not isinstance(self.settlement, Resubmit)
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """The run is ours. starts: how often it was started since its last outcome, this included.
+    """The answer to `Start`: the run is ours.
 
-    saved: the encoded checkpoint of an earlier start, where the store keeps checkpoints. failures,
-    snoozes: how often it ended with an outcome after which the same message came again.
+    * `starts`: how often it was started since its last outcome, this start included.
+    * `saved`: the encoded checkpoint of an earlier start, if the store keeps checkpoints.
+    * `failures`, `snoozes`: how often it ended with an outcome after which the message came again.
     """
 
     starts: int
@@ -112,27 +121,28 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The run ended before; repeat its settlement, do not run it again."""
+    """The answer to `Start`: the run has ended. Repeat its settlement, do not run it again."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedElsewhere:
-    """Another copy of the message owns the run; this copy is superfluous."""
+    """The answer to `Start`: another copy of the message owns the run; this copy is superfluous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The run is ours, but the task was cancelled before it started."""
+    """The answer to `Start`: the run is ours, but the task was cancelled before it started."""
 
     starts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The run's row is damaged: it may have ended, so do not run it. reason: what is wrong, on one
-    line.
+    """The answer to `Start`: the row is damaged. Do not run it, it may have ended.
+
+    `reason` says what is wrong, on one line.
     """
 
     reason: str
@@ -143,7 +153,7 @@ StartAnswer: TypeAlias = Owned | Recorded | OwnedElsewhere | Cancelled | Unreada
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """An outcome to be recorded by its owner."""
+    """An outcome that the run's owner wants to record."""
 
     key: RunKey
     owner: str
@@ -152,10 +162,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run as the store knows it.
+    """One run as the store has it.
 
-    damage: what cannot be read, on one line; "" where all can. With the state UNREADABLE it is the
-    row, and the other fields are empty, but for the key. With another state it is the value.
+    `damage` says what cannot be read, on one line; "" if all can. In the state UNREADABLE the row
+    is damaged, and only the key is known. In another state only the value is damaged.
     """
 
     key: RunKey
@@ -171,7 +181,11 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunningTask:
-    """A task that a worker runs. started_at: UTC epoch seconds. retries: failures before."""
+    """A task that a worker is running.
+
+    * `started_at`: UTC epoch seconds.
+    * `retries`: failures before this run.
+    """
 
     task_id: str
     task: str
@@ -182,11 +196,12 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker as it last told of itself. Times are UTC epoch seconds.
+    """A worker's last heartbeat. Times are UTC epoch seconds.
 
-    running: how many tasks run. leased: deliveries under a lease, those included that wait. tasks:
-    what runs, the longest first; a store may leave out the end of a long list. damage: why the
-    worker's row cannot be read, on one line; then only the name is known.
+    * `running`: how many tasks it is running.
+    * `leased`: deliveries under a lease, waiting ones included.
+    * `tasks`: the running tasks, the longest first; a store may cut the end of a long list.
+    * `damage`: why the worker's row cannot be read, on one line; then only the name is known.
     """
 
     name: str
@@ -203,46 +218,46 @@ class WorkerRecord:
 
 @runtime_checkable
 class ResultStore(Protocol):
-    """Where runs are owned and outcomes recorded. Any thread may call."""
+    """Stores which delivery owns each run, and the outcomes. Any thread may call."""
 
     @property
     def remote(self) -> bool:
-        """Whether calls wait for a network."""
+        """True if calls wait for a network."""
         ...
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
-        """Try to own each run, in order."""
+        """Try to own each run; the answers are in order."""
         ...
 
     def record(self, finishes: Sequence[Finish]) -> list[bool]:
-        """Record each outcome; False where the run is owned by somebody else by now, or its row
-        does not say by whom.
-        """
+        """Record each outcome; False if another delivery owns the run, or its row is damaged."""
         ...
 
     def bury(self, runs: Sequence[RunRecord]) -> list[bool]:
-        """Record runs, with their outcomes, that no worker ended: the broker dead-lettered their
-        messages. False where the run had ended already, or its row cannot be read. Whoever owned
-        it records nothing any more.
+        """Record the outcome of runs that no worker ended: the broker dead-lettered their messages.
+
+        False if the run had ended already, or its row cannot be read. Afterwards, a former owner
+        can no longer record anything.
         """
         ...
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
-        """Keep a running task's encoded checkpoint, for services that cannot keep it in the
-        message; False as in `record`.
+        """Keep a running task's encoded checkpoint, if the service cannot keep it in the message.
+
+        False as in `record`.
         """
         ...
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
-        """Give runs back that did not count: (key, owner); their start is not counted either."""
+        """Give back runs that did not happen: (key, owner); their start is not counted, either."""
         ...
 
     def expect(self, runs: Iterable[RunRecord]) -> None:
-        """Note runs that are sent and not started, unless they are known already."""
+        """Store runs that are sent but not started, unless they are known already."""
         ...
 
     def get(self, task_id: str) -> RunRecord | None:
-        """The task's latest run, None when nothing is known of it."""
+        """The task's latest run; None if the task is unknown."""
         ...
 
     def history(self, task_id: str) -> list[RunRecord]:
@@ -250,59 +265,61 @@ class ResultStore(Protocol):
         ...
 
     def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The newest runs, newest first; damaged ones too. UNREADABLE: those in quarantine."""
+        """The newest runs, newest first, with damaged ones. UNREADABLE lists the quarantine."""
         ...
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
-        """Mark a task as cancelled; False when it has ended already. A task whose row cannot be
-        read is marked: it may be running.
+        """Mark a task as cancelled; False if it has ended already.
 
-        running: a run that has started is to be stopped; see `to_stop`.
+        A task whose row cannot be read is marked, too: it may be running.
+
+        * `running`: stop a run that has started; see `to_stop`.
         """
         ...
 
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
-        """Those of these tasks whose runs are to be stopped. Workers ask every few seconds."""
+        """Those of these tasks whose runs should be stopped. Workers ask every few seconds."""
         ...
 
     def forget(self, task_id: str) -> bool:
-        """Delete what is known of a task; False when nothing was."""
+        """Delete everything about a task; False if there was nothing."""
         ...
 
-    def wait_changed(self, seen: int, timeout: float) -> int:
-        """Wait until something may have changed since `seen`, at most `timeout` seconds.
+    def wait_changed(self, version: int, timeout: float) -> int:
+        """Wait until something may have changed since `version`, at most `timeout` seconds.
 
-        Returns what to pass as `seen` next time (start with 0).
+        Returns the `version` for the next call (start with 0).
         """
         ...
 
     def heartbeat(self, worker: WorkerRecord) -> None:
-        """Note that a worker lives."""
+        """Store a worker's heartbeat, replacing the one before."""
         ...
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that are known, newest sign of life first, damaged rows last."""
+        """The known workers, newest heartbeat first, damaged rows last."""
         ...
 
     def purge(self, before: float) -> int:
-        """Delete what ended, or was put into quarantine, before that time (UTC epoch seconds); how
-        many runs were deleted.
+        """Delete runs that ended, or were put into quarantine, before `before`; returns how many.
+
+        * `before`: UTC epoch seconds.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close the store's connections and files."""
         ...
 
 
 @runtime_checkable
 class Provisioned(Protocol):
-    """A result store in a service, made once by somebody with more rights than its users need."""
+    """A result store in a service, created once by someone with more permissions than its users."""
 
     def create(self) -> list[str]:
-        """Make what is missing of it; what is there now, as a reader is told."""
+        """Create the missing parts; returns all parts, as a reader should see them."""
         ...
 
     def check(self) -> None:
-        """Raise what a worker or a sender would meet: it is missing, refused or away."""
+        """Raise the error that a worker would get: missing, not permitted or unreachable."""
         ...

@@ -1,8 +1,8 @@
-"""Reads stored rows without trusting them: what is not as a store writes it is `Damaged`.
+"""Read stored rows without trusting them: a row that a store would not write raises `Damaged`.
 
 Rules
-1. A column that is missing, of another type or out of range makes the whole row unreadable. Columns
-   that contradict each other do too: acting on such a row could lose a task or run it twice.
+1. A column that is missing, of another type or out of range makes the row unreadable. So do columns
+   that contradict each other: acting on such a row could lose a task or run it twice.
 2. A reason names the column and the type found, never the value: values may be secrets. Only an
    unknown state is quoted.
 """
@@ -22,13 +22,13 @@ from aztask.settlement import Decision, from_record
 from aztask.support.display import one_line
 
 COUNT_LIMIT: Final = 10**9
-"""No run starts or fails so often, and a number beyond it may not fit when it is counted up."""
+"""No run starts or fails this often, and a larger number might overflow when it is raised."""
 REASON_LIMIT: Final = 200
 KEPT: Final = (
     "the result store's row of task %s (generation %d, hop %d) cannot be read: %s. It is kept: "
     "aztask result --state unreadable"
 )
-"""What a store logs, once for each row, with the key's parts and the reason."""
+"""The log line of a store, once for each row, with the key's parts and the reason."""
 _WAITING: Final = frozenset({State.PENDING, State.STARTED})
 
 
@@ -40,18 +40,18 @@ class Damaged(Exception):
 
     @property
     def reason(self) -> str:
-        """What is wrong."""
+        """The reason, on one line."""
         return str(self)
 
 
 class Columns:
-    """The columns of one row by name; each method reads one, or raises Damaged."""
+    """The columns of one row by name; each method reads one of them, or raises Damaged."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
     def text(self, name: str, *, missing: str | None = None) -> str:
-        """Text. missing: what stands for a column that is not there."""
+        """Read a text. `missing` is the value of a column that does not exist."""
         value = self._values.get(name)
         if value is None and missing is not None:
             return missing
@@ -60,7 +60,7 @@ class Columns:
         return value
 
     def count(self, name: str, *, missing: int | None = None, most: int = COUNT_LIMIT) -> int:
-        """A number from 0 to `most`."""
+        """Read a number from 0 to `most`."""
         value = self._values.get(name)
         if value is None and missing is not None:
             return missing
@@ -71,21 +71,21 @@ class Columns:
         return value
 
     def flag(self, name: str) -> bool:
-        """True or False."""
+        """Read a column that is true or false."""
         value = self._values.get(name)
         if not isinstance(value, bool):
             raise _wrong(name, value, "true or false")
         return value
 
     def time(self, name: str) -> float:
-        """UTC epoch seconds, or a duration in seconds."""
+        """Read UTC epoch seconds, or a duration in seconds."""
         found = self.optional_time(name)
         if found is None:
             raise _wrong(name, None, "a time")
         return found
 
     def optional_time(self, name: str) -> float | None:
-        """As `time`; None where there is none."""
+        """Read a time or a duration; None if the column is empty."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -96,33 +96,33 @@ class Columns:
         return float(value)
 
     def data(self, name: str) -> bytes | None:
-        """Bytes, None where there are none."""
+        """Read bytes; None if the column is empty."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, bytes):
             raise _wrong(name, value, "bytes")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts."""
+        """Read a list of texts."""
         value = self._values.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise _wrong(name, value, "a list of texts")
         return tuple(value)
 
     def position(self, name: str = "position") -> Position | None:
-        """Where a message lies; None where nothing is there."""
+        """Read a message's position; None if the column is empty."""
         value = self._values.get(name)
         if value is None or (isinstance(value, int | str) and not isinstance(value, bool)):
             return value
         raise _wrong(name, value, "a number or text")
 
     def unpacked(self, name: str) -> Any:
-        """What was packed in it; None where nothing is there."""
+        """Read and unpack a msgpack value; None if the column is empty."""
         data = self.data(name)
         return None if data is None else unpacked(data, name)
 
     def state(self, name: str = "state") -> State:
-        """A state that a store writes."""
+        """Read a state that a store may write."""
         text = self.text(name)
         try:
             state = State(text)
@@ -133,7 +133,7 @@ class Columns:
         return state
 
     def settlement(self, name: str = "settlement") -> Decision | None:
-        """How its message was to be settled; None where nothing is there."""
+        """Read a recorded settlement; None if the column is empty."""
         data = self.data(name)
         if data is None:
             return None
@@ -144,7 +144,7 @@ class Columns:
 
 
 def unpacked(data: bytes, what: str) -> Any:
-    """The value in `data`. what: how a reason calls it. Raises Damaged."""
+    """The msgpack value in `data`. `what` names it in the reason. Raises Damaged."""
     try:
         return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
@@ -152,7 +152,7 @@ def unpacked(data: bytes, what: str) -> Any:
 
 
 def check_ends(state: State, ended_at: float | None, settlement: Decision | None) -> None:
-    """A run that waits or runs has no end and no settlement, any other has an end.
+    """Check that a waiting or running run has no end and no settlement, and any other has an end.
 
     Raises Damaged.
     """
@@ -164,20 +164,22 @@ def check_ends(state: State, ended_at: float | None, settlement: Decision | None
 
 
 def check_owner(owner: str | None, position: Position | None) -> None:
-    """A run that is owned names the message it is owned for. Raises Damaged."""
+    """Check that an owned run names the message it is owned for. Raises Damaged."""
     if owner and position is None:
         raise Damaged("it has an owner, but no position")
 
 
 def check_position(position: Position | None, of_message: Position) -> None:
-    """Positions of one broker are of one type. Another one would be taken for another copy of the
-    message, and this one would be dropped. Raises Damaged.
+    """Check that both positions are of one type, as all of one broker are. Raises Damaged.
+
+    A position of another type would look like another copy of the message, and this message would
+    be dropped.
     """
     if position is not None and type(position) is not type(of_message):
         raise _wrong("position", position, type(of_message).__name__)
 
 
-def _wrong(name: str, value: object, wanted: str) -> Damaged:
+def _wrong(name: str, value: object, expected: str) -> Damaged:
     if value is None:
         return Damaged(f"its {name} is missing")
-    return Damaged(f"its {name} is {type(value).__name__}, not {wanted}")
+    return Damaged(f"its {name} is {type(value).__name__}, not {expected}")

@@ -1,15 +1,16 @@
-"""The index of dead letters: what a result store keeps where the service shows only the first few.
+"""The index of dead letters, for services that list only the first few.
 
-A Storage queue shows its first 32 messages and no more. With a result store, the worker notes each
-dead letter there *before* it is stored in the poison queue, so no dead letter is ever missing.
+A Storage queue shows its first 32 messages only. With a result store, the worker adds each dead
+letter to the index *before* it stores it in the poison queue, so no dead letter is ever missing
+from the index.
 
-Crash window: if the worker dies between the two, the note speaks of a message that is still alive,
-or was settled otherwise by its next delivery. Such a note, like that of a dead letter which
-somebody removed past aztask, is dropped as soon as all that is there was seen: when the service
-shows all of them, or when a replay or a purge has gone through them.
+Crash window: if the worker dies between the two, the note describes a message that is still alive,
+or that its next delivery settles otherwise. Such a note is dropped as soon as the whole poison
+queue was read: when the service shows all of its messages, or when a replay or a purge has gone
+through them. The same happens to the note of a dead letter that was removed without aztask.
 
-A note that is damaged hides no other one, and takes nothing from its dead letter, which lies in the
-service: it is listed by its key alone, until the dead letter is replayed or purged.
+A damaged note hides no other one and does no harm to its dead letter, which is in the service: it
+is listed by its key alone, until the dead letter is replayed or purged.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from aztask.results.base import ResultStore
 from aztask.results.damage import Columns, Damaged
 
 UNDER_WAY: Final = 120.0
-"""Seconds for which a note may be of a dead letter that is just being stored."""
+"""Seconds for which a note without a dead letter may belong to one that is just being stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedDeadLetter:
-    """A dead letter as it was noted. number: rises with each note of a store; 0 before.
+    """The note of one dead letter.
 
-    at: UTC epoch seconds of the note. damage: why the note cannot be read; then only the number and
-    perhaps the key are known.
+    * `number`: rises with each note of a store; 0 before it is stored.
+    * `at`: UTC epoch seconds of the note.
+    * `damage`: why the note cannot be read; then only the number and perhaps the key are known.
     """
 
     queue: str
@@ -48,29 +50,29 @@ class IndexedDeadLetter:
 
     @property
     def key(self) -> str:
-        """What it is known by; see `key_of`."""
+        """The dead letter's key; see `key_of`."""
         return key_of(self.envelope)
 
 
 class DeadIndex(Protocol):
-    """Any thread may call. Raises BrokerUnavailable."""
+    """Stores notes of dead letters. Any thread may call. Raises BrokerUnavailable."""
 
     def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
-        """Keep these; one that is known already stays as it was noted first."""
+        """Store these notes; an existing note of the same key stays as it is."""
         ...
 
     def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
-        """Up to `limit` notes of the queue behind the number `after`, in order, damaged or not."""
+        """Up to `limit` notes of the queue after the number `after`, in order, damaged or not."""
         ...
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
-        """These are gone."""
+        """Delete the notes with these keys."""
         ...
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
-        """Drop the notes made before that time whose dead letters are not among `keys`; how many.
+        """Delete notes made before `before` whose keys are not among `keys`; returns how many.
 
-        before: UTC epoch seconds.
+        * `before`: UTC epoch seconds.
         """
         ...
 
@@ -81,18 +83,20 @@ class Indexing(Protocol):
 
     @property
     def dead_index(self) -> DeadIndex:
-        """The index."""
+        """The store's index of dead letters."""
         ...
 
 
 def key_of(envelope: Envelope) -> str:
-    """The message id; for what has none the SHA-256 of its bytes."""
+    """The message id, or for a message without one the SHA-256 of its bytes."""
     return envelope.message_id or f"sha256-{sha256(envelope.body).hexdigest()}"
 
 
 def read_note(queue: str, number: int, values: Mapping[str, Any]) -> IndexedDeadLetter:
-    """The note with these fields: ``key``, ``envelope``, ``reason``, ``description``, ``at`` and
-    ``delivery_count``; damaged or not.
+    """The note with these fields, damaged or not.
+
+    The fields are ``key``, ``envelope``, ``reason``, ``description``, ``at`` and
+    ``delivery_count``.
     """
     columns = Columns(values)
     try:
@@ -113,7 +117,7 @@ def read_note(queue: str, number: int, values: Mapping[str, Any]) -> IndexedDead
 
 
 def damaged_note(queue: str, number: int, key: object, damage: Damaged) -> IndexedDeadLetter:
-    """What is known of a note that cannot be read."""
+    """A note for a row that cannot be read: its number and, if possible, its key."""
     known = Envelope(b"", message_id=key if isinstance(key, str) else "")
     return IndexedDeadLetter(queue, known, "", "", 0.0, 0, number, damage.reason)
 
@@ -128,7 +132,7 @@ def _is_whole(envelope: Envelope) -> bool:
 
 
 def index_for(broker: Broker, results: ResultStore | None) -> DeadIndex | None:
-    """The index, where the service needs one and the store has one."""
+    """The index of dead letters; None if the service needs none or the store has none."""
     able = broker.capabilities
     if able.paged_peek or able.native_dead_letter or not isinstance(results, Indexing):
         return None

@@ -1,20 +1,33 @@
-"""A worker's heartbeat out of the columns of any store, each of them checked."""
+"""A worker's heartbeat in the columns of any store, and the tasks it is running as bytes.
+
+Each column is checked when it is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aztask.results.base import WorkerRecord
-from aztask.results.damage import Columns, Damaged
-from aztask.results.runningtasks import NOTHING_RUNS, unpack_running
+import msgpack
+
+from aztask.results.base import RunningTask, WorkerRecord
+from aztask.results.damage import Columns, Damaged, unpacked
+
+MOST_BYTES: Final = 60_000
+"""A property of a table holds 64 KiB (the service's documentation, "Understanding the Table service
+data model")."""
+
+NOTHING_RUNS: Final = b"\x90"
+"""An empty list, for workers of older versions, which do not report their tasks."""
+
+_FIELDS: Final = ("task_id", "task", "queue", "started_at", "retries")
 
 FINISHED_LIMIT: Final = 2**63
 """A worker may finish more tasks than one task has runs."""
 
 
 def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
-    """The worker with these fields; older releases leave out the last ones. Raises Damaged."""
+    """The heartbeat in these fields; older releases omit the last ones. Raises Damaged."""
     columns = Columns(values)
     tasks = columns.data("tasks")
     return WorkerRecord(
@@ -31,6 +44,37 @@ def read_worker(values: Mapping[str, Any]) -> WorkerRecord:
 
 
 def damaged_worker(name: object, damage: Damaged) -> WorkerRecord:
-    """What is known of a worker whose row cannot be read."""
+    """The record of a worker whose row cannot be read: its name and the damage."""
     known = name if isinstance(name, str) else "?"
     return WorkerRecord(known, 0.0, 0.0, (), 0, 0, damage=damage.reason)
+
+
+def pack_running(tasks: Sequence[RunningTask]) -> bytes:
+    """Pack as many tasks as fit, from the front."""
+    while True:
+        rows = [(t.task_id, t.task, t.queue, t.started_at, t.retries) for t in tasks]
+        packed: bytes = msgpack.packb(rows, unicode_errors="surrogatepass")
+        if len(packed) <= MOST_BYTES:
+            return packed
+        tasks = tasks[: len(tasks) // 2]
+
+
+def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
+    """Unpack the tasks. Raises Damaged. A newer release may add fields at the end of each."""
+    rows = unpacked(packed, "list of tasks")
+    if not isinstance(rows, list):
+        raise Damaged("its list of tasks is no list")
+    return tuple(_task_of(row) for row in rows)
+
+
+def _task_of(row: object) -> RunningTask:
+    if not isinstance(row, list) or len(row) < len(_FIELDS):
+        raise Damaged("its list of tasks holds something else")
+    columns = Columns(dict(zip(_FIELDS, row, strict=False)))
+    return RunningTask(
+        columns.text("task_id"),
+        columns.text("task"),
+        columns.text("queue"),
+        columns.time("started_at"),
+        columns.count("retries"),
+    )

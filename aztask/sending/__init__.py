@@ -1,1 +1,1 @@
-"""Sending: from calls to messages on queues, and what an app needs of a queue."""
+"""Sending: from calls to messages on queues, and what an app requires of a queue."""

@@ -1,9 +1,9 @@
-"""The publisher: task messages onto queues, one by one through Kombu, many at once directly.
+"""The publisher: sends task messages to queues, one by one through Kombu, many at once directly.
 
 Rules
 1. Both ways call the same encoder and give the broker equal envelopes, byte for byte.
 2. Any number of threads may publish through one publisher. After a fork the child makes its own,
-   over a broker of its own.
+   with a broker of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Publisher:
     def publish(self, queue: str, message: TaskMessage, *, delay: float = 0.0) -> None:
         """Send one message, to be received `delay` seconds from now.
 
-        On return it is accepted and will not be lost. Raises EncodeError, and what `Broker.send`
+        When this returns, the broker has accepted it. Raises EncodeError, and what `Broker.send`
         raises.
         """
         envelope = self._codec.to_envelope(message, delay=delay)
@@ -49,12 +49,12 @@ class Publisher:
     def publish_many(
         self, queue: str, messages: Sequence[TaskMessage], *, delay: float = 0.0
     ) -> None:
-        """Send all as one batch, in order. Raises as `publish`; see `Broker.send`."""
+        """Send all messages as one batch, in order. Raises what `publish` raises."""
         encode = self._codec.to_envelope
         self._broker.send(queue, [encode(message, delay=delay) for message in messages])
 
     def close(self) -> None:
-        """Let go of the Kombu connection; the broker stays open."""
+        """Close the Kombu connection; the broker stays open."""
         self._connection.release()
 
 

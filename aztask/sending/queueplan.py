@@ -1,10 +1,10 @@
-"""What an app needs of one queue: how to create it, and what to compare an existing one with.
+"""What an app requires of one queue: how to create it, and what an existing one is compared with.
 
 Rules
-1. What the app or the queue's own settings say is *asked for*. What follows from the tasks, such as
-   a window of duplicate detection that covers their delays, is *implied*: it holds for a queue that
-   is created, and never changes one that exists.
-2. The lease of a queue that decides it itself is the one that the worker will ask for.
+1. Settings that you give to the app or the queue are *requested*. Settings that follow from the
+   tasks, such as a duplicate detection window that covers their delays, are *implied*: they apply
+   when a queue is created, and never change an existing one.
+2. On a queue that decides the lease itself, that lease is the one that the worker requests.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from aztask.errors import ConfigurationError
 from aztask.task import Task
 
 LEAST_WINDOW: Final = 600.0
-"""Seconds: the service's own default, which covers sends that are repeated after an outage."""
+"""Seconds: the service's own default, which covers sends that you repeat after an outage."""
 
 MOST_WINDOW: Final = 7 * 86400.0
 LEAST_LIMIT: Final = 1000
 MOST_LIMIT: Final = 2000
-"""Deliveries: what the service takes at most (its documentation, "Service Bus quotas"; read)."""
+"""Deliveries: the most that the service allows (its documentation, "Service Bus quotas"; read)."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """lease: what a worker will ask for; lease_asked: whether somebody said so. max_lease: its cap.
+    """What an app requires of one queue. All durations are in seconds.
 
-    max_deliveries: our own limit. limit: deliveries that the tasks may need in all. longest_delay:
-    seconds that a retry may wait. own: the queue's settings. tasks: those whose home it is.
+    * `own`: the queue's own settings.
+    * `lease`: the lease that a worker will request; `lease_asked`: True if it is configured.
+    * `max_lease`: the limit of the lease with all its renewals.
+    * `max_deliveries`: aztask's own limit.
+    * `tasks`: the tasks that are sent to this queue by default.
     """
 
     queue: str
@@ -45,14 +48,14 @@ class QueuePlan:
 
     @property
     def longest_delay(self) -> float:
-        """Seconds that a message of this queue may be put off."""
+        """The longest delay of a retry in this queue, in seconds."""
         return max((task.retry.max_delay for task in self.tasks if _retries(task)), default=0.0)
 
     @property
     def limit(self) -> int:
-        """Deliveries of one message that our own rules allow for.
+        """The most deliveries of one message that aztask's own limits allow.
 
-        A strategy that gives the same message back spends a delivery for each of its tries.
+        A strategy that gives the same message back uses a delivery for each retry.
         """
         given_back = (
             task.retry.max_retries + task.retry.max_snoozes
@@ -62,7 +65,7 @@ class QueuePlan:
         return self.max_deliveries + max(given_back, default=0)
 
     def options(self, can: Capabilities) -> QueueOptions:
-        """What to ask of the service when the queue is created. Raises ConfigurationError."""
+        """The options to create the queue with. Raises ConfigurationError."""
         own = self.own
         values: dict[str, Any] = {
             "lease": own.lease_seconds,
@@ -88,7 +91,7 @@ class QueuePlan:
     def _check_lease(self, can: Capabilities) -> None:
         if self.lease > can.max_lease_seconds:
             raise ConfigurationError(
-                f"queue {self.queue!r} is to have a lease of {self.lease:g} s, but its service "
+                f"queue {self.queue!r} has a configured lease of {self.lease:g} s, but its service "
                 f"holds a message for {can.max_lease_seconds:g} s at most; say app.queue("
                 f"{self.queue!r}, lease={can.max_lease_seconds:g}) or less: it is renewed"
             )
@@ -103,7 +106,7 @@ def plan_of(
     lease: float,
     lease_asked: bool,
 ) -> QueuePlan:
-    """The plan of one queue. settings: the app's with the queue's over them."""
+    """The plan of one queue. `settings` are the app's with the queue's own in their place."""
     home = settings.default_queue
     return QueuePlan(
         queue,

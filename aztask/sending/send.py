@@ -1,8 +1,8 @@
-"""Sending invocations: calls become messages, in batches, and are told as events.
+"""Sending invocations: calls become messages, in batches, and are reported as events.
 
 Rules
 1. A known task id is sent once: sending it again returns the existing result, unless forced.
-2. Messages of one send go out in the order of their calls, so that a session keeps it.
+2. The messages of one send go out in the order of their calls, so that a session keeps that order.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from aztask.support.frozen import build
 from aztask.task import Invocation, SendOptions, Task
 
 BATCH: Final = 500
-"""Messages that `map` sends at once: one transaction, and little memory for millions of calls."""
+"""Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
 
 
 class Sender:
-    """What an app sends with. Any thread may call; a forked child opens what it needs anew."""
+    """The part of an app that sends. Any thread may call; a forked child reconnects."""
 
     def __init__(
         self,
@@ -65,7 +65,10 @@ class Sender:
         options: SendOptions,
         sessions: bool,
     ) -> list[str]:
-        """The task ids, once all is accepted. sessions: whether the queue is known to have them."""
+        """Send all calls and return the task ids, once the broker has accepted all.
+
+        * `sessions`: True if the app knows that the queue has sessions.
+        """
         can = self._connections.broker().capabilities
         session, ordered = check_session(name, task, queue, options, sessions=sessions, can=can)
         own_id = options.get("task_id")
@@ -94,16 +97,16 @@ class Sender:
                 try:
                     self._publish(queue, messages, options.get("delay", 0.0))
                 except SendUnconfirmed as error:
-                    self._tell_unconfirmed(messages, error)
+                    self._emit_unconfirmed(messages, error)
                     raise
             ids += batch_ids
             if own_id:
                 self._expect(messages)
-            self._tell("enqueued", messages)
+            self._emit("enqueued", messages)
         return ids
 
     def close(self) -> None:
-        """Let go of what is open; it opens again when needed."""
+        """Close the publisher and the event file; they open again when needed."""
         with self._lock:
             if self._sink is not None and self._sink[0] == os.getpid():
                 self._sink[1].close()
@@ -117,10 +120,10 @@ class Sender:
             publisher.publish_many(queue, messages, delay=delay)
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:
-        """The generation to send under; None when the task id is known and not forced.
+        """The generation to send; None if the task id is known and not forced.
 
-        Nothing is reserved: two senders at the same time may both send, under the same message id.
-        Then one run is recorded and the other copy is dropped by the worker.
+        Nothing is reserved: two senders at the same time may both send, with the same message id.
+        Then one run is recorded, and the worker drops the other copy.
         """
         results = self._connections.results()
         known = results.get(task_id) if results else None
@@ -129,10 +132,10 @@ class Sender:
         return known.key.generation + 1 if force else None
 
     def _expect(self, messages: Sequence[TaskMessage]) -> None:
-        """Note the sent task ids, so that sending them again finds them.
+        """Store the sent task ids, so that sending them again finds them.
 
-        If the process dies before this, a second send under the id is stored as well; the worker
-        then drops one of the two.
+        If the process dies before this, a second send of the id is stored as well; the worker then
+        drops one of the two.
         """
         results = self._connections.results()
         if results is not None:
@@ -164,20 +167,20 @@ class Sender:
         return build(TaskMessage, values)
 
     def _open_publisher(self) -> Publisher:
-        """The publisher of the current broker (a forked child has another)."""
+        """The publisher of the current broker (a forked child has another one)."""
         broker = self._connections.broker()
         known = self._publisher
         if known is None or known[0] is not broker:
             known = self._publisher = (broker, Publisher(broker, self._codec))
         return known[1]
 
-    def _tell_unconfirmed(self, messages: Sequence[TaskMessage], error: SendUnconfirmed) -> None:
-        """The broker accepted a part of these; the rest may be stored or not."""
+    def _emit_unconfirmed(self, messages: Sequence[TaskMessage], error: SendUnconfirmed) -> None:
+        """Write events for a batch of which the broker confirmed only a part."""
         doubtful = {envelope.message_id for envelope in error.unconfirmed}
-        self._tell("enqueued", [each for each in messages if each.message_id not in doubtful])
-        self._tell("send_unconfirmed", [each for each in messages if each.message_id in doubtful])
+        self._emit("enqueued", [each for each in messages if each.message_id not in doubtful])
+        self._emit("send_unconfirmed", [each for each in messages if each.message_id in doubtful])
 
-    def _tell(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
+    def _emit(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
         with self._lock:
             if self._sink is None or self._sink[0] != os.getpid():
                 writer = f"sender-{socket.gethostname()}-{os.getpid()}"
@@ -192,7 +195,7 @@ class Sender:
 
 
 def _with_headers(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
-    """What all messages of a send share, with the headers that hooks have set."""
+    """The common fields of a send's messages, with the headers that hooks have set."""
     if not headers:
         return common
     traceparent = headers.get("traceparent", common.get("traceparent"))

@@ -1,10 +1,12 @@
-"""What may be sent into a session, and what may not: said at the send, before anything is sent.
+"""Rules of sessions, checked at the send, before any message leaves.
 
 Rules
-1. The queue must be known to have sessions: sent elsewhere, a session's id would order nothing.
-2. In an ordered session a message that runs again keeps its place. A clone would be overtaken by
-   the session's next message, so ``resubmit`` needs ``ordered=False``.
-3. ``defer`` is not for sessions: its pointer and its message would have to be held side by side.
+1. The app must know that the queue has sessions: on another queue, a session's id would order
+   nothing.
+2. In an ordered session a message that is retried keeps its place. The session's next message would
+   overtake a clone, so ``resubmit`` needs ``ordered=False``.
+3. ``defer`` cannot be used in sessions: it would have to hold its pointer and its message at the
+   same time.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from aztask.errors import CapabilityError, ConfigurationError
 from aztask.task import SendOptions, Task
 
 IN_ORDER: Final = ("hold", "abandon", "lease-timeout")
-"""Retry strategies with which a message keeps its place in its session; the default first."""
+"""The retry strategies that keep a message's place in its session; the default comes first."""
 
 
 def strategy_in_session(task: Task[..., Any] | None, default: str, *, ordered: bool) -> str:
-    """The retry strategy of a message in a session. default: the app's."""
-    wanted = task.retry_strategy if task is not None else default
-    if wanted in IN_ORDER:
-        return wanted
+    """The retry strategy of a message in a session. `default` is the app's."""
+    strategy = task.retry_strategy if task is not None else default
+    if strategy in IN_ORDER:
+        return strategy
     return IN_ORDER[0] if ordered else "resubmit"
 
 
@@ -36,14 +38,14 @@ def check_session(
     sessions: bool,
     can: Capabilities,
 ) -> tuple[str | None, bool]:
-    """(session, ordered) to send with. sessions: whether the queue is known to have them.
+    """(session, ordered) for the send. Raises ConfigurationError, CapabilityError.
 
-    Raises ConfigurationError, CapabilityError.
+    * `sessions`: True if the app knows that the queue has sessions.
     """
     session, ordered = options.get("session"), options.get("ordered")
     if session is None:
         if ordered is not None:
-            raise ConfigurationError("ordered says something of a session: give session=... too")
+            raise ConfigurationError("ordered= applies to a session: give session=... too")
         if sessions:
             raise ConfigurationError(
                 f"queue {queue!r} has sessions: name one for {name}, for example "
@@ -53,12 +55,12 @@ def check_session(
     if not can.sessions:
         raise CapabilityError(
             f"{can.name} has no sessions, so session={session!r} would order nothing; use Service "
-            "Bus or local://, or leave it out"
+            "Bus or local://, or remove it"
         )
     if not sessions:
         raise ConfigurationError(
-            f"this app does not know queue {queue!r} as one with sessions; say "
-            f"app.queue({queue!r}, sessions=True), or leave session= out"
+            f"queue {queue!r} is not configured with sessions; write "
+            f"app.queue({queue!r}, sessions=True), or remove session="
         )
     if ordered is None:
         ordered = task.ordered if task is not None else True
@@ -71,19 +73,19 @@ def _check_task(task: Task[..., Any], ordered: bool) -> None:
     strategy = task.strategy_asked
     if strategy == "defer":
         raise ConfigurationError(
-            f"task {task.name!r}: retry_strategy='defer' is not for sessions; leave it out (then "
-            f"it is {IN_ORDER[0]!r}), or give up the order with 'resubmit' and ordered=False"
+            f"task {task.name!r}: retry_strategy='defer' does not work in sessions; remove it (the "
+            f"default is {IN_ORDER[0]!r}), or give up the order with 'resubmit' and ordered=False"
         )
     if not ordered:
         return
     if strategy is not None and strategy not in IN_ORDER:
         raise ConfigurationError(
             f"task {task.name!r}: with retry_strategy={strategy!r} a retry would be overtaken in "
-            f"its session; leave it out (then it is {IN_ORDER[0]!r}), or give up the order with "
+            f"its session; remove it (the default is {IN_ORDER[0]!r}), or give up the order with "
             "ordered=False"
         )
     if task.delivery == "at-most-once":
         raise ConfigurationError(
-            f"task {task.name!r}: delivery='at-most-once' leaves no lease that keeps the session "
-            "while the task runs; leave it out, or give up the order with ordered=False"
+            f"task {task.name!r}: with delivery='at-most-once' no lease keeps the session while "
+            "the task runs; remove it, or give up the order with ordered=False"
         )

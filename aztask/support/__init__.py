@@ -1,1 +1,1 @@
-"""Helpers that know nothing of tasks, queues or Azure."""
+"""Tools that know nothing of tasks, queues or Azure."""

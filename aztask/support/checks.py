@@ -1,7 +1,7 @@
-"""Checks of settings: each gets a setting's name and a value, and returns the value to keep.
+"""Checks of settings: each takes a setting's name and a value, and returns the value to keep.
 
-A wrong value is a ConfigurationError that names the setting, shows the value (never a secret) and
-says what is allowed.
+A wrong value raises a ConfigurationError that names the setting, shows the value (never a secret)
+and says what is allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 
 def seconds(*, least: float = 0.0) -> Check:
-    """A duration: a number of seconds or a timedelta, at least `least` seconds."""
+    """Check a duration: a number of seconds or a timedelta, at least `least` seconds."""
 
     def check(name: str, value: Any) -> float:
         number = to_seconds(value, name)
@@ -31,7 +31,7 @@ def seconds(*, least: float = 0.0) -> Check:
 
 
 def count(*, most: int = 1_000_000) -> Check:
-    """A whole number from 1 to `most`."""
+    """Check a whole number from 1 to `most`."""
 
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -44,28 +44,28 @@ def count(*, most: int = 1_000_000) -> Check:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False."""
+    """Return the value if it is True or False."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} is True or False, not {shown(value)}")
     return value
 
 
 def text(name: str, value: Any) -> str:
-    """A text that is not empty."""
+    """Return the value if it is a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{name} is a text that is not empty, not {shown(value)}")
     return value
 
 
 def shown(value: object) -> str:
-    """A wrong value, short, on one line and without secrets; also an integer of 5,000 digits."""
+    """A wrong value for an error: short, on one line, without secrets; also a huge integer."""
     if isinstance(value, int) and value.bit_length() > 128:  # repr() would raise ValueError
         return "a number of more than 38 digits"
     return printable(value, 60) if isinstance(value, str) else one_line(repr(value), 60)
 
 
 def part(least: float, most: float, *, never: float) -> Check:
-    """A part of the lease from `least` to `most`, or `never`."""
+    """Check a share of the lease from `least` to `most`; `never` is allowed, too."""
 
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -81,7 +81,7 @@ def part(least: float, most: float, *, never: float) -> Check:
 
 
 def one_of(choices: Sequence[str], what: str) -> Check:
-    """One of `choices`, each of which is `what`."""
+    """Check that the value is one of `choices`. `what` says what they are, for the error."""
 
     def check(name: str, value: Any) -> str:
         if value not in choices:
@@ -95,7 +95,7 @@ def one_of(choices: Sequence[str], what: str) -> Check:
 
 
 def some_of(choices: Sequence[str], what: str) -> Check:
-    """A list of at least one of `choices`, each of which is `what`."""
+    """Check a list of at least one of `choices`. `what` says what they are, for the error."""
     one = one_of(choices, what)
 
     def check(name: str, value: Any) -> tuple[str, ...]:
@@ -107,12 +107,15 @@ def some_of(choices: Sequence[str], what: str) -> Check:
 
 
 def secret(name: str, value: Any) -> Secret:
-    """A secret, wrapped."""
+    """Wrap a text as a `Secret`."""
     return value if isinstance(value, Secret) else Secret(text(name, value))
 
 
 def secrets(shortest: int) -> Check:
-    """A list of signing keys of at least `shortest` characters, wrapped. No error shows one."""
+    """Check a list of signing keys of at least `shortest` characters and wrap each as a `Secret`.
+
+    No error shows a key.
+    """
 
     def check(name: str, value: Any) -> tuple[Secret, ...]:
         if isinstance(value, str | bytes | Secret) or not isinstance(value, Sequence):
@@ -134,7 +137,7 @@ def secrets(shortest: int) -> Check:
 
 
 def directory(name: str, value: Any) -> str:
-    """The path of a directory."""
+    """Return the path of a directory as text."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigurationError(f"{name} is the path of a directory, not {shown(value)}")

@@ -1,7 +1,7 @@
 """Two clocks, injected wherever time matters, so that no unit test sleeps.
 
-Deadlines of leases are counted on a clock that never jumps and also runs while the machine is
-suspended. Times that leave the process (due, expiry, event stamps) are UTC epoch seconds.
+Deadlines of leases use a clock that never jumps and also runs while the machine is suspended. Times
+that leave the process (due times, expiry, event times) are UTC epoch seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """monotonic: seconds for durations and deadlines. wall: UTC epoch seconds."""
+    """A pair of functions that return seconds.
+
+    * `monotonic`: for durations and deadlines.
+    * `wall`: UTC epoch seconds.
+    """
 
     monotonic: Callable[[], float] = boot_seconds
     wall: Callable[[], float] = time.time

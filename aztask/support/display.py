@@ -1,4 +1,4 @@
-"""Values and errors as one short, printable line, whatever they hold."""
+"""Values and errors as one short, printable line, whatever they contain."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SMALL_BYTES = 1024
 
 
 def short_repr(value: object, size: int = _SMALL_BYTES + 1) -> str:
-    """`value` for the eye, at most 256 characters; never raises, never takes long.
+    """A short repr for people, at most 256 characters; never raises and never takes long.
 
-    size: bytes of the encoded value where they are known: a small one is shown in full, quickly.
+    * `size`: bytes of the encoded value, if known: a small value is shown in full, quickly.
     """
     try:
         text = repr(value) if size <= _SMALL_BYTES else _ABBREVIATED.repr(value)
@@ -21,7 +21,7 @@ def short_repr(value: object, size: int = _SMALL_BYTES + 1) -> str:
 
 
 def safe_str(value: object, limit: int = LINE_LIMIT) -> str:
-    """The text of `value` (an error, mostly) on one line; never raises."""
+    """The text of `value`, mostly an error, on one line; never raises."""
     try:
         text = str(value)
     except Exception as error:  # noqa: BLE001 - it is the user's __str__, which may do anything
@@ -41,8 +41,8 @@ def one_line(text: str, limit: int = LINE_LIMIT) -> str:
 def storable(text: str, limit: int | None = None) -> str:
     """`text` cut to `limit` characters, in a form that every store, codec and service can write.
 
-    Lone surrogates (undecodable file names yield them) have no UTF-8 form, and not every store
-    takes NUL: both become escapes such as ``\\udc80`` and ``\\x00``.
+    Lone surrogates (from undecodable file names, for example) have no UTF-8 form, and some stores
+    refuse NUL: both become escapes such as ``\\udc80`` and ``\\x00``.
     """
     text = text[:limit]
     if text.isascii():

@@ -1,7 +1,8 @@
 """Durations: seconds inside, ``timedelta`` or a short text at the edges. Never milliseconds.
 
-Rules: what enters is checked once, here, and is a float of seconds afterwards; NaN, infinities,
-booleans and numbers out of range are a ConfigurationError that names the setting.
+Rules: a duration is checked once, here, when it enters, and is a float of seconds from then on.
+NaN, infinities, booleans and numbers out of range raise a ConfigurationError that names the
+setting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aztask.errors import ConfigurationError
 from aztask.support.masking import printable
 
 LONGEST_SECONDS: Final = 10 * 366 * 86400.0
-"""Ten years: longer delays are a mistake in the unit, and later dates overflow some services."""
+"""Ten years: a longer delay is a mistake in the unit, and later dates overflow some services."""
 
 _UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)"
@@ -24,10 +25,10 @@ _PART = re.compile(_NUMBER + r"(ms|d|h|m|s)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in ``30s``, ``5m``, ``1h30m``, ``250ms``, ``1.5h``, ``2d`` or plain seconds.
+    """Seconds from ``30s``, ``5m``, ``1h30m``, ``250ms``, ``1.5h``, ``2d`` or plain seconds.
 
-    Units come largest first, each once. Raises ConfigurationError on anything else, negative
-    durations, ``nan`` and ``inf`` included.
+    Units come largest first, each at most once. Raises ConfigurationError for anything else,
+    including negative durations, ``nan`` and ``inf``.
     """
     given = text.strip()
     if _PLAIN.fullmatch(given):
@@ -48,9 +49,11 @@ def parse_duration(text: str) -> float:
 def to_seconds(
     value: object, name: str, *, minimum: float = 0.0, maximum: float = LONGEST_SECONDS
 ) -> float:
-    """`value` (timedelta, int or float) in seconds, between `minimum` and `maximum` inclusive.
+    """`value` (timedelta, int or float) in seconds, from `minimum` to `maximum` inclusive.
 
-    name: how the error calls the setting. Raises ConfigurationError.
+    * `name`: the setting's name, for the error.
+
+    Raises ConfigurationError.
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()

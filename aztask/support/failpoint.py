@@ -1,18 +1,28 @@
-"""Exact crash steps for tests: stop or kill the worker at a named step of a delivery's life.
+"""Crash at an exact step, for tests: stop or kill the worker at a named step of a delivery's life.
 
-``AZTASK_FAILPOINT=STEP:SIGNAL[:N]`` sends SIGNAL (KILL, STOP, TERM) to the worker when STEP is
-reached for the N-th time (1 by default). Steps, in order: ``received``, ``claimed``, ``sent``,
-``stopping`` (a run that was cancelled has been told to stop), ``ran`` (in the pool process, after
-the task's side effects), ``unindexed`` (in Azure Tables the outcome is stored, its row in the index
-is not), ``recorded``, ``noted``
-(where a dead letter is noted in an index before it is stored), ``stored`` (where a dead letter is
-stored before its original is deleted), ``cloned`` (where a clone is sent
-before its original is completed), ``pointed`` (where a pointer is sent before its
-message is deferred), ``fetched`` (a pointer was received, and the deferred message for it),
-``parted`` (that message is settled, and its pointer is not), ``settled``. And of whoever
-replays dead letters: ``replayed`` (the new messages are sent, their dead letters still there).
-Of a compaction: ``compact-written``, ``compact-published``, ``compact-removed`` (each source).
-Unset, a step costs one comparison.
+``AZTASK_FAILPOINT=STEP:SIGNAL[:N]`` sends SIGNAL (KILL, STOP, TERM) to the worker when it reaches
+STEP for the N-th time (1 by default). A step costs one comparison if the variable is not set.
+
+The steps of a worker, in order:
+
+* ``received``
+* ``claimed``
+* ``sent``
+* ``stopping``: a cancelled run was asked to stop
+* ``ran``: in the pool process, after the task's side effects
+* ``unindexed``: in Azure Tables the outcome is stored, its row in the index is not
+* ``recorded``
+* ``noted``: a dead letter is in the index of dead letters, but not stored yet
+* ``stored``: a dead letter is stored, its original not deleted yet
+* ``cloned``: a clone is sent, its original not completed yet
+* ``pointed``: a pointer is sent, its message not deferred yet
+* ``fetched``: a pointer and its deferred message were received
+* ``parted``: that message is settled, its pointer is not
+* ``settled``
+
+The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
+not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
+``compact-removed`` (after each source).
 """
 
 from __future__ import annotations
@@ -46,7 +56,7 @@ VARIABLE = "AZTASK_FAILPOINT"
 
 
 class Failpoint:
-    """One armed step."""
+    """A step that will stop or kill the worker."""
 
     def __init__(self, text: str) -> None:
         step, _, rest = text.partition(":")
@@ -61,7 +71,7 @@ class Failpoint:
         self._left = int(nth or 1)
 
     def reached(self, process: int) -> None:
-        """Count down, and strike `process` at zero."""
+        """Count down, and signal `process` at zero."""
         self._left -= 1
         if self._left == 0:
             os.kill(process, self._signal)
@@ -71,13 +81,13 @@ _armed = Failpoint(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
 
 
 def hit(step: str, times: int = 1) -> None:
-    """Say that `step` was reached `times` times, in the worker itself."""
+    """Report, in the worker itself, that `step` was reached `times` times."""
     if _armed is not None and _armed.step == step:
         for _ in range(times):
             _armed.reached(os.getpid())
 
 
 def hit_in_pool(step: str, worker: int) -> None:
-    """Say that `step` was reached in a pool process: the worker, that process, is struck."""
+    """Report, in a pool process, that `step` was reached: its worker, `worker`, gets the signal."""
     if _armed is not None and _armed.step == step:
         _armed.reached(worker)

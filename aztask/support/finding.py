@@ -1,4 +1,4 @@
-"""A finding: one thing that was looked at, how it stands, and what to do next."""
+"""A finding: one thing that was checked, its result, and what to do next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aztask.errors import AztaskError
 
 
 class Level(Enum):
-    """How bad it is: a warning works, but not as one would wish; a problem does not work."""
+    """The severity: a warning works, but not well; a problem does not work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -18,10 +18,13 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """subject: what it is about, such as ``queue orders``. check: a short, fixed word for programs.
+    """The result of one check.
 
-    text: what was found. advice: what to do next, "" where nothing is to be done. error: what kind
-    of error a problem is, for the exit code.
+    * `subject`: the thing that was checked, such as ``queue orders``.
+    * `check`: a short, fixed word for programs.
+    * `text`: what was found.
+    * `advice`: what to do next, "" if nothing.
+    * `error`: the error behind a problem, for the exit code.
     """
 
     level: Level
@@ -37,22 +40,22 @@ class Finding:
 
 
 def fine(subject: str, check: str, text: str) -> Finding:
-    """It is as it should be."""
+    """A finding for a check that passed."""
     return Finding(Level.OK, subject, check, text)
 
 
 def warning(subject: str, check: str, text: str, advice: str) -> Finding:
-    """It works, but not as one would wish."""
+    """A finding for something that works, but not well."""
     return Finding(Level.WARNING, subject, check, text, advice)
 
 
 def problem(
     subject: str, check: str, text: str, advice: str, error: AztaskError | None = None
 ) -> Finding:
-    """It does not work."""
+    """A finding for something that does not work."""
     return Finding(Level.PROBLEM, subject, check, text, advice, error)
 
 
 def failed(subject: str, check: str, error: AztaskError) -> Finding:
-    """An error, which says itself what to do next."""
+    """The problem that `error` reports; its text already says what to do next."""
     return Finding(Level.PROBLEM, subject, check, str(error), "", error)

@@ -1,8 +1,8 @@
-"""Making frozen dataclasses fast where millions are made.
+"""Make frozen dataclasses quickly where millions are made.
 
-The generated ``__init__`` of a frozen dataclass calls ``object.__setattr__`` once for each field:
-6 us for the 29 fields of a message, more than anything else that happens to it on its way into a
-queue. Without slots, a frozen dataclass keeps its fields in a dict, which takes all at once.
+The generated ``__init__`` of a frozen dataclass calls ``object.__setattr__`` once for each field: 6
+us for the 29 fields of a message, more than any other step on its way into a queue. Without slots,
+a frozen dataclass keeps its fields in a dict, which can be set in one step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def build(kind: type[T], values: dict[str, Any]) -> T:
-    """An instance with exactly these fields: give all of them; none is checked or defaulted.
+    """Make an instance with exactly these fields: give all of them, none is checked or defaulted.
 
-    The dict becomes the instance's own: do not use it afterwards.
+    The instance takes over the dict: do not use it afterwards.
     """
     made = object.__new__(kind)
     object.__setattr__(made, "__dict__", values)

@@ -1,4 +1,4 @@
-"""Hooks: code that runs around something, or hears of something, without being called by name.
+"""Hooks: code that runs around something, and listeners: code that is notified of something.
 
 Rules
 1. Hooks run in the order of their `order`, then of their registration. The first is the outermost.
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Around: TypeAlias = Callable[[T], Generator[None, Any, Any]]
-"""A generator function with one ``yield``: what comes before it runs before the work."""
+"""A generator function with one ``yield``: the code before it runs before the work."""
 
 Listener: TypeAlias = Callable[[T], None]
 
 
 class Hook(Generic[T]):
-    """A place that code can run around. Register with the hook itself as a decorator."""
+    """A place where you can run code around something. Use the hook itself as a decorator."""
 
     def __init__(self, name: str) -> None:
-        """name: for the log."""
+        """`name`: the hook's name in the log."""
         self._name = name
         self._hooks: list[tuple[float, Callable[[T], AbstractContextManager[None]]]] = []
 
@@ -37,22 +37,22 @@ class Hook(Generic[T]):
         return bool(self._hooks)
 
     def __call__(self, function: Around[T]) -> Around[T]:
-        """Register `function`."""
+        """Register `function`, a generator function with one ``yield``; as a decorator, mostly."""
         return self.add(function)
 
     def add(self, function: Around[T], *, order: float = 0.0) -> Around[T]:
-        """Register `function`; a smaller `order` is further out."""
+        """Register `function`; a hook with a smaller `order` (default 0) is further out."""
         self._hooks.append((order, contextmanager(function)))
         self._hooks.sort(key=lambda pair: pair[0])
         return function
 
     def around(self, value: T) -> AbstractContextManager[None]:
-        """Runs the hooks around a ``with`` block. Raises what a hook raises before it."""
+        """Run the hooks around a ``with`` block. Raises what a hook raises before the block."""
         return _Entered(self._name, [hook for _, hook in self._hooks], value)
 
 
 class _Entered(AbstractContextManager[None], Generic[T]):
-    """Hooks around one block."""
+    """The context manager that runs the hooks around one block."""
 
     def __init__(
         self, name: str, hooks: list[Callable[[T], AbstractContextManager[None]]], value: T
@@ -87,15 +87,15 @@ class _Entered(AbstractContextManager[None], Generic[T]):
                 manager.__exit__(kind, error, trace)
             except BaseException as problem:
                 if problem is not error:
-                    logger.exception("a hook of %s failed afterwards", self._name)
+                    logger.exception("a hook of %s failed after the work was done", self._name)
         self._open.clear()
 
 
 class Listeners(Generic[T]):
-    """A place that code can listen to. Register with it as a decorator."""
+    """Functions that are called with each value. Use the object itself as a decorator."""
 
     def __init__(self, name: str) -> None:
-        """name: for the log."""
+        """`name`: the listeners' name in the log."""
         self._name = name
         self._listeners: list[Listener[T]] = []
 
@@ -103,14 +103,14 @@ class Listeners(Generic[T]):
         return bool(self._listeners)
 
     def __call__(self, function: Listener[T]) -> Listener[T]:
-        """Register `function`."""
+        """Register `function`; as a decorator, mostly."""
         self._listeners.append(function)
         return function
 
-    def tell(self, value: T) -> None:
-        """Call each listener. An error of one is logged and stops no other."""
+    def notify(self, value: T) -> None:
+        """Call each listener. If one raises, that is logged and the others are still called."""
         for listener in self._listeners:
             try:
                 listener(value)
             except Exception:
-                logger.exception("a listener of %s failed", self._name)
+                logger.exception("a listener of %s failed; the others are called", self._name)

@@ -1,11 +1,11 @@
-"""Keeping secrets out of reprs, logs and errors, and control characters out of terminals.
+"""Keep secrets out of reprs, logs and errors, and control characters out of terminals.
 
 Rules
-1. A secret is wrapped in `Secret` where it enters the process. Only `Secret.reveal` gives it out,
-   so every place that handles it in the clear can be found by that word.
-2. `mask` works on any text: it knows the shapes that keys and signatures have, and it replaces
-   every wrapped secret wherever it turns up, whatever its shape.
-3. What came from outside is shown through `printable`: one line, nothing that moves a cursor.
+1. A secret is wrapped in `Secret` where it enters the process. Only `Secret.reveal` returns it in
+   the clear, so a search for that word finds every place that uses it.
+2. `mask` works on any text: it knows the patterns of keys and signatures, and it replaces every
+   wrapped secret wherever it occurs.
+3. Text from outside is shown through `printable`: one line, no character that moves a cursor.
 """
 
 from __future__ import annotations
@@ -22,16 +22,23 @@ from aztask.support.display import safe_str, short_repr
 MASK = "****"
 
 _SHORTEST_KNOWN = 8
-"""Characters below which a wrapped secret is not searched for in other text: a secret of "test"
-would blot out half of a log."""
+"""Wrapped secrets shorter than this many characters are not masked in other text: a secret "test"
+would mask half of a log."""
 
 _known: dict[str, None] = {}
-"""The forms in which wrapped secrets may turn up. A process has a handful, kept for its life; a
-dict is used as an ordered set because its single operations are atomic among threads."""
+"""The forms in which wrapped secrets may occur. A process has a handful, kept as long as it lives.
+A dict serves as an ordered set because its single operations are atomic among threads."""
 
 
 class Secret:
-    """A text that is shown as ``****`` and is neither pickled nor serialised by accident."""
+    """A text that is shown as ``****`` and cannot be pickled or serialised by accident.
+
+    ::
+
+        key = Secret(os.environ["KEY"])
+        print(key)                       # ****
+        sign(key.reveal())
+    """
 
     __slots__ = ("_text",)
 
@@ -42,7 +49,7 @@ class Secret:
             _known.update(dict.fromkeys((text, quote(shown, safe=""), quote_plus(shown))))
 
     def reveal(self) -> str:
-        """The secret itself, for the call that needs it."""
+        """The secret in the clear, for the call that needs it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -103,7 +110,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 def mask(text: str) -> str:
     """`text` with every key, signature and password in it replaced by ``****``.
 
-    Masking twice changes nothing more.
+    Masking a masked text changes nothing.
     """
     for secret in list(_known):
         if secret in text:
@@ -114,10 +121,10 @@ def mask(text: str) -> str:
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """`text` on one line of at most about `limit` characters, quoted, with nothing invisible in it.
+    """`text` quoted, on one line of at most about `limit` characters, without invisible characters.
 
     Control characters, line breaks, ANSI codes, direction marks and lone surrogates are shown as
-    escapes; longer text ends with an ellipsis. Secrets are masked.
+    escapes; a longer text ends with an ellipsis. Secrets are masked.
     """
     masked = mask(text)  # before the cut, which could leave half a key that no pattern knows
     shown = "".join(
@@ -128,24 +135,29 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def _visible(character: str) -> bool:
-    """Letters, marks, numbers, punctuation, symbols and the plain space."""
+    """True for letters, marks, numbers, punctuation, symbols and the plain space."""
     return character == " " or unicodedata.category(character)[0] in "LMNPS"
 
 
 class SecretFilter(logging.Filter):
-    """Masks secrets in log records: message, arguments, traceback. Put it on each *handler*.
+    """A logging filter that masks secrets in messages, arguments and tracebacks.
 
-    A filter on a logger does not see the records of its children, and azure-core and urllib3 log
-    whole SAS URLs from loggers of their own.
+    ::
+
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(SecretFilter())
+
+    Add it to each *handler*: a filter on a logger does not see the records of its children, and
+    azure-core and urllib3 log whole SAS URLs from loggers of their own.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrite the record; always True."""
+        """Mask the record in place; returns True, so that no record is dropped."""
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001  # an ill-matched format string, an argument's own __str__
-            # A filter runs outside the guard that logging puts around a handler, so whatever goes
-            # wrong here would break the caller.
+            # Logging catches the errors of a handler, but not those of a filter: any error here
+            # would reach the code that logs.
             args = record.args if isinstance(record.args, tuple) else (record.args,)
             message = f"{safe_str(record.msg)} ({', '.join(map(short_repr, args))})"
         record.msg, record.args = mask(message), None

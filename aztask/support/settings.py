@@ -1,19 +1,21 @@
-"""A table of settings: each one is declared once, and everything else follows from its declaration.
+"""A table of settings: each setting is declared once, and the rest is derived from it.
 
 A settings class is a frozen dataclass whose fields are made with `setting`. The declaration holds
 the default, the check, the environment variable and the text of the reference. The class, the types
-of the options that set it (`aztask.appoptions`) and the reference page are made from it.
+of its options (`aztask.appoptions`) and the reference page are made from it.
 
 Rules
-1. A field is checked by its declaration's check (see `aztask.support.checks`), except for a field
-   that may be None and is.
+1. A field is checked by its declaration's check (see `aztask.support.checks`), unless it is
+   optional and None.
 2. Checks that concern several settings belong to the class, after `check_all`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from aztask.errors import ConfigurationError, did_you_mean
@@ -28,9 +30,12 @@ _UNIT: Final = "_seconds"
 class Setting:
     """One row of the table.
 
-    takes: the option's type, as Python writes it. check: see rule 1. text: what it does, for the
-    reference; the unit, where it has one, is seconds. example: a value, as Python writes it.
-    variable: the environment variable that gives it, "" where none does. optional: None is allowed.
+    * `takes`: the option's type, in Python's notation.
+    * `check`: see rule 1.
+    * `text`: what the setting does, for the reference. A duration is in seconds.
+    * `example`: a value, in Python's notation.
+    * `variable`: the environment variable that sets it, "" for none.
+    * `optional`: True if None is allowed.
     """
 
     takes: str
@@ -44,30 +49,30 @@ class Setting:
 def setting(
     default: Any, takes: str, check: Check, text: str, *, example: str, variable: str = ""
 ) -> Any:
-    """A field of a settings class. The parameters are those of `Setting`."""
+    """Declare a field of a settings class. The parameters are those of `Setting`."""
     row = Setting(takes, check, text, example, variable, default is None)
     return field(default=default, metadata={_KEY: row})
 
 
 def inherited(kind: type[Any], name: str) -> Any:
-    """A field that overrides the setting `name` of another class; None leaves it as it is there."""
+    """Declare a field that overrides the setting `name` of another class; None keeps that one's."""
     row = table_of(kind)[name]
     kept = Setting(row.takes, row.check, row.text, row.example, optional=True)
     return field(default=None, metadata={_KEY: kept})
 
 
 def table_of(kind: type[Any]) -> dict[str, Setting]:
-    """{field name: setting}, in the order of their declaration."""
+    """{field name: setting}, in the order of declaration."""
     return {each.name: each.metadata[_KEY] for each in fields(kind) if _KEY in each.metadata}
 
 
 def option_of(name: str) -> str:
-    """How an option is called: a duration leaves out the ``_seconds`` of its field's name."""
+    """The option of a field: the same name, for durations without ``_seconds``."""
     return name.removesuffix(_UNIT)
 
 
 def check_all(settings: Any) -> None:
-    """Check each field of a new settings object and keep what its check returned."""
+    """Check each field of a new settings object and store the value that its check returned."""
     for name, row in table_of(type(settings)).items():
         value = getattr(settings, name)
         if value is None and row.optional:
@@ -76,9 +81,11 @@ def check_all(settings: Any) -> None:
 
 
 def fields_of(kind: type[Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """{field name: value} of options, which may leave out ``_seconds``.
+    """{field name: value} from options, whose names may omit ``_seconds``.
 
-    what: whose options they are, for errors. Raises ConfigurationError for an unknown option.
+    * `what`: the owner of the options, for errors.
+
+    Raises ConfigurationError for an unknown option.
     """
     table = table_of(kind)
     short = {option_of(name): name for name in table}
@@ -92,3 +99,24 @@ def fields_of(kind: type[Any], options: Mapping[str, Any], what: str) -> dict[st
             raise ConfigurationError(f"{what} is given {name} twice; keep one of them")
         given[name] = value
     return given
+
+
+def read_environment(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The value of the variable `name`, or the content of the file that ``NAME_FILE`` names.
+
+    One line break at the file's end is dropped, because mounted secrets often have one. None if
+    neither variable is set. Raises ConfigurationError if both are, or the file cannot be read.
+    """
+    value, file = environ.get(name), environ.get(f"{name}_FILE")
+    if value and file:
+        raise ConfigurationError(f"{name} and {name}_FILE are both set; unset one of them")
+    if not file:
+        return value or None
+    try:
+        with Path(file).open(encoding="utf-8") as stream:
+            return stream.read(65536).removesuffix("\n")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a UTF-8 text file"
+        raise ConfigurationError(
+            f"the file {printable(file)} that {name}_FILE names cannot be read: {why}"
+        ) from None

@@ -1,7 +1,7 @@
-"""A thread pool: threads that carry out requests side by side, each waiting for its own answer.
+"""A thread pool: threads that carry out requests in parallel, each waiting for its own answer.
 
-Threads start when they are needed and there is no idle one, up to a limit. They are daemons: a
-request that hangs does not keep a process alive.
+A thread starts when one is needed and none is idle, up to a limit. All are daemons: a request that
+hangs does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 class ThreadPool:
-    """At most `size` threads. Any thread may call."""
+    """A pool of at most `size` threads. Any thread may use it."""
 
     def __init__(self, name: str, size: int) -> None:
         self._name = name
@@ -29,7 +29,7 @@ class ThreadPool:
         self._closed = False
 
     def submit(self, call: Callable[[], Answer]) -> Future[Answer]:
-        """Have `call` carried out by the next free thread."""
+        """Run `call` on the next free thread."""
         future: Future[Answer] = Future()
         with self._condition:
             if self._closed:
@@ -45,14 +45,17 @@ class ThreadPool:
         return future
 
     def map(self, call: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """`call` of each item, in order; alone on the caller's thread. Raises what it raises."""
+        """The answers of `call` for the items, in order; raises what a call raises.
+
+        A single item is handled on the caller's thread.
+        """
         if len(items) == 1:
             return [call(items[0])]
         futures = [self.submit(lambda item=item: call(item)) for item in items]  # type: ignore[misc]
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Take on nothing more; what is queued is still done."""
+        """Accept no more calls; queued ones are still carried out."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -69,6 +72,6 @@ class ThreadPool:
                 future, call = self._work.popleft()
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001  # it belongs to whoever waits
+            except BaseException as error:  # noqa: BLE001  # the caller gets it
                 future.set_exception(error)
             del future, call

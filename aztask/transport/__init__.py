@@ -1,4 +1,4 @@
-"""A Kombu transport over every aztask broker, so that Celery and plain Kombu run on it.
+"""A Kombu transport over every aztask broker, so that Celery and plain Kombu can use it.
 
 ::
 
@@ -6,20 +6,22 @@
     transport.register()
     connection = kombu.Connection("aztask://", transport_options={"broker": broker})
 
-Transport options: ``broker``, a URL, a connection string, a function that returns a Broker, or a
-Broker; ``lease``, seconds, default 60;
-``declare``, False for credentials that may not create queues; ``accept``, content types that are
-handed to consumers besides msgpack, json, text and bytes; ``limits``,
-`aztask.message.bounds.MessageLimits`.
+Transport options:
+
+* ``broker``: a URL, a connection string, a function that returns a Broker, or a Broker.
+* ``lease``: seconds, 60 by default.
+* ``declare``: False for credentials that may not create queues.
+* ``accept``: content types that consumers receive besides msgpack, json, text and bytes.
+* ``limits``: a `aztask.message.bounds.MessageLimits`.
 
 Rules
-1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Everything handed out
+1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Every delivered message
    is renewed until then; closing the channel gives the rest back.
 2. A body that cannot be decoded is dead-lettered here, once, and never reaches a consumer.
-3. A message that comes before its ``eta`` is hidden again, not held.
-4. After a fork the child opens its own broker, where the option is a function or a text, and does
-   no I/O for what its parent holds. A broker object that was opened before belongs to the parent.
-5. No fanout is advertised, because there is none.
+3. A message that arrives before its ``eta`` is hidden again, not held.
+4. After a fork the child opens its own broker, if the option is a function or a text, and does no
+   I/O for its parent's messages. A broker object that was opened before belongs to the parent.
+5. Fanout is not advertised, because it does not exist.
 """
 
 from __future__ import annotations
@@ -37,5 +39,5 @@ ALIAS: Final = "aztask"
 
 
 def register() -> None:
-    """Make ``aztask://`` known to Kombu; doing so again changes nothing."""
+    """Register ``aztask://`` with Kombu; idempotent."""
     TRANSPORT_ALIASES[ALIAS] = "aztask.transport:Transport"

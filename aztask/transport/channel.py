@@ -1,7 +1,7 @@
 """The Kombu channel: publishing, consuming and settling over a broker.
 
-Rules: publishing and settling are safe from any thread; receiving belongs to one thread, as Kombu
-has it. The rest is in `aztask.transport`.
+Rules: publishing and settling are safe from any thread; receiving belongs to one thread, as in
+Kombu. See `aztask.transport` for the rest.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 REJECTED: Final = "rejected"
 
 BATCH: Final = 32
-"""Messages that one request may bring where no prefetch count says less."""
+"""Messages that one request may fetch, unless the prefetch count is lower."""
 
 _REMOTE_WAIT = 1.0
 
 
 class ChannelConnection(Protocol):
-    """What a channel needs of its connection."""
+    """The part of a connection that a channel needs."""
 
     client: Any
     options: TransportOptions
@@ -52,16 +52,16 @@ class ChannelConnection(Protocol):
 
     @property
     def keeper(self) -> LeaseKeeper:
-        """What renews the leases of this connection."""
+        """The keeper that renews this connection's leases."""
         ...
 
     def check_body(self, body: bytes, content_type: str) -> None:
-        """Raises CodecError unless a consumer can decode `body` safely."""
+        """Raise CodecError unless a consumer can decode `body` safely."""
         ...
 
 
 class Channel(virtual.Channel):
-    """What producers and consumers talk to. Publishing and settling are safe from any thread."""
+    """The channel of producers and consumers. Any thread may publish and settle."""
 
     Message = base.Message
     do_restore = False
@@ -91,7 +91,7 @@ class Channel(virtual.Channel):
         headers: dict[str, Any] | None = None,
         properties: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Called by Kombu's producer for each message."""
+        """Build Kombu's message dict; Kombu's producer calls this for each message."""
         properties = {} if properties is None else properties
         if priority:
             properties["priority"] = priority
@@ -108,7 +108,7 @@ class Channel(virtual.Channel):
     ) -> None:
         """Send to one queue, or to every queue that is bound to the exchange.
 
-        Raises EncodeError, or what `Broker.send` raises. A direct exchange without a queue is
+        Raises EncodeError, or what `Broker.send` raises. A direct exchange without a queue raises
         QueueNotFound: a message is never dropped silently.
         """
         envelopes = [to_envelope(message, time())]
@@ -142,7 +142,7 @@ class Channel(virtual.Channel):
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
     ) -> None:
-        """Delete the queue with all that is in it; with `if_empty` only if nothing is."""
+        """Delete the queue with its messages; with `if_empty` only if it has none."""
         if not (if_empty and self._size(queue)):
             for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
                 self.queue_unbind(queue, exchange, routing_key)
@@ -154,7 +154,7 @@ class Channel(virtual.Channel):
     def basic_qos(
         self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
     ) -> None:
-        """At most `prefetch_count` messages unacknowledged on this channel; 0 for no limit."""
+        """Allow at most `prefetch_count` unacknowledged messages on this channel; 0: no limit."""
         self._prefetch = prefetch_count or 0
 
     def basic_consume(
@@ -165,13 +165,13 @@ class Channel(virtual.Channel):
         consumer_tag: str,
         **_: Any,
     ) -> None:
-        """Hand what comes into `queue` to `callback`; no_ack: deleted at receipt."""
+        """Deliver messages of `queue` to `callback`; with `no_ack` they are deleted at receipt."""
         self._sources[consumer_tag] = self._source(queue, no_ack, consumer_tag, callback)
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop; what was received and not handed out yet is given back."""
+        """Stop the consumer; messages that were received but not delivered are given back."""
         source = self._sources.pop(consumer_tag, None)
         if source is None:
             return
@@ -179,11 +179,11 @@ class Channel(virtual.Channel):
         for holding in mine:
             self._ready.remove(holding)
         self.unacked.give_back([holding.tag for holding in mine if holding.lease], Release())
-        # What was handed out is still to be settled through this receiver.
+        # Messages already delivered must still be settled through this receiver.
         self._retired.append(source)
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
-        """One message, or None."""
+        """Receive one message, or None if there is none."""
         found: list[Any] = []
         key = (queue, bool(no_ack))
         source = self._getters.get(key)
@@ -196,27 +196,27 @@ class Channel(virtual.Channel):
         return found[0] if found else None
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
-        """Complete; with `multiple`, everything handed out before it too."""
+        """Complete the message; with `multiple`, all messages delivered before it, too."""
         tags = self.unacked.tags_up_to(delivery_tag) if multiple else [delivery_tag]
         for tag in tags:
             self.unacked.settle(tag, Complete())
 
     def basic_reject(self, delivery_tag: int, requeue: bool = False) -> None:
-        """Dead-letter, or with `requeue` make it available again at once."""
+        """Dead-letter the message, or with `requeue` make it available again at once."""
         self.unacked.settle(
             delivery_tag,
             Abandon() if requeue else DeadLetter(REJECTED, "a consumer rejected the message"),
         )
 
     def basic_recover(self, requeue: bool = False) -> None:
-        """Give everything back that was handed out and not acknowledged."""
+        """Give back all messages that were delivered and not acknowledged."""
         self.unacked.give_back(self.unacked.tags_up_to(next(self._tags)), Abandon())
 
     # -- receiving ---------------------------------------------------------------------------
 
     @property
     def unacked(self) -> Unacked:
-        """What was handed out and not settled."""
+        """The messages that were delivered and not settled."""
         self._notice_fork()
         if self._unacked is None:
             self._unacked = Unacked(self.link.keeper)
@@ -228,7 +228,7 @@ class Channel(virtual.Channel):
             yield from self._sources.values()
 
     def deliver_one(self) -> bool:
-        """Hand out one message that was received before; whether there was one."""
+        """Deliver one message that was received before; False if there was none."""
         self._notice_fork()
         while self._ready:
             holding = self._ready.popleft()
@@ -243,11 +243,11 @@ class Channel(virtual.Channel):
         return False
 
     def fetch(self, source: QueueConsumer, wait: float, limit: int = BATCH) -> bool:
-        """Receive from `source`, waiting at most `wait` seconds; whether anything came."""
+        """Receive from `source`, waiting at most `wait` seconds; True if any message came."""
         if self._prefetch and source.consumer_tag:
             limit = min(limit, self._prefetch - len(self.unacked))
         if source.no_ack:
-            limit = 1  # what is deleted at receipt and not handed out would be lost
+            limit = 1  # a message deleted at receipt and not delivered would be lost
         deliveries = source.receiver.receive(limit, wait)
         holdings = [
             UnackedDelivery(next(self._tags), source.receiver, delivery, source.consumer_tag)
@@ -272,7 +272,7 @@ class Channel(virtual.Channel):
         )
 
     def _hand_out(self, source: QueueConsumer, holding: UnackedDelivery) -> bool:
-        """Give one message to its consumer, unless no consumer may see it now."""
+        """Deliver one message to its consumer, unless no consumer may get it now."""
         delivery = holding.delivery
         verdict = self._judge(delivery.envelope, time())
         if not isinstance(verdict, dict):
@@ -292,12 +292,12 @@ class Channel(virtual.Channel):
         return True
 
     def _judge(self, envelope: Envelope, now: float) -> dict[str, Any] | Settlement:
-        """The arguments of Kombu's Message, or what happens instead of handing it out."""
+        """The arguments of Kombu's Message, or the settlement if it must not be delivered."""
         early = seconds_early(envelope, now)
         if early:
             clone = replace(envelope, message_id=next_link(envelope), delay=early)
             return Resubmit(early, counted=False, envelope=clone)
-        # Celery's messages carry the expiry as a header too: Celery itself records it as revoked.
+        # Celery's messages carry the expiry as a header, too: Celery records them as revoked.
         expires_at = envelope.expires_at
         if expires_at is not None and expires_at <= now and not envelope.headers.get("expires"):
             return DeadLetter(EXPIRED, "its expiry had passed when a consumer received it")
@@ -309,9 +309,10 @@ class Channel(virtual.Channel):
         return fields
 
     def _keep_back(self, holding: UnackedDelivery, settlement: Settlement) -> None:
-        """Settle a message that no consumer gets to see.
+        """Settle a message that is not delivered to any consumer.
 
-        One that was deleted at receipt is gone: an early one is sent again, the others are told.
+        A message that was deleted at receipt cannot be settled: an early one is sent again, any
+        other is logged.
         """
         envelope = holding.delivery.envelope
         if holding.lease is not None:
@@ -324,7 +325,7 @@ class Channel(virtual.Channel):
             )
 
     def close(self) -> None:
-        """Cancel the consumers and give back what they have not acknowledged."""
+        """Cancel the consumers and give back the messages they have not acknowledged."""
         if not self.closed:
             self._notice_fork()
             for tag in list(self._sources):
@@ -336,7 +337,7 @@ class Channel(virtual.Channel):
         super().close()
 
     def _notice_fork(self) -> None:
-        """In a child, forget what the parent received, and receive through an own broker."""
+        """In a child, forget the parent's messages, and receive through a broker of its own."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._ready.clear()

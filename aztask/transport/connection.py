@@ -28,7 +28,7 @@ _LOCAL_WAIT = 0.1
 
 
 class Transport(virtual.Transport):
-    """One connection: its broker, its channels, and the keeper of what they handed out."""
+    """One connection: its broker, its channels, and the keeper of the delivered messages."""
 
     Channel = Channel
     driver_type = "aztask"
@@ -49,7 +49,7 @@ class Transport(virtual.Transport):
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        """None: the address is the option ``broker``, and ``aztask://`` names no host."""
+        """Empty: the address is the option ``broker``, and ``aztask://`` names no host."""
         return {}
 
     @property
@@ -62,14 +62,14 @@ class Transport(virtual.Transport):
 
     @property
     def keeper(self) -> LeaseKeeper:
-        """Renews what the channels of this connection handed out; started at the first use."""
+        """Renews the messages that this connection's channels deliver; started at the first use."""
         broker = self.broker
         if self._keeper is None:
             self._keeper = LeaseKeeper(broker, on_lost=log_lost).start()
         return self._keeper
 
     def check_body(self, body: bytes, content_type: str) -> None:
-        """Raises CodecError unless a consumer can decode `body` safely."""
+        """Raise CodecError unless a consumer can decode `body` safely."""
         if content_type not in self.options.accept:
             raise ContentRefused(
                 f"content type {one_line(repr(content_type), 60)} is not accepted here;"
@@ -79,7 +79,7 @@ class Transport(virtual.Transport):
             self._codec.decode_body(body, content_type)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Hand one message to its consumer. Raises socket.timeout after `timeout` seconds."""
+        """Deliver one message to its consumer. Raises socket.timeout after `timeout` seconds."""
         ends_at = None if timeout is None else monotonic() + timeout
         while not any(channel.deliver_one() for channel in list(self.channels)):
             left = _LONGEST_WAIT if ends_at is None else ends_at - monotonic()
@@ -87,7 +87,7 @@ class Transport(virtual.Transport):
                 raise TimeoutError
 
     def _fetch(self, wait: float) -> bool:
-        """Receive from one consumer's queue, in turns, waiting at most `wait` seconds in all."""
+        """Receive from the consumers' queues in turns, waiting at most `wait` seconds in all."""
         sources = [(ch, source) for ch in list(self.channels) for source in ch.open_sources()]
         if not sources:
             for channel in list(self.channels)[:1]:

@@ -21,11 +21,13 @@ _PLAIN = frozenset({"application/data", "text/plain"})
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """broker: a URL or connection string, a function that returns a Broker, or a Broker.
+    """The checked options of one connection.
 
-    lease: seconds that each message is held for, again and again until it is acknowledged.
-    declare: whether queues are created where they are missing. accept: content types that
-    consumers get to see. limits: of what is decoded.
+    * `broker`: a URL or connection string, a function that returns a Broker, or a Broker.
+    * `lease`: seconds for which each message is held, and renewed until it is acknowledged.
+    * `declare`: True if missing queues are created.
+    * `accept`: content types that consumers receive.
+    * `limits`: of the bodies that are decoded.
     """
 
     broker: Any
@@ -36,9 +38,9 @@ class TransportOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Self:
-        """Kombu puts options of its own among them, so unknown ones are left alone.
+        """Check the options. Raises ConfigurationError.
 
-        Raises ConfigurationError.
+        Kombu adds options of its own, so unknown ones are ignored.
         """
         limits = options.get("limits", MessageLimits())
         if not isinstance(limits, MessageLimits):
@@ -59,9 +61,9 @@ class TransportOptions:
         )
 
     def open(self) -> tuple[Broker, Callable[[], None]]:
-        """(the broker that the options name, what closes it). Raises ConfigurationError.
+        """(the broker that the options name, a function that closes it). Raises ConfigurationError.
 
-        A broker that was given as such is its owner's to close.
+        The function does nothing for a Broker object, which its owner closes.
         """
         given = self.broker
         if isinstance(given, str):
@@ -70,14 +72,14 @@ class TransportOptions:
         broker: Any = given() if callable(given) else given
         if not isinstance(broker, Broker):
             raise ConfigurationError(
-                "the transport option broker is missing or is no broker; write"
+                "the transport option broker is missing or not a broker; write"
                 ' Connection("aztask://", transport_options={"broker": "local://"})'
             )
         return broker, nothing if broker is given else broker.close
 
 
 def nothing(*_: object) -> None:
-    """What is called where there is nothing to do."""
+    """Does nothing, as the default of a callback."""
 
 
 def _accepted(names: object) -> frozenset[str]:
@@ -88,6 +90,6 @@ def _accepted(names: object) -> frozenset[str]:
     types = {*CONTENT_TYPES.values(), *_PLAIN}
     for name in given:
         if not isinstance(name, str) or name in _NEVER:
-            raise ConfigurationError(f"{name!r} is never accepted: to read it may run code")
+            raise ConfigurationError(f"{name!r} is never accepted: reading it can run code")
         types.add(CONTENT_TYPES.get(name, name))
     return frozenset(types)

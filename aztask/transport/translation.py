@@ -1,9 +1,9 @@
-"""Kombu's message dict into an envelope and back, for the transport. Values in, values out.
+"""Convert Kombu's message dict into an envelope and back, for the transport. No I/O.
 
 Rules
 1. The body travels as raw bytes: no base64, no JSON around it.
-2. A property of AMQP's goes where the envelope has a place for it; the rest is carried along.
-3. A producer that sets no message id gets a fresh one, written into its own properties too, so
+2. An AMQP property goes into the envelope's field for it; the other properties are passed on.
+3. A message without an id gets a fresh one, also written into the producer's own properties, so
    that Kombu's retry of the same publish sends the same id again.
 4. Delays come from the property ``delay`` or ``countdown`` (seconds), or from Celery's ``eta``.
 """
@@ -24,10 +24,10 @@ from aztask.message.message import MESSAGE_ID_LIMIT
 from aztask.support.durations import to_seconds
 
 LONGEST_DELAY: Final = 6 * 86400.0
-"""Longer delays are chained: a Storage queue hides a message for at most seven days."""
+"""Seconds: longer delays are chained, as a Storage queue hides a message for at most seven days."""
 
 EARLY_SECONDS: Final = 0.1
-"""How much before its eta a message may be handed out: clocks differ by as much."""
+"""Seconds before its eta at which a message may be delivered: clocks differ by as much."""
 
 _PLACED: Final = frozenset(
     {
@@ -49,9 +49,9 @@ _PLACED: Final = frozenset(
 
 
 def to_envelope(message: dict[str, Any], now: float) -> Envelope:
-    """The envelope of a message that Kombu publishes; `now` in UTC epoch seconds.
+    """The envelope of a message that Kombu publishes; `now` is in UTC epoch seconds.
 
-    Raises EncodeError for a delay or an expiry that cannot be.
+    Raises EncodeError for an impossible delay or expiry.
     """
     properties: dict[str, Any] = message["properties"]
     headers: Mapping[str, Any] = message["headers"]
@@ -90,7 +90,7 @@ def to_envelope(message: dict[str, Any], now: float) -> Envelope:
 def _delay(
     properties: Mapping[str, Any], headers: Mapping[str, Any], now: float
 ) -> tuple[float, Mapping[str, Any]]:
-    """(seconds to hide the message, its headers): a long delay needs an eta to be chained by."""
+    """(seconds to hide the message, its headers): a long delay needs an eta for its chain."""
     delay = 0.0
     if properties.get("countdown") is not None:
         try:
@@ -108,7 +108,7 @@ def _delay(
 
 
 def _milliseconds(value: object) -> float:
-    """AMQP's expiration: a text of milliseconds, as Kombu writes it."""
+    """AMQP's expiration as a number: a text of milliseconds, as Kombu writes it."""
     try:
         return to_seconds(float(str(value)[:32]) / 1000.0, "expiration")
     except (ValueError, ConfigurationError):
@@ -116,10 +116,10 @@ def _milliseconds(value: object) -> float:
 
 
 def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
-    """The arguments of Kombu's Message for what was received; a compressed body comes out plain.
+    """The arguments of Kombu's Message for a received envelope, with its body decompressed.
 
-    Raises CodecError for a message that could not be read, and for a body that is too long or is
-    not what its compression says.
+    Raises CodecError for a message that could not be read, and for a body that is too long or
+    cannot be decompressed.
     """
     if envelope.problem:
         raise DecodeError(envelope.problem)
@@ -151,21 +151,21 @@ def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
 
 
 def seconds_early(envelope: Envelope, now: float) -> float:
-    """Seconds until the ``eta`` in the headers, where it is still to come; else 0."""
+    """Seconds until the ``eta`` in the headers, if it is in the future; else 0."""
     eta = envelope.headers.get("eta")
     if eta is None:
         return 0.0
     try:
         left = read_time("eta", eta) - now
     except DecodeError:
-        return 0.0  # a header of somebody else's: the consumer knows what it means
+        return 0.0  # a header of another program: its consumer knows the meaning
     return min(left, LONGEST_DELAY) if left > EARLY_SECONDS else 0.0
 
 
 def next_link(envelope: Envelope) -> str:
     """The message id of the next clone in a delay chain: ``ID~1``, ``ID~2``, ...
 
-    It follows from the id before, so a clone that is sent twice is recognised as one message.
+    It is derived from the previous id, so a clone that is sent twice counts as one message.
     """
     base, mark, number = envelope.message_id.rpartition("~")
     if mark and number.isascii() and number.isdigit() and len(number) < 10:

@@ -1,12 +1,12 @@
-"""Deliveries that a Kombu channel handed out and that nobody has acknowledged yet.
+"""Messages that a Kombu channel has delivered and that are not acknowledged yet.
 
 Rules
-1. From receipt to settlement a keeper renews every one of them, started or not.
-2. Any thread may settle; each delivery is settled once. A renewal that is under way is waited for,
-   never overtaken.
-3. A lease that was lost is told in the log, once when it is lost and once when its consumer
-   acknowledges too late; nothing is settled then, and somebody else runs the message again.
-4. A delivery whose lease lapsed before it was handed out is dropped, and never handed out.
+1. From receipt to settlement a keeper renews all of them, started or not.
+2. Any thread may settle; each message is settled once. A settlement waits for a renewal that is
+   under way.
+3. A lost lease is logged: once when it is lost, and once when its consumer acknowledges too late.
+   Nothing is settled then, and the message is delivered again.
+4. A message whose lease expired before it was delivered is dropped, and never delivered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RENEWAL_PAUSE = 0.005
 
 @dataclass(slots=True, eq=False)
 class UnackedDelivery:
-    """One unacknowledged delivery. lease: None where it was received and deleted at once."""
+    """One unacknowledged message. `lease` is None if it was deleted at receipt."""
 
     tag: int
     receiver: Receiver
@@ -45,7 +45,7 @@ class UnackedDelivery:
     lease: Lease | None = None
 
     def lapsed(self) -> bool:
-        """Whether its lease is over: then nobody may work on it."""
+        """True if its lease has expired, so that no consumer may work on it."""
         return self.lease is not None and not self.lease.alive(boot_seconds())
 
 
@@ -76,19 +76,19 @@ class QueueConsumer:
 
     @property
     def receiver(self) -> Receiver:
-        """What it receives through."""
+        """The receiver, opened if it is not open yet."""
         if self._receiver is None:
             self._receiver = self._open()
         return self._receiver
 
     def close(self) -> None:
-        """Stop receiving."""
+        """Close the receiver, if it is open."""
         if self._receiver is not None:
             self._receiver.close()
 
 
 class Unacked:
-    """The holdings of one channel."""
+    """The unacknowledged messages of one channel."""
 
     def __init__(self, keeper: LeaseKeeper) -> None:
         self._keeper = keeper
@@ -106,20 +106,21 @@ class Unacked:
         self._keeper.hold(receiver, [holding.lease for holding in holdings if holding.lease])
 
     def tags_up_to(self, tag: int) -> list[int]:
-        """The tags of what was handed out no later than `tag`, in order."""
+        """The tags of messages delivered up to and including `tag`, in order."""
         return sorted(held for held in list(self._holdings) if held <= tag)
 
     def settle(self, tag: int, settlement: Settlement) -> bool:
-        """Carry out `settlement`; whether it took effect.
+        """Carry out `settlement`; returns True if it took effect.
 
-        False: there is no such holding here, or its lease was lost. Raises BrokerUnavailable when
-        the broker gave no answer within a few tries: the message may come back then. If the
-        process dies before the broker has answered, the lease lapses and the message comes back.
+        False: the message is not held here, or its lease was lost. Raises BrokerUnavailable if the
+        broker gave no answer within a few tries: the message may be delivered again then. If the
+        process dies before the broker has answered, the lease expires and the message is delivered
+        again.
         """
         holding = self._holdings.pop(tag, None)
         if holding is None or holding.lease is None:
             logger.warning(
-                "message %s is not held here (settled before, or received before a fork):"
+                "message %s is not held here (already settled, or received before a fork):"
                 " cannot %s it", tag, name_of(settlement),
             )  # fmt: skip
             return False
@@ -130,9 +131,9 @@ class Unacked:
                 self._changed.notify_all()
 
     def give_back(self, tags: Sequence[int], settlement: Settlement) -> None:
-        """Settle these because nobody will acknowledge them any more; never raises.
+        """Settle messages that will not be acknowledged; never raises.
 
-        When the broker cannot be reached the rest is left to its leases, which end by themselves.
+        If the broker is unreachable, the leases of the rest expire by themselves.
         """
         for number, tag in enumerate(tags):
             try:
@@ -148,19 +149,19 @@ class Unacked:
                 return
 
     def drop(self, holding: UnackedDelivery) -> None:
-        """Forget one whose lease lapsed before its consumer saw it: somebody else runs it."""
+        """Forget a message whose lease expired before it was delivered; it will be redelivered."""
         self._holdings.pop(holding.tag, None)
         if holding.lease is not None:
             self._keeper.drop([holding.lease])
         logger.warning(
-            "message %s of queue %s waited here until its lease lapsed: it is not handed out;"
+            "message %s of queue %s waited here until its lease expired, it will be redelivered;"
             " lower the prefetch count or make the lease longer",
             holding.delivery.envelope.message_id,
             holding.delivery.queue,
         )
 
     def wait_for_change(self, seconds: float) -> None:
-        """Until something is settled, at most `seconds`."""
+        """Wait until a message is settled, at most `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -189,7 +190,7 @@ class Unacked:
         )
 
     def _begin(self, lease: Lease) -> bool:
-        """Whether the lease may be settled now, after a renewal that is under way."""
+        """True if the lease may be settled now, after waiting for a renewal that is under way."""
         while not self._keeper.begin_settlement([lease])[0]:
             if lease.state is not LeaseState.RENEWING or boot_seconds() >= lease.deadline:
                 return False
@@ -220,7 +221,7 @@ class Unacked:
 
 
 def log_lost(lease: Lease) -> None:
-    """The keeper's callback: say once that a lease is over while its message is being worked on."""
+    """Log once that a lease was lost while its message is being worked on; a keeper's callback."""
     logger.warning(
         "the lease of message %s of queue %s was lost (%s): another consumer may have it",
         lease.delivery.envelope.message_id,

@@ -39,18 +39,21 @@ from aztask.support.masking import Secret
 
 def options() -> str:
     """The source of ``aztask/appoptions.py``."""
-    app = _class("AppOptions", "`App(...)` takes beside its name and addresses", Settings)
-    queue = _class("QueueOptionNames", "`app.queue(name, ...)` takes", QueueSettings)
+    app = _class("AppOptions", "``App(...)``", Settings)
+    queue = _class("QueueOptionNames", "``app.queue(name, ...)``", QueueSettings)
     return HEAD + app + "\n\n" + queue
 
 
 def _class(name: str, what: str, kind: type) -> str:
-    lines = [f"class {name}(TypedDict, total=False):", f'    """What {what}."""', ""]
+    lines = [
+        f"class {name}(TypedDict, total=False):",
+        f'    """The options of {what}, described in docs/reference/settings.md."""',
+        "",
+    ]
     # App(...) has a parameter of its own for the directory of events
     rows = {field: row for field, row in table_of(kind).items() if field != "events"}
     lines += [f"    {option_of(field)}: {row.takes}" for field, row in rows.items()]
-    text = "\n".join(lines) + "\n"
-    return text.replace("What `", "What ``").replace(")` takes", ")`` takes")
+    return "\n".join(lines) + "\n"
 
 
 def reference() -> str:

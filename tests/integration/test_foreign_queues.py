@@ -185,4 +185,4 @@ def test_the_doctor_goes_on_behind_a_disabled_queue(namespace: Machine) -> None:
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 4
     assert {each["subject"] for each in found} >= {"queue off", "queue ours"}
-    assert any(each["check"] == "rights" for each in found if each["subject"] == "queue ours")
+    assert any(each["check"] == "permissions" for each in found if each["subject"] == "queue ours")

@@ -265,7 +265,7 @@ def test_a_message_whose_lease_lapsed_in_the_buffer_is_not_handed_out(connect, c
     time.sleep(0.4)
     with caplog.at_level(logging.WARNING):
         message = drain(connection, consumer, messages=2)
-    assert "waited here until its lease lapsed" in caplog.text
+    assert "waited here until its lease expired" in caplog.text
     assert message.delivery_info["delivery_count"] == 2
 
 

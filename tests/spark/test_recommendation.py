@@ -58,7 +58,7 @@ class TestLease:
         cut = queue(600.0, a=task(10.0, cut=[600.0]))
         found = recommended(cut, None, BOUNDS, at=5.0)
         assert found.advice.lease_seconds == 600.0
-        assert "the durations seen are too short" in found.reasons["lease"]
+        assert "measured durations are too short" in found.reasons["lease"]
         whole = recommended(queue(600.0, a=task(10.0)), None, BOUNDS, at=5.0)
         assert whole.advice.lease_seconds == 30.0
 

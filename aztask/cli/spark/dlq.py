@@ -20,6 +20,7 @@ from aztask.cli.progress import Progress
 from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.target import app_spec, open_app
 from aztask.deadletters.view import DeadLetters, Report
+from aztask.spark.submission.target import Target
 
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
 
@@ -87,7 +88,6 @@ class LetterOptions:
         """Open a session and yield the DataFrame; Spark's errors in the block become one line."""
         from aztask.spark.deadletters.letters import dead_letters
         from aztask.spark.queries import translated_errors
-        from aztask.spark.submission.target import Target
 
         if self._snapshot is None:
             with open_app():

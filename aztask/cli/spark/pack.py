@@ -11,6 +11,7 @@ from aztask.cli.failures import visible
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import print_json
 from aztask.cli.target import app_spec
+from aztask.spark.packing import pack
 
 
 @click.command("pack")
@@ -25,8 +26,6 @@ def command(sources: tuple[str, ...], output: str, as_json: bool) -> None:
     file, a package's folder or a wheel. Neither Spark nor Java is needed. Packages with compiled
     parts do not work from a zip: they are listed, so that you can install them on the cluster.
     """
-    from aztask.spark.packing import pack
-
     spec = app_spec()
     given = (spec.partition(":")[0].partition(".")[0],) if spec else ()
     packed = pack(output, (*given, *sources))

@@ -1,4 +1,4 @@
-"""Marks of cancellation in the file of results."""
+"""Marks of cancelled tasks in the local result file."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _DATE: Final = "UPDATE cancellations SET at = ? WHERE typeof(at) NOT IN ('real',
 
 
 class LocalCancellations:
-    """What was cancelled. Every call is part of the caller's transaction, or read."""
+    """The marks of cancelled tasks. Each call runs in the caller's transaction or read."""
 
     def __init__(self, database: Database) -> None:
         database.migrate("cancellations", _STEPS)
 
     def any(self, connection: sqlite3.Connection) -> bool:
-        """Whether there is any mark: usually there is none."""
+        """True if any task is marked; usually none is, which saves a query for each."""
         return bool(connection.execute("SELECT 1 FROM cancellations LIMIT 1").fetchone())
 
     def has(self, connection: sqlite3.Connection, task_id: str) -> bool:
-        """Whether this task is marked."""
+        """True if this task is marked."""
         found = connection.execute("SELECT 1 FROM cancellations WHERE task_id = ?", (task_id,))
         return found.fetchone() is not None
 
     def mark(
         self, connection: sqlite3.Connection, task_id: str, at: float, *, running: bool
     ) -> None:
-        """Mark a task; running: its run is to be stopped too."""
+        """Mark a task; with `running`, its run should be stopped, too."""
         connection.execute(_MARK, (task_id, at, running))
 
     def to_stop(self, connection: sqlite3.Connection, task_ids: Sequence[str]) -> list[str]:
-        """Those of these whose runs are to be stopped."""
+        """Those of these tasks whose runs should be stopped."""
         marked = connection.execute("SELECT 1 FROM cancellations WHERE running LIMIT 1")
         if marked.fetchone() is None:
             return []
@@ -52,12 +52,14 @@ class LocalCancellations:
         return [each for each in task_ids if connection.execute(text, (each,)).fetchone()]
 
     def drop(self, connection: sqlite3.Connection, task_id: str) -> None:
-        """Forget a task's mark."""
+        """Delete the task's mark, if it has one."""
         connection.execute("DELETE FROM cancellations WHERE task_id = ?", (task_id,))
 
     def purge(self, connection: sqlite3.Connection, before: float, now: float) -> None:
-        """Forget marks that are as old. One whose time is damaged still holds, and is as old as
-        `now`: otherwise it would stay for ever.
+        """Delete marks older than `before`.
+
+        A mark with a damaged time stays valid, and gets the time `now`; otherwise it would never
+        end.
         """
         connection.execute(_DATE, (now,))
         connection.execute("DELETE FROM cancellations WHERE at < ?", (before,))

@@ -1,4 +1,4 @@
-"""The index of dead letters in the local result store's file."""
+"""The index of dead letters in the local result file."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _DROP: Final = "DELETE FROM dead_index WHERE queue = ? AND key = ?"
 
 
 class LocalDeadIndex:
-    """See the protocol, `aztask.results.deadindex.DeadIndex`."""
+    """The local implementation of `aztask.results.deadindex.DeadIndex`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.migrate("dead_index", _STEPS)
 
     def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
-        """Keep these; one that is known already stays as it was noted first."""
+        """Store these notes; an existing note of the same key stays as it is."""
         rows = [
             (
                 each.queue,
@@ -63,7 +63,7 @@ class LocalDeadIndex:
             connection.executemany(_NOTE, rows)
 
     def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
-        """Up to `limit` notes of the queue behind the number `after`, in order."""
+        """Up to `limit` notes of the queue after the number `after`, in order."""
         with self._database.read() as connection:
             rows = rows_of(connection, _PAGE, (queue, after, limit))
         return [
@@ -72,12 +72,12 @@ class LocalDeadIndex:
         ]
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
-        """These are gone."""
+        """Delete the notes with these keys."""
         with self._database.transaction() as connection:
             connection.executemany(_DROP, [(queue, key) for key in keys])
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
-        """Drop the notes made before that time whose dead letters are not among `keys`."""
+        """Delete notes made before `before` whose keys are not among `keys`; returns how many."""
         with self._database.transaction() as connection:
             found = rows_of(connection, _OLD, (queue, before))
             gone = [(number,) for number, key in found if key not in keys]
@@ -86,7 +86,7 @@ class LocalDeadIndex:
 
 
 def payload_of_dead(envelope: Envelope) -> bytes:
-    """The envelope as bytes; what a stranger's headers hold may not be written."""
+    """The envelope as bytes; headers of other programs that cannot be written are dropped."""
     try:
         return payload_of(envelope)
     except EncodeError:

@@ -1,9 +1,10 @@
-"""Damaged rows in the file of results: which they are, since when, and why.
+"""Damaged rows in the local result file: which ones, since when, and why.
 
 Rules
-1. A row in quarantine stays in its table as it is, for a person to look at. Here are its number and
-   the reason, and as long as they are here, the row counts as damaged.
-2. The number goes together with the row, whoever deletes it: SQLite gives it to a later row.
+1. A row in quarantine stays unchanged in its table, so that you can inspect it. This table has its
+   number and the reason; as long as they are here, the row counts as damaged.
+2. The number is deleted together with the row, whatever deletes it: SQLite gives the number to a
+   later row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PURGE_ROWS: Final = 2_000
 
 
 class LocalQuarantine:
-    """Every call is part of the caller's transaction, or read."""
+    """The damaged rows. Each call runs in the caller's transaction or read."""
 
     def __init__(self, database: Database) -> None:
         database.migrate("damaged_runs", _STEPS)
@@ -52,5 +53,5 @@ class LocalQuarantine:
         return [run_of(row).record for row in rows_of(connection, _LIST, (limit,))]
 
     def purge(self, connection: sqlite3.Connection, before: float) -> int:
-        """Delete rows that were put into quarantine before that time; how many."""
+        """Delete rows that were put into quarantine before that time; returns how many."""
         return connection.execute(_PURGE, (before, PURGE_ROWS)).rowcount

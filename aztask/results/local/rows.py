@@ -1,7 +1,7 @@
-"""Rows of the local result store: how runs and workers are written and read.
+"""The rows of the local result store: how runs and workers are written and read.
 
-SQLite keeps whatever is put into a column, whatever type the column has, and Python's module gives
-up a whole query for one text that is not UTF-8. So every row is checked by itself (`damage`).
+SQLite stores any value in any column, whatever the column's type, and Python's module aborts a
+whole query for one text that is not UTF-8. So every row is checked on its own (`damage`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from aztask.brokers.delivery import Position
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import Outcome, RunKey, RunRecord, Start, State, WorkerRecord
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner
-from aztask.results.runningtasks import pack_running
-from aztask.results.workerrow import damaged_worker, read_worker
+from aztask.results.workerrow import damaged_worker, pack_running, read_worker
 from aztask.settlement import Complete, to_record
 
 _NAMES: Final = (
@@ -30,21 +29,23 @@ COLUMNS: Final = (
     f"{', '.join(_NAMES)}, typeof(saved), "
     "(SELECT reason FROM damaged_runs WHERE damaged_runs.id = runs.id)"
 )
-"""What `run_of` takes. A checkpoint may be large, so of it the type only."""
+"""The columns for `run_of`. A checkpoint may be large, so only its type is read."""
 _ERROR: Final = ("error_type", "error", "traceback")
 _SAVED_TYPES: Final = ("null", "blob")
 _WORKER_FIELDS: Final = (
     "started_at", "queues", "running", "finished", "stopped", "leased", "tasks",
 )  # fmt: skip
 _OLDEST_WORKER: Final = 5
-"""Fields of a worker's row as the first release wrote it."""
+"""The fields of a worker's row in the first release."""
 _PLAIN: Final = Complete()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run's row. id: the row's. record: with its damage, where it is damaged: then nothing else
-    of the row is to be believed.
+    """A run's row.
+
+    * `id`: the row's number.
+    * `record`: the run, with its damage; if it is damaged, no other field of the row is trusted.
     """
 
     id: int
@@ -56,15 +57,15 @@ class StoredRun:
 
     @property
     def ended(self) -> Outcome | None:
-        """The outcome after which the message does not come again."""
+        """The outcome, if the message does not come again after it; else None."""
         outcome = self.record.outcome
         return None if outcome is None or outcome.again else outcome
 
 
 def rows_of(connection: sqlite3.Connection, sql: str, values: Sequence[object]) -> list[Any]:
-    """All rows of a query. Text that is not UTF-8 comes as bytes, and so as damage.
+    """All rows of a query. Text that is not UTF-8 is returned as bytes, and so counts as damaged.
 
-    The connection is the caller's alone meanwhile.
+    During the call no other thread may use the connection.
     """
     try:
         return connection.execute(sql, values).fetchall()
@@ -87,7 +88,7 @@ def _text_or_bytes(data: bytes) -> str | bytes:
 
 
 def run_of(row: Sequence[Any]) -> StoredRun:
-    """The run of a row of `COLUMNS`. One that is in quarantine is damaged, whatever it holds."""
+    """The run in a row of `COLUMNS`. A row in quarantine is damaged, whatever it contains."""
     columns = Columns(dict(zip(_NAMES, row, strict=False)))
     number, saved_type, reason = row[0], *row[len(_NAMES) :]
     try:
@@ -100,7 +101,7 @@ def run_of(row: Sequence[Any]) -> StoredRun:
 
 
 def has_key(row: Sequence[Any]) -> bool:
-    """Whether the row's own key can be read: otherwise it is the row of no message."""
+    """True if the row's own key can be read; otherwise no message can own the row."""
     try:
         _checked_key(Columns(dict(zip(_NAMES, row, strict=False))))
     except Damaged:
@@ -114,7 +115,7 @@ def _checked_key(columns: Columns) -> RunKey:
 
 
 def _key_of(columns: Columns) -> RunKey:
-    """As far as it can be read."""
+    """The key, as far as it can be read."""
     try:
         return _checked_key(columns)
     except Damaged:
@@ -155,12 +156,12 @@ def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
 
 
 def key_of(key: RunKey) -> tuple[str, int, int]:
-    """The values of a run's key."""
+    """The column values of a run's key."""
     return key.task_id, key.generation, key.hop
 
 
 def start_row(start: Start) -> tuple[Any, ...]:
-    """The values of a new run."""
+    """The column values of a new run."""
     return (
         *key_of(start.key),
         start.task,
@@ -173,7 +174,7 @@ def start_row(start: Start) -> tuple[Any, ...]:
 
 
 def outcome_row(outcome: Outcome) -> tuple[Any, ...]:
-    """The values of an outcome."""
+    """The column values of an outcome."""
     plain = outcome.settlement == _PLAIN
     settlement = None if plain else msgpack.packb(to_record(outcome.settlement))
     return (
@@ -189,7 +190,7 @@ def outcome_row(outcome: Outcome) -> tuple[Any, ...]:
 
 
 def worker_row(worker: WorkerRecord) -> tuple[Any, ...]:
-    """The values of a worker's row."""
+    """The column values of a worker's row."""
     record = (
         worker.started_at, worker.queues, worker.running, worker.finished, worker.stopped,
         worker.leased, pack_running(worker.tasks),
@@ -198,7 +199,7 @@ def worker_row(worker: WorkerRecord) -> tuple[Any, ...]:
 
 
 def worker_of(name: Any, seen_at: Any, packed: Any) -> WorkerRecord:
-    """The worker of a row. What a newer release adds at the end of it is passed over."""
+    """The worker in a row. Fields that a newer release adds at the end are ignored."""
     try:
         fields = Columns({"record": packed}).unpacked("record")
         if not isinstance(fields, list) or len(fields) < _OLDEST_WORKER:

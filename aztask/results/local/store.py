@@ -1,8 +1,8 @@
 """The result store in a local SQLite file, shared by the processes of one machine.
 
-When it shares the file with the local broker, outcomes and settlements are one transaction
-(`aztask.brokers.base.Transactional`). Rows are kept in order of their first start, so the newest
-runs are found, and the oldest cleared, without a further index.
+If it shares the file with the local broker, outcomes and settlements are one transaction
+(`aztask.brokers.base.Transactional`). Rows are in the order of their first start, so the newest
+runs are found, and the oldest purged, without another index.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ WORKER_FORGOTTEN_SECONDS = 86400.0
 
 
 class LocalResults:
-    """See the protocol, `aztask.results.base.ResultStore`."""
+    """The local implementation of `aztask.results.base.ResultStore`."""
 
     remote = False
 
@@ -139,11 +139,11 @@ class LocalResults:
 
     @property
     def transaction_key(self) -> str:
-        """The file."""
+        """The file: equal keys can share a transaction, see `aztask.brokers.base.Transactional`."""
         return self._database.key
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing for what this thread does inside."""
+        """Run the block's calls by this thread as one transaction: all or nothing."""
         return self._joined()
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
@@ -186,7 +186,7 @@ class LocalResults:
         return True
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
-        """Keep a checkpoint, by compare-and-set on the run's owner."""
+        """Store a checkpoint, by compare-and-set on the run's owner."""
         with self._database.transaction() as connection:
             return connection.execute(_SAVE, (state, *key_of(key), owner)).rowcount == 1
 
@@ -196,13 +196,13 @@ class LocalResults:
             connection.executemany(_DISOWN, [(*key_of(key), owner) for key, owner in runs])
 
     def expect(self, runs: Iterable[RunRecord]) -> None:
-        """Note runs that are sent and not started."""
+        """Store runs that are sent but not started."""
         with self._database.transaction() as connection:
             rows = [(*key_of(run.key), run.task, run.queue) for run in runs]
             connection.executemany(_EXPECT, rows)
 
     def get(self, task_id: str) -> RunRecord | None:
-        """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
+        """The task's latest run. A cancelled task that no worker has received is cancelled, too."""
         with self._database.read() as connection:
             record = self._latest(connection, task_id)
             mark = self._cancellations.has(connection, task_id)
@@ -213,7 +213,7 @@ class LocalResults:
 
     @staticmethod
     def _latest(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
-        """A row whose own key is damaged counts only where there is no other."""
+        """The latest row; a row whose own key is damaged counts only if there is no other."""
         found: list[Any] = []
         for condition in ("", _IN_ORDER):
             sql = f"SELECT {COLUMNS} FROM runs WHERE task_id = ? {condition} {_LATEST}"  # constants
@@ -227,7 +227,7 @@ class LocalResults:
         return self._select("WHERE task_id = ? ORDER BY generation, hop", task_id)
 
     def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The newest runs, newest first; UNREADABLE: those in quarantine."""
+        """The newest runs, newest first; UNREADABLE lists the quarantine."""
         if state is None:
             return self._select("ORDER BY id DESC LIMIT ?", limit)
         if state is State.UNREADABLE:
@@ -245,31 +245,31 @@ class LocalResults:
             return True
 
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
-        """Those whose runs are to be stopped."""
+        """Those of these tasks whose runs should be stopped."""
         with self._database.read() as connection:
             return self._cancellations.to_stop(connection, task_ids)
 
     def forget(self, task_id: str) -> bool:
-        """Delete what is known of a task."""
+        """Delete everything about a task."""
         with self._database.transaction() as connection:
             self._cancellations.drop(connection, task_id)
             cursor = connection.execute("DELETE FROM runs WHERE task_id = ?", (task_id,))
             return cursor.rowcount > 0
 
-    def wait_changed(self, seen: int, timeout: float) -> int:
-        """Look at the file's change counter, at once when somebody writes, and seldom otherwise."""
+    def wait_changed(self, version: int, timeout: float) -> int:
+        """Read the file's change counter: at once after a write on this machine, else seldom."""
         give_up_at = time.monotonic() + timeout
         waiter = Waiter(self._database.watch, rest=FIRST_WAIT, blind=LONGEST_WAIT)
         now = self._database.changes()
-        while now == seen and (left := give_up_at - time.monotonic()) > 0:
-            waiter.wait(left)
+        while now == version and (remaining := give_up_at - time.monotonic()) > 0:
+            waiter.wait(remaining)
             now = self._database.changes()
-        if now != seen:
+        if now != version:
             waiter.found_change()
         return now
 
     def heartbeat(self, worker: WorkerRecord) -> None:
-        """Note that a worker lives; forget those that have been silent for a day."""
+        """Store a worker's heartbeat; delete workers that have been silent for a day."""
         with self._database.transaction() as connection:
             connection.execute("REPLACE INTO workers VALUES (?, ?, ?)", worker_row(worker))
             connection.execute(
@@ -278,17 +278,17 @@ class LocalResults:
             )
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that are known, newest sign of life first, damaged rows last."""
+        """The known workers, newest heartbeat first, damaged rows last."""
         with self._database.read() as connection:
             rows = rows_of(connection, "SELECT name, seen_at, record FROM workers", ())
         found = [worker_of(*row) for row in rows]
         return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
     def purge(self, before: float) -> int:
-        """Delete what ended before that time, and marks of cancellation as old.
+        """Delete runs that ended before that time, and cancellation marks of that age.
 
-        In windows of the rows' order, the order of their first starts, up to the first window
-        without anything old: no scan of the whole table, and no long hold of the write lock.
+        It goes through windows of rows in the order of their first starts, up to the first window
+        without an old row: this neither scans the whole table nor holds the write lock for long.
         """
         with self._database.transaction() as connection:
             self._cancellations.purge(connection, before, self._clock.wall())
@@ -305,7 +305,7 @@ class LocalResults:
             last, deleted = end, deleted + gone
 
     def close(self) -> None:
-        """The database belongs to whoever opened it; nothing to do."""
+        """Does nothing: the database belongs to the code that opened it."""
 
     @contextmanager
     def _joined(self) -> Iterator[None]:
@@ -313,9 +313,9 @@ class LocalResults:
             yield
 
     def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
-        """What stands in the row decides; our own start may just have made it."""
+        """Decide by the row, which our own start may just have made."""
         run = self._run(connection, start.key)
-        assert run is not None  # the transaction has made it, where it was not there
+        assert run is not None  # the transaction has made it if it was missing
         if run.record.damage:
             return Unreadable(run.record.damage)
         if run.ended is not None:
@@ -336,7 +336,7 @@ class LocalResults:
     def _elsewhere(
         self, connection: sqlite3.Connection, run: StoredRun, start: Start
     ) -> OwnedElsewhere | Unreadable:
-        """Another copy's, unless what is in the row cannot be the position of any copy."""
+        """Another copy owns the run, unless the row's position cannot be one of any copy."""
         try:
             check_position(run.position, start.position)
         except Damaged as damage:
@@ -345,7 +345,7 @@ class LocalResults:
         return OwnedElsewhere()
 
     def _run(self, connection: sqlite3.Connection, key: RunKey) -> StoredRun | None:
-        """A run's row. One that is damaged goes into quarantine."""
+        """A run's row. A damaged one is put into quarantine."""
         rows = rows_of(connection, f"SELECT {COLUMNS} FROM runs WHERE {_KEY}", key_of(key))
         if not rows:
             return None
@@ -355,7 +355,7 @@ class LocalResults:
         return run
 
     def _stands(self, connection: sqlite3.Connection, key: RunKey, owner: str) -> bool:
-        """Whether the outcome that this owner recorded is there."""
+        """True if the outcome that this owner recorded is stored."""
         run = self._run(connection, key)
         return run is not None and run.owner == owner
 

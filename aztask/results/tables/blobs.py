@@ -1,11 +1,11 @@
-"""Values and checkpoints that do not fit a row, each in a blob of its own.
+"""Values and checkpoints that do not fit into a row, each in a blob of its own.
 
 Rules
-1. A blob is written once, under a name that nobody else has, before the row that names it; it is
-   deleted after the row that named it is deleted or names another.
-2. If the process dies in between, a blob is left that no row names. The name begins with the hour
-   it was written in and holds the keys of its row, so `purge` finds such blobs without reading
-   what is young, and asks the row.
+1. A blob is written once, under a unique name, before the row that names it. It is deleted after
+   that row is deleted or names another blob.
+2. If the process dies in between, a blob is left over that no row names. Its name begins with the
+   hour it was written in and contains the key of its row, so `purge` finds such blobs without
+   reading recent ones, and checks their rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOBODY: Final = "aztask-check"
 
 
 class Blobs:
-    """The container of a store. Any thread may call."""
+    """The blob container of a store. Any thread may call."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Blobs:
         clock: Clock,
         credential: TokenCredential | None = None,
     ) -> None:
-        """Opens with the first blob: a store whose values are small needs no blob service."""
+        """Connects at the first blob: a store whose values are small needs no blob service."""
         self.place = f"the container {container!r} of {address}"
         self._address = BlobAddress(
             address.account,
@@ -67,13 +67,13 @@ class Blobs:
     def place_of(
         self, call: TimeBudget, key: RunKey, data: bytes | None
     ) -> tuple[bytes | None, str]:
-        """What the row shall hold: the data itself, or where it is long, the name of its blob."""
+        """The row's two fields: the data itself, or, if it is long, the name of its new blob."""
         if data is None or len(data) <= INLINE_BYTES:
             return data, ""
         hour = hour_of(self._clock.wall())
         name = f"{hour}/{partition_of(key.task_id)}!{row_of(key)}!{uuid4().hex}"
         blob = self._container.get_blob_client(name)
-        # nobody else has this name: after a lost answer it may be written again
+        # the name is unique, so after a lost answer the blob may be written again
         call.request(
             lambda **times: blob.upload_blob(data, overwrite=True, **times),
             self.place,
@@ -83,7 +83,7 @@ class Blobs:
         return None, name
 
     def load(self, call: TimeBudget, data: bytes | None, name: str) -> bytes | None:
-        """What a row holds, or the blob that it names. Raises Gone where that is missing."""
+        """The row's data, or that of the blob it names. Raises RowNotFound if the blob is gone."""
         if not name:
             return data
         blob = self._container.get_blob_client(name)
@@ -95,7 +95,7 @@ class Blobs:
         )
 
     def delete(self, *names: str) -> None:
-        """Delete these; what cannot be deleted now is found by a later sweep."""
+        """Delete these blobs; if that fails now, a later sweep deletes them."""
         for name in filter(None, names):
             blob = self._container.get_blob_client(name)
             try:
@@ -108,10 +108,10 @@ class Blobs:
             except RowNotFound:
                 continue
             except AztaskError as error:
-                logger.info("a blob stays until the next sweep: %s", error)
+                logger.info("a blob could not be deleted, the next sweep tries again: %s", error)
 
     def older(self, call: TimeBudget, before: float) -> Iterator[tuple[str, str, str]]:
-        """Blobs written before that hour: their names, and their rows' keys. One page at most."""
+        """Blobs written before that hour, at most one page: names, and the keys of their rows."""
         limit = hour_of(before)
 
         def ask(**times: Any) -> list[str]:
@@ -126,7 +126,7 @@ class Blobs:
             yield name, partition, more.partition("!")[0]
 
     def create(self, call: TimeBudget) -> bool:
-        """Make the container; False where it is there."""
+        """Create the container; False if it exists."""
         try:
             call.request(
                 self._container.create_container,
@@ -139,24 +139,24 @@ class Blobs:
         return True
 
     def check(self, call: TimeBudget) -> None:
-        """Raise what would be raised if a value were read."""
+        """Raise the error that reading a value would raise."""
         try:
             self.load(call, None, NOBODY)
         except RowNotFound:
             return
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections to the blob service."""
         if "_container" in self.__dict__:
             self._container.close()
 
 
 def hour_of(at: float) -> str:
-    """``2026112119``, in UTC: sorts as the times do."""
+    """The hour in UTC, such as ``2026112119``: sorts as the times do."""
     latest = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
     return datetime.fromtimestamp(max(0.0, min(at, latest)), UTC).strftime("%Y%m%d%H")
 
 
 def missing(name: str) -> str:
-    """What is wrong where a row names a blob that is not there."""
-    return f"its value is no longer in the container (blob {name}); somebody deleted it"
+    """The damage of a row that names a missing blob."""
+    return f"its value is no longer in the container (blob {name}): the blob was deleted"

@@ -1,13 +1,12 @@
-"""Requests to one table: each with time-outs, side by side, none of them sent twice by the SDK.
+"""Requests to one table: each with time-outs, in parallel, none of them repeated by the SDK.
 
 Rules
-1. A call of the store ends in time: its requests share one `TimeBudget`, and what is left of it
-   bounds each of them. When one request gives up, those that have not begun are not made.
+1. A call of the store ends in time: its requests share one `TimeBudget`, whose remainder limits
+   each of them. When one request gives up, those that have not begun are not made.
 2. The SDK retries nothing. A request that was certainly not carried out (the service is busy, or no
-   connection was made) is made again after a short pause; reads are made again in any case; a write
-   whose answer is lost raises `OutcomeUnknown`, and whoever asked reads what is there.
-3. Requests of one call run on a pool of threads; no request waits for another one of that
-   pool.
+   connection was made) is repeated after a short pause. Reads are always repeated. A write whose
+   answer is lost raises `OutcomeUnknown`, and the caller reads the row.
+3. Requests of one call run on a pool of threads; no request waits for another one of that pool.
 """
 
 from __future__ import annotations
@@ -55,45 +54,47 @@ Answer = TypeVar("Answer")
 
 
 class TimeBudget:
-    """The time that one call of the store may take, shared by its requests."""
+    """The time for one call of the store, shared by its requests."""
 
     def __init__(self, seconds: float = CALL_SECONDS) -> None:
         self._until = time.monotonic() + seconds
         self.stopped: AztaskError | None = None
 
     @property
-    def left(self) -> float:
-        """Seconds."""
+    def remaining(self) -> float:
+        """The seconds that remain for this call."""
         return self._until - time.monotonic()
 
     def stop(self, error: AztaskError) -> AztaskError:
-        """Have the requests that have not begun fail as well."""
+        """Make the requests that have not begun fail with `error`, too; returns it."""
         self.stopped = error
         return error
 
     def unavailable(self, place: str) -> AztaskError:
-        """The error where others were faster again and again."""
-        return self.stop(BrokerUnavailable(f"{place} is changed by others all the time; try again"))
+        """The error for a row that other writers changed at every try."""
+        return self.stop(BrokerUnavailable(f"other writers keep changing {place}; try again"))
 
     def timeouts(self, place: str) -> dict[str, float]:
-        """For the next request. Raises BrokerUnavailable where there is no time for one."""
+        """The time-outs of the next request. Raises BrokerUnavailable if no time remains."""
         if self.stopped is not None:
             raise self.stopped
-        left = self.left
-        if left <= 0:
+        remaining = self.remaining
+        if remaining <= 0:
             raise self.stop(BrokerUnavailable(f"{place} does not answer in time; try again"))
         return {
-            "connection_timeout": min(CONNECT_SECONDS, left),
-            "read_timeout": min(READ_SECONDS, left),
+            "connection_timeout": min(CONNECT_SECONDS, remaining),
+            "read_timeout": min(READ_SECONDS, remaining),
         }
 
     def request(
         self, make: Callable[..., Answer], place: str, role: str, *, again: bool = False
     ) -> Answer:
-        """Carry out one request, which gets its time-outs as keywords; rule 2.
+        """Carry out one request, which gets its time-outs as keywords; see rule 2.
 
-        again: whether making it twice does no harm. Raises Gone, There, Changed, Unsure, and the
-        errors for the caller.
+        * `again`: True if carrying it out twice does no harm.
+
+        Raises RowNotFound, AlreadyExists, RowConflict, OutcomeUnknown, and the errors for the
+        caller.
         """
         pauses = iter(PAUSES)
         while True:
@@ -108,18 +109,18 @@ class TimeBudget:
                 ):
                     raise found from error
                 pause = next(pauses, None)
-                if pause is None or pause >= self.left:
+                if pause is None or pause >= self.remaining:
                     raise self.stop(found.error) from error
                 time.sleep(pause)
 
 
 class TableRequests:
-    """One table. Any thread may call; another process makes its own."""
+    """The requests to one table. Any thread may call; another process makes its own."""
 
     def __init__(
         self, address: TablesAddress, table: str, credential: TokenCredential | None = None
     ) -> None:
-        """Connects with the first request. Raises ConfigurationError without a credential."""
+        """Connects at the first request. Raises ConfigurationError without a credential."""
         filter_secrets()
         self.place = f"the table {table!r} of {address}"
         self._transport = _transport(address.endpoint)
@@ -136,15 +137,17 @@ class TableRequests:
             )
 
         self._table = client(self._transport)
-        self._batches = client(RequestsTransport())  # the lean transport reads no multipart answer
+        # The lean transport cannot read multipart answers.
+        self._batches = client(RequestsTransport())
         self._thread_pool = ThreadPool("tables", CONNECTIONS)
 
     def each(
         self, call: TimeBudget, work: Callable[[TimeBudget, Item], Answer], items: Iterable[Item]
     ) -> list[Answer]:
-        """`work` of each item, side by side, answers in order. Waits for all, then raises.
+        """`work` of each item, in parallel; the answers are in order. Waits for all, then raises.
 
-        The first error is raised; a refused credential comes before a service that is away.
+        Of several errors a refused credential is raised rather than an unreachable service, else
+        the first.
         """
         todo = list(items)
         if len(todo) == 1:
@@ -163,7 +166,7 @@ class TableRequests:
     def read(
         self, call: TimeBudget, partition: str, row: str, select: Sequence[str] | None = None
     ) -> Entity | None:
-        """One row, or some properties of it; None where there is none."""
+        """One row, or some properties of it; None if it does not exist."""
         names = list(select) if select else None
         try:
             return call.request(
@@ -198,21 +201,24 @@ class TableRequests:
         return call.request(ask, self.place, TABLE_ROLE, again=True)
 
     def insert(self, call: TimeBudget, entity: Mapping[str, Any]) -> str | None:
-        """The new row's ETag; None where there is such a row. Raises Unsure."""
+        """Insert a row and return its ETag; None if the row exists. Raises OutcomeUnknown."""
         try:
-            told = call.request(
+            answer = call.request(
                 lambda **times: self._table.create_entity(dict(entity), **times),
                 self.place,
                 TABLE_ROLE,
             )
         except AlreadyExists:
             return None
-        return str(told["etag"])
+        return str(answer["etag"])
 
     def replace(self, call: TimeBudget, entity: Mapping[str, Any], tag: str) -> str | None:
-        """The row's new ETag; None where it was changed or deleted since `tag`. Raises Unsure."""
+        """Replace a row and return its new ETag; None if it changed since `tag`.
+
+        Raises OutcomeUnknown.
+        """
         try:
-            told = call.request(
+            answer = call.request(
                 lambda **times: self._table.update_entity(
                     dict(entity),
                     mode=UpdateMode.REPLACE,
@@ -225,11 +231,12 @@ class TableRequests:
             )
         except (RowConflict, RowNotFound):
             return None
-        return str(told["etag"])
+        return str(answer["etag"])
 
     def merge(self, call: TimeBudget, entity: Mapping[str, Any], tag: str) -> bool:
-        """Set these properties and leave the others; False where the row was changed or deleted
-        since `tag`, or an answer was lost.
+        """Set these properties and keep the others.
+
+        False if the row was changed or deleted since `tag`, or an answer was lost.
         """
         try:
             call.request(
@@ -248,7 +255,7 @@ class TableRequests:
         return True
 
     def put(self, call: TimeBudget, entity: Mapping[str, Any]) -> None:
-        """Write a row whatever is there. If the answer is lost it is written again."""
+        """Write a row, whatever exists there. If the answer is lost, it is written again."""
         call.request(
             lambda **times: self._table.upsert_entity(
                 dict(entity), mode=UpdateMode.REPLACE, **times
@@ -259,19 +266,19 @@ class TableRequests:
         )
 
     def ensure(self, call: TimeBudget, entity: Mapping[str, Any]) -> bool:
-        """Write a row unless it is there; whether it was not. Asks again if an answer is lost."""
+        """Write a row unless it exists; True if it did not. Repeated if an answer is lost."""
         while True:
             try:
                 return self.insert(call, entity) is not None
             except OutcomeUnknown as lost:
-                if call.left <= PAUSES[0]:
+                if call.remaining <= PAUSES[0]:
                     raise call.stop(lost.error) from lost
                 time.sleep(PAUSES[0])
 
     def delete(self, call: TimeBudget, partition: str, row: str, tag: str = "") -> bool:
-        """Delete a row; False where there was none, or an answer was lost.
+        """Delete a row; False if it did not exist, or an answer was lost.
 
-        tag: only if the row is as it was then. Raises Changed.
+        * `tag`: delete it only if it is unchanged since. Raises RowConflict.
         """
         condition: dict[str, Any] = {}
         if tag:
@@ -279,7 +286,7 @@ class TableRequests:
         missing: list[int] = []
 
         def note(response: Any) -> None:
-            if response.http_response.status_code == 404:  # the SDK passes over it in silence
+            if response.http_response.status_code == 404:  # the SDK ignores it silently
                 missing.append(404)
 
         call.request(
@@ -293,9 +300,9 @@ class TableRequests:
         return not missing
 
     def together(self, call: TimeBudget, changes: Sequence[tuple[str, Entity]]) -> None:
-        """Several rows of one partition, all or nothing: ("create" | "delete", row) each.
+        """Change several rows of one partition, all or nothing: ("create" | "delete", row) each.
 
-        Raises There, Gone, Unsure.
+        Raises AlreadyExists, RowNotFound, OutcomeUnknown.
         """
         call.request(
             lambda **times: self._batches.submit_transaction(list(changes), **times),
@@ -304,7 +311,7 @@ class TableRequests:
         )
 
     def create(self, call: TimeBudget) -> bool:
-        """Make the table; False where it is there."""
+        """Create the table; False if it exists."""
         try:
             call.request(
                 self._table.create_table,
@@ -317,7 +324,7 @@ class TableRequests:
         return True
 
     def close(self) -> None:
-        """Close idle connections; what is under way goes on."""
+        """Close idle connections; running requests go on."""
         self._thread_pool.close()
         self._transport.close()
         self._batches.close()
@@ -332,7 +339,7 @@ def _credential_of(address: TablesAddress, given: TokenCredential | None) -> Any
 
 
 def _transport(endpoint: str) -> HttpTransport[Any, Any]:
-    """The lean one, which takes half the CPU time, unless an HTTP proxy is asked for."""
+    """The lean transport, which takes half the CPU time, unless an HTTP proxy is configured."""
     parts = urlsplit(endpoint)
     if parts.scheme in getproxies() and not proxy_bypass(parts.hostname or ""):
         transport: HttpTransport[Any, Any] = RequestsTransport()

@@ -1,9 +1,9 @@
 """The index of dead letters in the table: one partition for each queue.
 
-A letter has two rows, written and deleted together: ``n-NUMBER`` with the letter, in the order of
-the notes, and ``k-KEY`` with its number. Numbers are nanoseconds of the writer's clock: where the
-clocks of two workers differ, a letter that is noted while somebody pages through them may come
-before the place he has reached, and is seen the next time.
+A dead letter has two rows, written and deleted together: ``n-NUMBER`` with the letter, in the order
+of the notes, and ``k-KEY`` with its number. Numbers are nanoseconds of the writer's clock. If the
+clocks of two workers differ, a note that is made while you page through the index may get a number
+that you have passed; the next listing shows it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ TRIES: Final = 5
 BATCH: Final = 256
 PAGE: Final = 1000
 PARTS: Final = 250
-"""A row has 252 properties at most."""
+"""Properties for the envelope: a row has 252 properties at most."""
 _WHY: Final = ("reason", "description")
 _NUMBER: Final = re.compile(r"n-[0-9]{20}")
 
 
 class TablesDeadIndex:
-    """See the protocol, `aztask.results.deadindex.DeadIndex`."""
+    """The implementation of `aztask.results.deadindex.DeadIndex` in Azure Tables."""
 
     def __init__(self, requests: TableRequests, now: Callable[[], int] = time.time_ns) -> None:
-        """now: nanoseconds, injected in tests."""
+        """`now`: a clock in nanoseconds, injected in tests."""
         self._requests = requests
         self._now = now
 
     def note(self, letters: Sequence[IndexedDeadLetter]) -> None:
-        """Keep these; one that is known already stays as it was noted first."""
+        """Store these notes; an existing note of the same key stays as it is."""
         for first in range(0, len(letters), BATCH):
             self._requests.each(TimeBudget(), self._note, letters[first : first + BATCH])
 
     def page(self, queue: str, after: int, limit: int) -> list[IndexedDeadLetter]:
-        """Up to `limit` notes of the queue behind the number `after`, in order."""
+        """Up to `limit` notes of the queue after the number `after`, in order."""
         last = _number(after)
         while rows := self._rows(queue, last, limit):
             letters = [_letter(queue, row) for row in rows if _NUMBER.fullmatch(row["RowKey"])]
@@ -67,7 +67,7 @@ class TablesDeadIndex:
         )
 
     def drop(self, queue: str, keys: Collection[str]) -> None:
-        """These are gone."""
+        """Delete the notes with these keys."""
         known = sorted(keys)
         for first in range(0, len(known), BATCH):
             self._requests.each(
@@ -77,9 +77,9 @@ class TablesDeadIndex:
             )
 
     def keep_only(self, queue: str, keys: Collection[str], before: float) -> int:
-        """Drop the notes made before that time whose dead letters are not among `keys`.
+        """Delete notes made before `before` whose keys are not among `keys`; returns how many.
 
-        A note whose key is damaged is dropped with the last ones.
+        A note whose key is damaged is deleted together with the last ones.
         """
         after, dropped = "n-", 0
         while True:
@@ -97,7 +97,7 @@ class TablesDeadIndex:
             after = page[-1]["RowKey"]
 
     def _note(self, call: TimeBudget, letter: IndexedDeadLetter) -> None:
-        """One letter. If the process dies here, both rows are there or none."""
+        """Write one note. If the process dies here, both rows exist or neither."""
         partition, row = _partition(letter.queue), _key(letter.key)
         for _ in range(TRIES):
             if self._requests.read(call, partition, row) is not None:
@@ -109,7 +109,7 @@ class TablesDeadIndex:
                     call, [("create", known), ("create", _entity(letter, number))]
                 )
             except (AlreadyExists, OutcomeUnknown):
-                continue  # noted meanwhile, or another letter has this number
+                continue  # another worker noted it first, or another letter has this number
             return
         if self._requests.read(call, partition, row) is None:
             raise call.unavailable(self._requests.place)
@@ -120,7 +120,7 @@ class TablesDeadIndex:
             self._delete(call, queue, _packed(key), known.get("number"))
 
     def _delete(self, call: TimeBudget, queue: str, packed: object, number: object) -> None:
-        """Both rows of a note, together where both are there. Neither name is trusted."""
+        """Delete both rows of a note, in one request if both exist. Neither name is trusted."""
         key = _key_in(packed)
         names = [] if key is None else [_key(key)]
         if isinstance(number, str) and _NUMBER.fullmatch(number):
@@ -132,10 +132,8 @@ class TablesDeadIndex:
         ]
         try:
             self._requests.together(call, rows)
-        except (
-            RowNotFound,
-            OutcomeUnknown,
-        ):  # one of them is gone, or both by an answer that was lost
+        except (RowNotFound, OutcomeUnknown):
+            # One of them is gone, or both are, by a request whose answer was lost.
             for name in names:
                 self._requests.delete(call, _partition(queue), name)
 
@@ -153,7 +151,7 @@ def _number(number: int) -> str:
 
 
 def _entity(letter: IndexedDeadLetter, number: int) -> dict[str, Any]:
-    """The letter; its envelope in as many properties as it takes."""
+    """The note's row; its envelope takes as many properties as it needs."""
     data = payload_of_dead(letter.envelope)
     parts = {
         f"envelope{index}": data[first : first + INLINE_BYTES]
@@ -172,7 +170,7 @@ def _entity(letter: IndexedDeadLetter, number: int) -> dict[str, Any]:
 
 
 def _letter(queue: str, row: Mapping[str, Any]) -> IndexedDeadLetter:
-    """The note of a row, damaged or not."""
+    """The note in a row, damaged or not."""
     number, key = int(row["RowKey"].removeprefix("n-")), _key_in(row.get("key"))
     columns = Columns(row)
     try:
@@ -188,7 +186,7 @@ def _letter(queue: str, row: Mapping[str, Any]) -> IndexedDeadLetter:
 
 
 def _is_gone(row: Mapping[str, Any], keys: Collection[str], before: float) -> bool:
-    """Whether the dead letter of a note that was made before that time is not among `keys`."""
+    """True for a note made before that time whose dead letter is not among `keys`."""
     try:
         old = Columns(row).time("at") < before
     except Damaged:
@@ -198,7 +196,7 @@ def _is_gone(row: Mapping[str, Any], keys: Collection[str], before: float) -> bo
 
 
 def _key_in(packed: object) -> str | None:
-    """The key of a note; None where it is damaged."""
+    """The key of a note; None if it is damaged."""
     try:
         found = Columns({"key": packed}).unpacked("key")
     except Damaged:

@@ -1,10 +1,10 @@
-"""What went wrong with a request to the table or blob service, and what is known of its effect.
+"""Errors of requests to the table and blob services, and whether the request took effect.
 
 Rules
-1. The service's verdicts are told by their error *code*, never by the HTTP status alone: a missing
-   table, a missing row and a missing container are all 404.
+1. The service's answers are distinguished by their error *code*, never by the HTTP status alone: a
+   missing table, a missing row and a missing container are all 404.
 2. A request that may have been carried out although it failed is `OutcomeUnknown`: the caller reads
-   what is there now.
+   the row to find out.
 
 Source of the codes: the service's documentation, "Table service error codes", "Blob service error
 codes" and "Common REST API error codes"; which of them Azurite 3.35 sends was measured.
@@ -48,7 +48,10 @@ _BUSY: Final = ("ServerBusy", "TooManyRequests", "AccountIsDisabled")
 
 
 class OutcomeUnknown(Exception):
-    """The request failed and was perhaps carried out. error: for whoever gives up."""
+    """The request failed, but may have been carried out.
+
+    `error` is the error for the caller, if it gives up.
+    """
 
     def __init__(self, error: BrokerUnavailable) -> None:
         super().__init__(str(error))
@@ -56,19 +59,22 @@ class OutcomeUnknown(Exception):
 
 
 class RowNotFound(Exception):
-    """The row or blob is not there."""
+    """The row or blob does not exist."""
 
 
 class AlreadyExists(Exception):
-    """The row, table or container is there already."""
+    """The row, table or container exists already."""
 
 
 class RowConflict(Exception):
-    """Somebody else changed the row meanwhile."""
+    """Another writer changed the row since it was read."""
 
 
 class NotExecuted(Exception):
-    """Certainly nothing was done, and it may be tried again. error: for whoever gives up."""
+    """The request was certainly not carried out and may be tried again.
+
+    `error` is the error for the caller, if it gives up.
+    """
 
     def __init__(self, error: BrokerUnavailable) -> None:
         super().__init__(str(error))
@@ -85,7 +91,8 @@ _VERDICTS: Final[tuple[tuple[tuple[str, ...], type[Exception]], ...]] = (
 def verdict(error: AzureError, place: str, role: str) -> Exception:
     """What `error` means: one of the classes above, or the error for the caller.
 
-    place: the table or container as the reader shall see it. role: what access to it needs.
+    * `place`: the table or container, for the error's text.
+    * `role`: the role that access to it needs.
     """
     text = _one_line(error)
     if isinstance(error, ClientAuthenticationError) and error.response is None:
@@ -117,7 +124,7 @@ def _answered(error: HttpResponseError, place: str, role: str, text: str) -> Exc
 
 
 def _code_in(response: Any) -> str:
-    """The code in the answer's body, where the table service tells it."""
+    """The error code in the answer's body, if the table service sent one."""
     try:
         return str(json.loads(response.text())["odata.error"]["code"])
     except (ValueError, KeyError, TypeError, AttributeError):

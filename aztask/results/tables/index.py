@@ -1,17 +1,18 @@
-"""The index of ended runs: one row for each, so that nobody ever reads the whole table.
+"""The index of ended runs: one row for each, so that no call reads the whole table.
 
-Partitions are named by shard, state and hour, the hours counted down, and so are the milliseconds
-in the row keys: a range of keys gives the newest first, and another one all that is older than a
+Partitions are named by shard, state and hour. The hours, and the milliseconds in the row keys,
+count down: one range of keys gives the newest rows first, and another one all rows older than a
 time. A row names its run and the blob of its value.
 
 Rules
 1. The index row is written after the outcome, by the call that records it. If the process dies in
-   between, the message is not settled yet: its redelivery finds the outcome, and writes the row.
-2. An index row may outlive its run, or name one that ended otherwise: a process may die in a purge
-   or a burial, and a task id may be used again after its retention. So the run is asked.
-   In a purge the index row goes last: after a death in between the next purge goes on there.
-3. A run whose row is damaged cannot be asked: a listing shows it as such, and a purge hands it over
-   to the quarantine. An index row that is damaged itself names no run; a purge deletes it.
+   between, the message is not settled yet: its redelivery finds the outcome and writes the row.
+2. An index row may outlive its run, or name a run that ended otherwise: a process may die in a
+   purge or a burial, and a task id may be used again after its retention. So the run's own row
+   decides. A purge deletes the index row last: if it dies in between, the next purge continues
+   there.
+3. A run whose row is damaged cannot decide: a listing shows it as damaged, and a purge puts it into
+   quarantine. An index row that is damaged itself names no run; a purge deletes it.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ ENDED: Final = (
     State.RETRYING,
     State.SNOOZED,
 )
-"""States in which a run may have ended; the last two where a clone goes on."""
+"""States in which a run may have ended; after the last two a clone goes on."""
 
 PURGE_SECONDS: Final = 4.0
-"""A worker's signs of life wait meanwhile."""
+"""Seconds for one call: a worker's heartbeats wait until it ends."""
 
 PURGE_PAGE: Final = 200
 SETTLING_SECONDS: Final = 600.0
-"""A blob is older than this before it is thought that no row will name it any more."""
+"""Seconds after which a blob without a row counts as left over."""
 
 ENDING: Final = (
     "key",
@@ -69,7 +70,7 @@ ENDING: Final = (
     "settlement",
     DAMAGE,
 )
-"""What tells how a run ended, without its value."""
+"""The properties that say how a run ended, without its value."""
 
 _HOURS: Final = 10**7
 _MILLISECONDS: Final = 10**14
@@ -79,7 +80,7 @@ _SELECT: Final = ("PartitionKey", "RowKey", "partition", "row", "blob")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the index. damage: why it names no run; then the last three are empty."""
+    """One row of the index. `damage`: why it names no run; then the last three fields are empty."""
 
     partition: str
     row: str
@@ -104,7 +105,7 @@ def entity_of(run: Run) -> dict[str, Any]:
 
 
 class EndIndex:
-    """The index in one table."""
+    """The index of ended runs in one table."""
 
     def __init__(
         self, requests: TableRequests, blobs: Blobs, quarantine: Quarantine, clock: Clock
@@ -115,17 +116,18 @@ class EndIndex:
         self._clock = clock
 
     def note(self, call: TimeBudget, run: Run) -> None:
-        """Have the row there."""
+        """Write the run's index row, unless it exists."""
         self._requests.ensure(call, entity_of(run))
 
     def forget(self, call: TimeBudget, run: Run) -> None:
-        """Have it gone."""
+        """Delete the run's index row, if it exists."""
         entity = entity_of(run)
         self._requests.delete(call, entity["PartitionKey"], entity["RowKey"])
 
     def newest(self, call: TimeBudget, states: Iterable[State], limit: int) -> list[Run]:
-        """The runs that ended last in one of these states, the last one first; those that are
-        damaged by now as well.
+        """The runs that ended last in one of these states, the newest first.
+
+        Runs whose row is damaged by now are included.
         """
 
         def page(call: TimeBudget, start: str) -> list[dict[str, Any]]:
@@ -143,10 +145,10 @@ class EndIndex:
         return [run for run in self._requests.each(call, self._read, entries) if run is not None]
 
     def purge(self, before: float) -> int:
-        """Delete what ended before that time, as much as fits the time for one call.
+        """Delete runs that ended before that time, as many as the time for one call allows.
 
-        Ranges are taken in any order, so that several workers are seldom at the same one; where
-        they are, what one of them finds gone is not counted.
+        Ranges are taken in random order, so that several workers seldom work on the same one. If
+        they do, a run that another worker deleted is not counted.
         """
         deleted = 0
         call = TimeBudget()
@@ -170,7 +172,7 @@ class EndIndex:
         return deleted
 
     def sweep(self, before: float) -> None:
-        """Delete blobs of that age which no row names."""
+        """Delete blobs of that age that no row names."""
         call = TimeBudget()
         limit = min(before, self._clock.wall() - SETTLING_SECONDS)
         old = list(self._blobs.older(call, limit))
@@ -185,9 +187,7 @@ class EndIndex:
     def _read(
         self, call: TimeBudget, entry: Entry, select: Sequence[str] | None = None
     ) -> Run | None:
-        """The run, if it ended as the entry says (see rule 2 for how it may not have), or if that
-        cannot be read.
-        """
+        """The run, if it ended as the entry says (rule 2), or if its row is damaged; else None."""
         if entry.damage:
             name = f"{entry.partition}/{entry.row}"
             return Run(RunKey(name), "", "", state=State.UNREADABLE, damage=entry.damage)
@@ -207,7 +207,7 @@ class EndIndex:
         shard, state = which
         start = f"i-{shard}-{state.value}-"
         hour = start + _hours(before)
-        # two plain ranges: joined by "or" they would make the service read the whole table
+        # Two separate ranges: joined by "or" they would make the service read the whole table.
         rows = self._requests.query(
             call,
             "PartitionKey eq @hour and RowKey gt @instant",
@@ -226,7 +226,7 @@ class EndIndex:
         return [_entry(row) for row in rows]
 
     def _clear(self, call: TimeBudget, entry: Entry) -> bool:
-        """Delete a run, the note that it was expected, its blob, and its index row."""
+        """Delete a run, its note from the send, its blob, and last its index row."""
         there = False
         run = None if entry.damage else self._read(call, entry, ENDING)
         if run is not None and run.damage:
@@ -236,7 +236,7 @@ class EndIndex:
                 try:
                     there = self._requests.delete(call, entry.run_partition, entry.run_row, run.tag)
                 except RowConflict:
-                    return False  # the next purge asks it again
+                    return False  # the next purge tries again
                 self._requests.delete(call, entry.run_partition, f"{entry.run_row[:-1]}e")
             self._blobs.delete(entry.blob)
         self._requests.delete(call, entry.partition, entry.row)

@@ -1,4 +1,4 @@
-"""Marks of cancellation in the table: a partition for each shard, a row for each task."""
+"""Marks of cancelled tasks in the table: a partition for each shard, a row for each task."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 
 
 class CancellationMarks:
-    """What was cancelled."""
+    """The marks of cancelled tasks."""
 
     def __init__(self, requests: TableRequests) -> None:
         self._requests = requests
 
     def put(self, task_id: str, at: float, *, running: bool) -> None:
-        """Mark a task; running: its run is to be stopped too, which a later mark takes not back."""
+        """Mark a task; with `running`, its run should be stopped, too, even after a later mark."""
         partition, row = _place(partition_of(task_id))
         mark = {"PartitionKey": partition, "RowKey": row, "at": float(at), "running": running}
         if running:
@@ -31,21 +31,21 @@ class CancellationMarks:
             self._requests.ensure(TimeBudget(), mark)
 
     def has(self, call: TimeBudget, partition: str) -> bool:
-        """Whether the task of this partition is marked."""
+        """True if the task of this partition is marked."""
         return self._requests.read(call, *_place(partition)) is not None
 
     def page(self, call: TimeBudget, shard: int) -> set[str]:
-        """The first marks of a shard, which nearly always are all or none."""
+        """The first marks of a shard, which are nearly always all of them."""
         return self._page(call, shard, "")
 
     def among(
         self, call: TimeBudget, partitions: Sequence[str], pages: dict[int, set[str]]
     ) -> set[str]:
-        """Those that are marked. A shard with more marks than its page shows is asked for each."""
+        """Those that are marked. If a shard has more marks than its page, each is looked up."""
         return self._among(call, partitions, pages, self.has)
 
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
-        """Those of these whose runs are to be stopped."""
+        """Those of these tasks whose runs should be stopped."""
         call = TimeBudget()
         partitions = [partition_of(each) for each in task_ids]
         shards = sorted(set(map(shard_of, partitions)))
@@ -54,12 +54,13 @@ class CancellationMarks:
         return list(itertools.compress(task_ids, (each in marked for each in partitions)))
 
     def drop(self, call: TimeBudget, partition: str) -> None:
-        """Forget a task's mark."""
+        """Delete the task's mark, if it has one."""
         self._requests.delete(call, *_place(partition))
 
     def purge(self, before: float) -> None:
-        """Forget marks that are as old. Where a mark's own time is damaged, its last write counts,
-        which the service knows.
+        """Delete marks older than `before`.
+
+        If a mark's own time is damaged, the service's time of its last write counts.
         """
         call = TimeBudget()
         written = datetime.fromtimestamp(max(0.0, min(before, _LATEST)), UTC)
@@ -88,8 +89,8 @@ class CancellationMarks:
         has: Callable[[TimeBudget, str], bool],
     ) -> set[str]:
         unsure = [each for each in partitions if len(pages[shard_of(each)]) == AT_ONCE]
-        seen = self._requests.each(call, has, unsure)
-        return set().union(*pages.values(), itertools.compress(unsure, seen))
+        found = self._requests.each(call, has, unsure)
+        return set().union(*pages.values(), itertools.compress(unsure, found))
 
     def _to_stop(self, call: TimeBudget, shard: int) -> set[str]:
         return self._page(call, shard, " and running eq true")

@@ -1,14 +1,17 @@
 """Names of the table's rows, and of the blobs beside them.
 
 Partitions
-* ``t-TASK``: everything of one task. A run's row is named (generation, hop) counted down, so that
-  the latest comes first, then ``r``; ``e`` names the note that the run is expected.
-* ``x``: runs whose rows are damaged, see `tables_quarantine`.
-* ``c-SHARD``: marks of cancelled tasks. ``i-SHARD-STATE-HOUR``: ended runs, see `tables_index`.
-  ``w``: workers. ``d-QUEUE``: dead letters, see `tables_dead`.
+* ``t-TASK``: all rows of one task. A run's row key is (generation, hop) counting down, so that the
+  latest comes first, then ``r``; ``e`` marks the note that the run is expected.
+* ``x``: runs whose rows are damaged, see `aztask.results.tables.quarantine`.
+* ``c-SHARD``: marks of cancelled tasks.
+* ``i-SHARD-STATE-HOUR``: ended runs, see `aztask.results.tables.index`.
+* ``w``: workers.
+* ``d-QUEUE``: dead letters, see `aztask.results.tables.dead`.
 
-Keys hold letters, digits and a few signs only: whatever else a task id has is escaped, and a long
-one is hashed. (The service forbids ``/ \\ # ?`` and control characters, and more than 1 KiB.)
+Keys contain only letters, digits and a few signs: all other characters of a task id are escaped,
+and a long id is hashed. (The service forbids ``/ \\ # ?`` and control characters, and more than 1
+KiB.)
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from zlib import crc32
 from aztask.results.base import RunKey
 
 SHARDS: Final = 4
-"""A partition takes 2,000 requests a second, an account 20,000: at four for each task these are
-enough."""
+"""A partition serves 2,000 requests a second, an account 20,000: at four requests for each task,
+this many shards are enough."""
 
 WORKERS: Final = "w"
 FIRST_RUN: Final = "0"
 LAST_RUN: Final = ":"
-"""The row keys of a task's runs lie between these."""
+"""The row keys of a task's runs are between these two."""
 
 _LONGEST_KEY: Final = 250
 _TOP: Final = 10**19
@@ -39,7 +42,7 @@ _BLOB: Final = re.compile(r"[0-9]{10}/(.+)![0-9a-f]{32}", re.DOTALL)
 
 
 def key_text(text: str) -> str:
-    """`text` as a part of a key, never the same for two texts."""
+    """`text` as a part of a key; two texts never give the same."""
     escaped = _PLAIN.sub(lambda match: f"_{ord(match[0]):x}_", text)
     if len(escaped) <= _LONGEST_KEY:
         return escaped
@@ -47,22 +50,22 @@ def key_text(text: str) -> str:
 
 
 def partition_of(task_id: str) -> str:
-    """The partition of a task."""
+    """The partition of a task's rows."""
     return f"t-{key_text(task_id)}"
 
 
 def shard_of(partition: str) -> int:
-    """Which of the shards a task belongs to."""
+    """The number of the shard that a task belongs to."""
     return crc32(partition.encode()) % SHARDS
 
 
 def row_of(key: RunKey, kind: str = "r") -> str:
-    """A run's row key; kind: ``r`` for the run, ``e`` for the note that it is expected."""
+    """A run's row key. `kind` is ``r`` for the run, ``e`` for the note that it is expected."""
     return f"{_TOP - key.generation:020d}-{_TOP - key.hop:020d}-{kind}"
 
 
 def key_of_row(partition: str, row: str) -> RunKey:
-    """A run's key as far as its row's place tells it: the id of a long one is not in there."""
+    """A run's key as far as its row's place shows it; a hashed task id cannot be read back."""
     name = partition.removeprefix("t-")
     task_id = _ESCAPED.sub(lambda match: chr(min(int(match[1], 16), 0x10FFFF)), name)
     found = _ROW.fullmatch(row)
@@ -72,16 +75,16 @@ def key_of_row(partition: str, row: str) -> RunKey:
 
 
 def is_row(row: str) -> bool:
-    """Whether a row of a task's partition is one of ours: a run's, or the note of one."""
+    """True if a row key is one of ours in a task's partition: a run's, or the note of one."""
     return bool(_ROW.fullmatch(row))
 
 
 def is_run(partition: str, row: str) -> bool:
-    """Whether a row of that name can be a run's."""
+    """True if a row with these keys can be a run's."""
     return bool(_PARTITION.fullmatch(partition)) and is_row(row) and row.endswith("r")
 
 
 def is_blob_of(name: str, partition: str, row: str) -> bool:
-    """Whether a blob of that name is of that row, or there is none."""
+    """True if a blob of that name belongs to that row, or the name is empty."""
     found = _BLOB.fullmatch(name)
     return not name or (found is not None and found[1] == f"{partition}!{row}")

@@ -1,11 +1,11 @@
-"""Damaged rows of runs in the table: which they are, since when, and why.
+"""Damaged rows of runs in the table: which ones, since when, and why.
 
-A row in quarantine stays where it is, for a person to look at. It gets one more property, the
-reason, and as long as that is there the row counts as damaged. A row in the partition of the
-quarantine names it, so that the damaged ones are found without reading the whole table.
+A row in quarantine stays where it is, so that you can inspect it. It gets one more property, the
+reason; as long as that is there, the row counts as damaged. A row in the quarantine's partition
+names it, so that damaged rows are found without reading the whole table.
 
-Crash window: if the process dies between the two writes, the row is listed and does not say so
-itself; whoever meets it next finds the damage anew and adds the property.
+Crash window: if the process dies between the two writes, the row is listed but has no such
+property; the next reader of the row finds the damage again and adds it.
 """
 
 from __future__ import annotations
@@ -53,18 +53,21 @@ class Quarantine:
             self._mark(run, {"PartitionKey": partition, "RowKey": row, DAMAGE: plain(reason)})
 
     def _mark(self, run: Run, mark: dict[str, Any]) -> None:
-        """Where this comes too late, whoever meets the row next does it. In a row that takes no
-        further property the damage is found anew each time.
+        """Add the reason to the row.
+
+        If the row has changed, its next reader does it. In a row that accepts no further property
+        the damage is found again each time.
         """
         try:
-            self._requests.merge(TimeBudget(), mark, run.tag)  # a refusal ends no other request
+            # A time budget of its own: a refusal stops no other request.
+            self._requests.merge(TimeBudget(), mark, run.tag)
         except BrokerUnavailable:
             raise
         except BrokerError as error:
-            logger.info("a damaged row is not marked: %s", error)
+            logger.info("a damaged row is not marked, its next reader tries again: %s", error)
 
     def runs(self, call: TimeBudget, limit: int) -> list[Run]:
-        """The runs in quarantine, those that were found last first."""
+        """The runs in quarantine, the last ones found first."""
         entities = self._requests.query(
             call, "PartitionKey eq @quarantine", {"quarantine": PARTITION}, PAGE
         )
@@ -73,13 +76,13 @@ class Quarantine:
         return [run for run in runs if run is not None]
 
     def forget(self, call: TimeBudget, run: Run) -> None:
-        """Its row is deleted."""
+        """Delete the entry of a run whose row is deleted."""
         self._requests.delete(call, PARTITION, _row_of(run))
 
     def purge(self, before: float) -> int:
-        """Delete rows that were put into quarantine before that time; how many.
+        """Delete rows that were put into quarantine before that time; returns how many.
 
-        If the process dies in between, the next purge goes on with the row that names it.
+        If the process dies in between, the next purge continues with the row that names it.
         """
         call = TimeBudget()
         entities = self._requests.query(
@@ -97,12 +100,12 @@ class Quarantine:
             try:
                 there = self._requests.delete(call, *run.place, run.tag)
             except RowConflict:
-                return False  # somebody repairs it
+                return False  # it is being repaired
         self._requests.delete(call, PARTITION, entity["RowKey"])
         return there
 
     def _read(self, call: TimeBudget, entry: tuple[float, str, str]) -> Run | None:
-        """The row, if it is still damaged."""
+        """The run, if its row is still damaged; else None."""
         _, partition, row = entry
         entity = self._requests.read(call, partition, row)
         run = None if entity is None else run_of(entity, partition, row)
@@ -114,7 +117,7 @@ def _row_of(run: Run) -> str:
 
 
 def _entry(entity: Mapping[str, Any]) -> tuple[float, str, str] | None:
-    """When it was found, and where it is; None for a row that names none."""
+    """When the row was found, and its place; None for an entry that names none."""
     columns = Columns(entity)
     try:
         found = columns.time("at"), columns.text("partition"), columns.text("row")

@@ -1,6 +1,6 @@
 """The rows of the table: how runs and workers are written and read.
 
-Anybody with the rights may have changed a row, so each one is checked by itself (`damage`).
+Anyone with permission may have changed a row, so each one is checked on its own (`damage`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner, unpacked
-from aztask.results.runningtasks import pack_running
 from aztask.results.tables.names import (
     WORKERS,
     is_blob_of,
@@ -31,17 +30,17 @@ from aztask.results.tables.names import (
     partition_of,
     row_of,
 )
-from aztask.results.workerrow import damaged_worker, read_worker
+from aztask.results.workerrow import damaged_worker, pack_running, read_worker
 from aztask.settlement import Decision, to_record
 
 if TYPE_CHECKING:
     from azure.data.tables import TableEntity
 
 INLINE_BYTES: Final = 60 * 1024
-"""What is longer goes to a blob: a property holds 64 KiB, a row 1 MiB."""
+"""Longer values go to a blob: a property holds 64 KiB, a row 1 MiB."""
 
 DAMAGE: Final = "damage"
-"""The property that says why a run's row is in quarantine."""
+"""The property with the reason why a run's row is in quarantine."""
 
 _LONGEST_TEXT: Final = 4096
 _LONGEST_NUMBER: Final = 20
@@ -49,13 +48,15 @@ _LONGEST_NUMBER: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's row. tag: its ETag, "" before it is stored. owner: "" for nobody.
+    """A run's row.
 
-    damage: why the row cannot be read; then the state is UNREADABLE, and only the key, the tag, the
-    place (partition and row key) and whether it is in quarantine are known besides.
-
-    body: the packed value, error and traceback, or where it is long, body_blob: the name of the
-    blob that holds it. saved and saved_blob: the same for the checkpoint.
+    * `tag`: its ETag, "" before it is stored.
+    * `owner`: "" for none.
+    * `damage`: why the row cannot be read. Then the state is UNREADABLE, and only the key, the tag,
+      the place (partition and row key) and whether it is in quarantine are known.
+    * `body`: the packed value, error and traceback; or, if they are long, `body_blob`: the name of
+      the blob with them.
+    * `saved`, `saved_blob`: the same for the checkpoint.
     """
 
     key: RunKey
@@ -83,12 +84,12 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether there is an outcome after which the message does not come again."""
+        """True if there is an outcome after which the message does not come again."""
         known = self.outcome(None)
         return known is not None and not known.again
 
     def outcome(self, body: bytes | None) -> Outcome | None:
-        """How it ended, with what `body` holds; None before. Raises Damaged for another body."""
+        """How it ended, with the values in `body`; None if it did not. Raises Damaged."""
         if self.ended_at is None or self.settlement is None:
             return None
         value, error_type, error, traceback = unpack(body) if body else (None, "", "", "")
@@ -104,7 +105,7 @@ class Run:
         )
 
     def record(self, body: bytes | None, damage: str = "") -> RunRecord:
-        """The run as the protocol shows it. damage: what is wrong with the body.
+        """The run in the protocol's form. `damage` says what is wrong with the body.
 
         Raises Damaged for a body that cannot be read.
         """
@@ -121,7 +122,7 @@ class Run:
         )
 
     def started(self, start: Start) -> Run:
-        """Owned by `start`, without the outcome of an earlier one."""
+        """A copy owned by `start`, without the outcome of an earlier start."""
         return replace(
             self,
             position=start.position,
@@ -139,7 +140,7 @@ class Run:
         )
 
     def finished(self, outcome: Outcome, body: bytes | None, blob: str) -> Run:
-        """With that outcome, whose body is inline or in the blob."""
+        """A copy with that outcome, whose body is inline or in the blob."""
         again = outcome.again
         return replace(
             self,
@@ -158,12 +159,12 @@ class Run:
 
 
 def new_run(start: Start) -> Run:
-    """The row of a run that nobody has started before."""
+    """The row of a run's first start."""
     return Run(start.key, start.task, start.queue).started(start)
 
 
 def pack(outcome: Outcome) -> bytes | None:
-    """What may be long of an outcome; None where there is nothing."""
+    """The parts of an outcome that may be long, packed; None if they are empty."""
     parts = (outcome.value, outcome.error_type, outcome.error, outcome.traceback)
     if not any(part is not None and part != "" for part in parts):
         return None
@@ -172,7 +173,7 @@ def pack(outcome: Outcome) -> bytes | None:
 
 
 def unpack(body: bytes) -> tuple[bytes | None, str, str, str]:
-    """Value, error type, error and traceback. Raises Damaged."""
+    """(value, error type, error, traceback) of a packed body. Raises Damaged."""
     parts = unpacked(body, "value")
     if not isinstance(parts, list) or len(parts) != len(_BODY):
         raise Damaged("its value is no list of parts")
@@ -185,7 +186,7 @@ _BODY: Final = ("value", "error_type", "error", "traceback")
 
 
 def entity_of(run: Run) -> dict[str, Any]:
-    """The row as the service takes it; what is empty is left out."""
+    """The row in the service's form; empty fields are omitted."""
     text = {
         "task": run.task,
         "queue": run.queue,
@@ -217,7 +218,7 @@ def entity_of(run: Run) -> dict[str, Any]:
 
 
 def run_of(entity: Mapping[str, Any], partition: str, row: str) -> Run:
-    """The row that was read from that place, damaged or not."""
+    """The run in a row that was read from that place, damaged or not."""
     place, tag = (partition, row), str(cast("TableEntity", entity).metadata["etag"])
     reason = entity.get(DAMAGE)
     try:
@@ -271,7 +272,7 @@ def _readable(columns: Columns, partition: str, row: str) -> Run:
 
 
 def expected(run: RunRecord) -> dict[str, Any]:
-    """The row that notes a run that is sent and not started."""
+    """The row for a run that is sent but not started."""
     return {
         "PartitionKey": partition_of(run.key.task_id),
         "RowKey": row_of(run.key, "e"),
@@ -282,7 +283,7 @@ def expected(run: RunRecord) -> dict[str, Any]:
 
 
 def pending(entity: Mapping[str, Any], partition: str, row: str) -> RunRecord:
-    """The run of such a row, damaged or not."""
+    """The run in such a row, damaged or not."""
     columns = Columns(entity)
     try:
         key, task, queue = _read_key(columns), columns.text("task"), columns.text("queue")
@@ -295,7 +296,7 @@ def pending(entity: Mapping[str, Any], partition: str, row: str) -> RunRecord:
 
 
 def key_properties(key: RunKey) -> dict[str, Any]:
-    """The run's key, from which the escaped and hashed one cannot be read back."""
+    """The run's key in properties, because it cannot be read back from an escaped or hashed one."""
     return {"key": msgpack.packb((key.task_id, key.generation, key.hop), unicode_errors=_PASS)}
 
 
@@ -314,7 +315,7 @@ _PASS: Final = "surrogatepass"
 
 
 def worker_entity(worker: WorkerRecord) -> dict[str, Any]:
-    """A worker's sign of life."""
+    """The row of a worker's heartbeat."""
     return {
         "PartitionKey": WORKERS,
         "RowKey": key_text(worker.name),
@@ -331,7 +332,7 @@ def worker_entity(worker: WorkerRecord) -> dict[str, Any]:
 
 
 def worker_of(entity: Mapping[str, Any]) -> WorkerRecord:
-    """The worker of such a row, damaged or not."""
+    """The worker in such a row, damaged or not."""
     columns = Columns(entity)
     try:
         finished = columns.text("finished")
@@ -344,5 +345,5 @@ def worker_of(entity: Mapping[str, Any]) -> WorkerRecord:
 
 
 def plain(text: str) -> str:
-    """Text that a property takes: not too long, and without lone surrogates."""
+    """Text that a property accepts: not too long, and without lone surrogates."""
     return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()

@@ -1,9 +1,8 @@
-"""The rows of runs: who owns one, and how it ended. Every change is compare-and-set by ETag.
+"""The rows of runs: which delivery owns each, and how it ended. All changes are compare-and-set.
 
-What a change does is decided from the row as it is: `RowUpdate` is the answer, and the row to be
-written if there is one. When the row was changed meanwhile, or the answer to the write was lost,
-the row is read and the same question asked again. So the decisions below say what a second look
-finds, too.
+A change is decided from the current row: `RowUpdate` is the answer, and the row to write, if any.
+If the row's ETag changed in between, or the answer to the write was lost, the row is read and the
+decision is made again. So each decision below also covers the case that an earlier try took effect.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class RowUpdate(Generic[Answer]):
-    """What a look at a row leads to. row: what is to be written first, None for nothing."""
+    """A decision about a row: the answer, and the row to write first (None for no write)."""
 
     answer: Answer
     row: Run | None = None
@@ -74,10 +73,10 @@ class Runs:
         self._lock = Lock()
 
     def start(self, call: TimeBudget, start: Start) -> StartAnswer:
-        """Insert the row; if there is one, what it says decides.
+        """Insert the row; if it exists, decide from it.
 
-        Crash window: a process that dies here leaves a row whose owner is gone, as one does that
-        dies while the task runs; the redelivery takes it over.
+        Crash window: a process that dies here leaves a row whose owner is gone, like one that dies
+        while the task runs; the redelivery takes it over.
         """
 
         def decide(run: Run | None) -> RowUpdate[StartAnswer]:
@@ -101,7 +100,8 @@ class Runs:
         if isinstance(done.answer, Unreadable):
             self._quarantine.note(call, done.row, done.answer.reason)
         if isinstance(done.answer, Recorded):
-            self._index.note(call, done.row)  # whoever recorded it may have died before that
+            # The worker that recorded it may have died before it wrote the index row.
+            self._index.note(call, done.row)
             return Recorded(self._outcome(call, done.row) or done.answer.outcome)
         if not isinstance(done.answer, Owned):
             return done.answer
@@ -111,13 +111,13 @@ class Runs:
         return replace(done.answer, saved=self._saved(call, done.row))
 
     def record(self, call: TimeBudget, finish: Finish) -> bool:
-        """Blob, row, index row, in this order.
+        """Write the blob, the row and the index row, in this order.
 
-        If the process dies after the first, a purge finds the blob; after the second, the message
+        If the process dies after the first, a purge finds the blob. After the second, the message
         is not settled, and its redelivery completes the index.
         """
-        known = self._take(finish.key, finish.owner) or self.read(call, finish.key)
-        if known is None:
+        current = self._take(finish.key, finish.owner) or self.read(call, finish.key)
+        if current is None:
             return False
         body, blob = self._blobs.place_of(call, finish.key, pack(finish.outcome))
 
@@ -125,10 +125,10 @@ class Runs:
             if run is None or run.owner != finish.owner:
                 return RowUpdate(False)
             if run.state is not State.STARTED:
-                return RowUpdate(True)  # recorded before: that stands
+                return RowUpdate(True)  # recorded before: that outcome stays
             return RowUpdate(True, run.finished(finish.outcome, body, blob))
 
-        done = self._change(call, finish.key, known, decide)
+        done = self._change(call, finish.key, current, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
             self._blobs.delete(blob)
         hit("unindexed")
@@ -139,16 +139,16 @@ class Runs:
         return done.answer
 
     def bury(self, call: TimeBudget, record: RunRecord) -> bool:
-        """The index row first: once the row says how the run ended, nobody comes back to it.
+        """Write the index row first: once the row says how the run ended, no call returns to it.
 
-        If the process dies in between, the index names a run that ends with the next look.
+        If the process dies in between, the index names a run that the next call ends.
         """
         outcome = record.outcome
-        known = self.read(call, record.key)
-        if outcome is None or (known is not None and known.ended):
+        current = self.read(call, record.key)
+        if outcome is None or (current is not None and current.ended):
             return False
-        if known is not None and known.damage:
-            self._quarantine.note(call, known, known.damage)
+        if current is not None and current.damage:
+            self._quarantine.note(call, current, current.damage)
             return False
         body, blob = self._blobs.place_of(call, record.key, pack(outcome))
 
@@ -161,21 +161,23 @@ class Runs:
                 return RowUpdate(False)
             if run is None or not run.ended:
                 return RowUpdate(True, buried(run))
-            # it had not ended at the first look: by us, if the answer to our write was lost
+            # it had not ended when we first read it: our own write, if its answer was lost
             return RowUpdate(not run.owner and (run.ended_at, run.body_blob) == (outcome.at, blob))
 
-        self._index.note(call, buried(known))
-        done = self._change(call, record.key, known, decide)
+        self._index.note(call, buried(current))
+        done = self._change(call, record.key, current, decide)
         if blob and (done.row is None or done.row.body_blob != blob):
             self._blobs.delete(blob)
         return done.answer
 
     def save(self, call: TimeBudget, key: RunKey, owner: str, state: bytes) -> bool:
-        """Keep a checkpoint. If the process dies before the row is written, the former checkpoint
-        stands, and a purge finds the blob of the new one.
+        """Store a checkpoint.
+
+        If the process dies before the row is written, the previous checkpoint stays, and a purge
+        finds the blob of the new one.
         """
-        known = self._take(key, owner) or self.read(call, key)
-        if known is None:
+        current = self._take(key, owner) or self.read(call, key)
+        if current is None:
             return False
         data, blob = self._blobs.place_of(call, key, state)
 
@@ -186,13 +188,13 @@ class Runs:
                 return RowUpdate(True)
             return RowUpdate(True, replace(run, saved=data, saved_blob=blob))
 
-        done = self._change(call, key, known, decide)
+        done = self._change(call, key, current, decide)
         if not done.answer:
             self._blobs.delete(blob)
         elif done.row is not None:
             self._remember(done.row)
-            if known.saved_blob != blob:
-                self._blobs.delete(known.saved_blob)
+            if current.saved_blob != blob:
+                self._blobs.delete(current.saved_blob)
         return done.answer
 
     def disown(self, call: TimeBudget, which: tuple[RunKey, str]) -> None:
@@ -204,12 +206,12 @@ class Runs:
                 return RowUpdate(None)
             return RowUpdate(None, replace(run, owner="", starts=run.starts - 1))
 
-        known = self._take(key, owner) or self.read(call, key)
-        if known is not None:
-            self._change(call, key, known, decide)
+        current = self._take(key, owner) or self.read(call, key)
+        if current is not None:
+            self._change(call, key, current, decide)
 
     def expect(self, call: TimeBudget, record: RunRecord) -> None:
-        """Note that a run is to come, in a row of its own: a start needs no look at it."""
+        """Note that a run is sent, in a row of its own, so that a start need not read it."""
         self._requests.ensure(call, expected(record))
 
     def read(self, call: TimeBudget, key: RunKey) -> Run | None:
@@ -218,7 +220,7 @@ class Runs:
         entity = self._requests.read(call, partition, row)
         return None if entity is None else replace(run_of(entity, partition, row), key=key)
 
-    def whole(self, call: TimeBudget, run: Run) -> RunRecord:
+    def complete(self, call: TimeBudget, run: Run) -> RunRecord:
         """The run with its value, and with what is wrong with it or its value."""
         if run.damage:
             return run.record(None)
@@ -228,16 +230,16 @@ class Runs:
             return run.record(None, damage.reason)
         except RowNotFound:
             pass
-        now = self.read(call, run.key)  # another outcome may have come, and this one's blob gone
+        now = self.read(call, run.key)  # a new outcome may have replaced this one, and its blob
         if now is None or now.body_blob == run.body_blob:
             return run.record(None, missing(run.body_blob))
-        return self.whole(call, now)
+        return self.complete(call, now)
 
     def _body(self, call: TimeBudget, run: Run) -> bytes | None:
-        """What may be long of its outcome. Raises Gone where its blob is missing."""
+        """The long parts of its outcome. Raises RowNotFound if their blob is missing."""
         return self._blobs.load(call, run.body, run.body_blob)
 
-    # -- the rest ----------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------
 
     def _change(
         self,
@@ -246,7 +248,10 @@ class Runs:
         run: Run | None,
         decide: Callable[[Run | None], RowUpdate[Answer]],
     ) -> ChangedRow[Answer]:
-        """Look and write until nobody comes between. run: as it was last seen, None for absent."""
+        """Decide and write until no other writer comes in between.
+
+        * `run`: the row as last read, None if it did not exist.
+        """
         for _ in range(TRIES):
             step = decide(run)
             if step.row is None:
@@ -265,7 +270,7 @@ class Runs:
         raise call.unavailable(f"the row of task {key.task_id}")
 
     def _outcome(self, call: TimeBudget, run: Run) -> Outcome | None:
-        """The whole outcome; None where its blob is missing or damaged, and the row must do."""
+        """The complete outcome; None if its blob is missing or damaged, so that the row must do."""
         try:
             return run.outcome(self._body(call, run))
         except (RowNotFound, Damaged):
@@ -275,7 +280,7 @@ class Runs:
         try:
             return self._blobs.load(call, run.saved, run.saved_blob)
         except RowNotFound:
-            return None  # somebody deleted it: the task begins anew
+            return None  # the blob was deleted: the task begins anew
 
     def _remember(self, run: Run) -> None:
         """Keep the row for its end, unless that would keep a checkpoint in memory."""
@@ -291,7 +296,7 @@ class Runs:
 
 
 def _elsewhere(run: Run, start: Start) -> OwnedElsewhere | Unreadable:
-    """Another copy's, unless what is in the row cannot be the position of any copy."""
+    """Another copy owns the run, unless the row's position cannot be one of any copy."""
     try:
         check_position(run.position, start.position)
     except Damaged as damage:

@@ -1,17 +1,17 @@
 """The result store in Azure Tables, for workers and senders of many machines.
 
 Rules
-1. A run is one row, and every change of it is compare-and-set by ETag: who was frozen while
-   somebody else took the run over changes nothing. On the usual path a run costs an insert at its
-   start, an update and an insert into the index at its end; the ETag is remembered in between.
-2. When the answer to a write is lost, the row is read: its owner and its outcome tell whether the
-   write was carried out. A write that arrives late finds another ETag, or a row that is there.
-3. The table and the container are made by `create` alone: ``aztask queues create`` calls it.
-4. Nothing reads the whole table: newest runs and old ones are found by the index of ended runs.
+1. A run is one row, and every change of it is compare-and-set by ETag: a worker that was frozen
+   while another one took over the run changes nothing. Usually a run costs an insert at its start,
+   and an update and an insert into the index at its end; the ETag is remembered in between.
+2. If the answer to a write is lost, the row is read: its owner and its outcome show whether the
+   write was carried out. A write that arrives late finds another ETag, or an existing row.
+3. Only `create` makes the table and the container: ``aztask queues create`` calls it.
+4. No call reads the whole table: newest and old runs are found by the index of ended runs.
 
-A cancellation is a mark of its own, and each `start` looks for marks beside its inserts: at most
-four requests more for a batch, one for a single run. Whoever starts a task after its cancellation
-finds the mark.
+A cancellation is a row of its own, and each `start` reads these marks in parallel to its inserts:
+at most four more requests for a batch, one for a single run. A start after the cancellation finds
+the mark.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Answer = TypeVar("Answer")
 
 
 class TablesResults:
-    """See the protocol, `aztask.results.base.ResultStore`. A forked child makes its own."""
+    """The implementation of `aztask.results.base.ResultStore`. A forked child makes its own."""
 
     remote = True
 
@@ -90,7 +90,7 @@ class TablesResults:
         credential: TokenCredential | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Connects with the first call. Raises ConfigurationError without a credential."""
+        """Connects at the first call. Raises ConfigurationError without a credential."""
         self.address = address
         self._requests = TableRequests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
@@ -105,20 +105,20 @@ class TablesResults:
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"
 
-    # -- what an administrator does ----------------------------------------------------------
+    # -- for administrators ------------------------------------------------------------------
 
     def create(self) -> list[str]:
-        """See `Provisioned.create`."""
+        """Create the table and the container, see `Provisioned.create`."""
         self._requests.create(TimeBudget())
         self._blobs.create(TimeBudget())
         return [self._requests.place, self._blobs.place]
 
     def check(self) -> None:
-        """See `Provisioned.check`."""
+        """Check that both can be used, see `Provisioned.check`."""
         self._requests.read(TimeBudget(), WORKERS, "-")
         self._blobs.check(TimeBudget())
 
-    # -- what workers and senders do ---------------------------------------------------------
+    # -- for workers and senders -------------------------------------------------------------
 
     def start(self, starts: Sequence[Start]) -> list[StartAnswer]:
         """Try to own each run. New runs, the usual case, cost one insert each."""
@@ -155,7 +155,7 @@ class TablesResults:
         return self._each(self._runs.bury, runs)
 
     def save(self, key: RunKey, owner: str, state: bytes) -> bool:
-        """Keep a checkpoint, by compare-and-set."""
+        """Store a checkpoint, by compare-and-set on the row."""
         return self._runs.save(TimeBudget(), key, owner, state)
 
     def disown(self, runs: Sequence[tuple[RunKey, str]]) -> None:
@@ -163,7 +163,7 @@ class TablesResults:
         self._each(self._runs.disown, runs)
 
     def expect(self, runs: Iterable[RunRecord]) -> None:
-        """Note runs that are sent and not started."""
+        """Store runs that are sent but not started."""
         self._each(self._runs.expect, list(runs))
 
     def _each(
@@ -172,12 +172,12 @@ class TablesResults:
         call = self._requests.each
         return [answer for batch in _batches(items) for answer in call(TimeBudget(), work, batch)]
 
-    # -- what is known of a task -------------------------------------------------------------
+    # -- one task's runs ---------------------------------------------------------------------
 
     def get(self, task_id: str) -> RunRecord | None:
-        """The task's latest run. A cancelled task that no worker has met yet is cancelled too."""
+        """The task's latest run. A cancelled task that no worker has received is cancelled, too."""
         call = TimeBudget()
-        records = self._records(call, task_id, 2)  # the latest run, and that it was expected
+        records = self._records(call, task_id, 2)  # the latest run, and its note from the send
         record = records[0] if records else None
         waits = record is None or record.state in _WAITING
         if waits and self._marks.has(call, partition_of(task_id)):
@@ -190,7 +190,7 @@ class TablesResults:
         return self._records(TimeBudget(), task_id, RUNS_OF_A_TASK)[::-1]
 
     def _records(self, call: TimeBudget, task_id: str, limit: int) -> list[RunRecord]:
-        """Newest first, of up to `limit` rows."""
+        """The task's runs from up to `limit` rows, newest first."""
         partition = partition_of(task_id)
         values = {"task": partition, "first": FIRST_RUN, "last": LAST_RUN}
         text = "PartitionKey eq @task and RowKey ge @first and RowKey lt @last"
@@ -202,9 +202,9 @@ class TablesResults:
             if row.endswith("e"):
                 record = pending(entity, partition, row)
             else:
-                record = self._runs.whole(call, run_of(entity, partition, row))
+                record = self._runs.complete(call, run_of(entity, partition, row))
             record = replace(record, key=replace(record.key, task_id=task_id))
-            records[record.key] = record  # the run comes after the note that it is expected
+            records[record.key] = record  # the run comes after its note, and replaces it here
         return list(records.values())
 
     def _rows(self, call: TimeBudget, task_id: str) -> list[dict[str, Any]]:
@@ -212,14 +212,14 @@ class TablesResults:
         return self._requests.query(call, "PartitionKey eq @task", partition, RUNS_OF_A_TASK)
 
     def recent(self, *, state: State | None = None, limit: int = 100) -> list[RunRecord]:
-        """The runs that ended last, the last one first, then those in quarantine.
+        """The runs that ended last, newest first, then those in quarantine.
 
         Runs that have not ended are in no index.
         """
         if state not in (None, State.UNREADABLE, *ENDED):
             raise CapabilityError(
-                f"results in Azure Tables list runs that have ended, not those that are {state}; "
-                "see aztask running for what runs, aztask queues for what waits, or ask by id"
+                f"results in Azure Tables list only ended runs, not those that are {state}; use "
+                "aztask running, aztask queues, or ask for a task by its id"
             )
         call = TimeBudget()
         runs: list[Run] = []
@@ -228,7 +228,7 @@ class TablesResults:
         if state in (None, State.UNREADABLE):
             runs += self._quarantine.runs(call, limit)
         once = {(run.key, run.place): run for run in runs}
-        return self._requests.each(call, self._runs.whole, once.values())
+        return self._requests.each(call, self._runs.complete, once.values())
 
     def cancel(self, task_id: str, at: float, *, running: bool = False) -> bool:
         """Mark a task as cancelled, unless it has ended."""
@@ -239,13 +239,13 @@ class TablesResults:
         return True
 
     def to_stop(self, task_ids: Sequence[str]) -> list[str]:
-        """Those whose runs are to be stopped: a query for each shard."""
+        """Those of these tasks whose runs should be stopped: a query for each shard."""
         return self._marks.to_stop(task_ids)
 
     def forget(self, task_id: str) -> bool:
-        """Delete what is known of a task: of each run the index row, the row, its blobs.
+        """Delete everything about a task: for each run the index row, the row, its blobs.
 
-        If the process dies in between, forget it again; purges find the rest, but for a row whose
+        If the process dies in between, call it again. Purges find the rest, except for a row whose
         index row is gone.
         """
         call = TimeBudget()
@@ -264,16 +264,16 @@ class TablesResults:
                 self._blobs.delete(run.body_blob, run.saved_blob)
         return bool(entities)
 
-    def wait_changed(self, seen: int, timeout: float) -> int:
-        """Wait: nothing tells of changes. 50 ms at first, later up to a second."""
-        pause = min(FIRST_WAIT * 1.5 ** min(seen, 20), LONGEST_WAIT)
+    def wait_changed(self, version: int, timeout: float) -> int:
+        """Only wait, as the service reports no changes: 50 ms at first, later up to a second."""
+        pause = min(FIRST_WAIT * 1.5 ** min(version, 20), LONGEST_WAIT)
         time.sleep(max(0.0, min(pause, timeout)))
-        return seen + 1
+        return version + 1
 
     # -- workers -----------------------------------------------------------------------------
 
     def heartbeat(self, worker: WorkerRecord) -> None:
-        """Note that a worker lives; once an hour forget those that have been silent for a day."""
+        """Store a worker's heartbeat; once an hour delete workers that were silent for a day."""
         self._requests.put(TimeBudget(), worker_entity(worker))
         if self._clock.monotonic() >= self._forget_at:
             self._forget_at = self._clock.monotonic() + SWEEP_SECONDS
@@ -283,7 +283,7 @@ class TablesResults:
                     self._requests.delete(call, WORKERS, entity["RowKey"])
 
     def workers(self) -> list[WorkerRecord]:
-        """The workers that are known, newest sign of life first, damaged rows last."""
+        """The known workers, newest heartbeat first, damaged rows last."""
         found = [worker_of(entity) for entity in self._worker_rows(TimeBudget())]
         return sorted(found, key=lambda worker: worker.seen_at, reverse=True)
 
@@ -292,9 +292,9 @@ class TablesResults:
         return self._requests.query(call, "PartitionKey eq @workers", workers, RUNS_OF_A_TASK)
 
     def purge(self, before: float) -> int:
-        """Delete what ended before that time, for some seconds; the next call goes on.
+        """Delete runs that ended before that time, for some seconds; the next call continues.
 
-        Once an hour also damaged rows, and blobs of that age which no row names.
+        Once an hour it also deletes damaged rows, and blobs of that age that no row names.
         """
         self._marks.purge(before)
         deleted = self._index.purge(before)
@@ -304,22 +304,24 @@ class TablesResults:
             try:
                 self._index.sweep(before)
             except AztaskError as error:
-                logger.warning("old blobs could not be looked for: %s", error)
+                logger.warning(
+                    "old blobs could not be listed, the next purge tries again: %s", error
+                )
         return deleted
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close idle connections to both services."""
         self._requests.close()
         self._blobs.close()
 
 
 def _batches(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
-    """Each has the time of one call."""
+    """Split the items so that each batch fits into the time of one call."""
     return (items[first : first + BATCH] for first in range(0, len(items), BATCH))
 
 
 def _seen_at(worker: dict[str, Any]) -> float:
-    """When the worker's row was last written; for a damaged one the service knows."""
+    """When the worker's row was last written; for a damaged row, the service's own time."""
     found = worker_of(worker)
     if not found.damage:
         return found.seen_at

@@ -27,7 +27,7 @@ def test_above_the_cap_the_advice_is_to_renew_and_no_clamped_lease():
     advice = decide(replace(PLENTY, p99_seconds=250.0), 60.0, Bounds(most=300.0))
     assert advice.renew
     assert advice.lease_seconds == 60.0
-    assert advice.reason.startswith("renew: the p99 of 250.0 s held asks for 375.0 s")
+    assert advice.reason.startswith("renew: the p99 of 250.0 s held needs 375.0 s")
     assert (
         decide(replace(PLENTY, p99_seconds=250.0), None, Bounds(most=300.0)).lease_seconds is None
     )
@@ -36,7 +36,7 @@ def test_above_the_cap_the_advice_is_to_renew_and_no_clamped_lease():
 def test_too_few_deliveries_change_nothing():
     advice = decide(replace(PLENTY, samples=99), 30.0)
     assert advice.lease_seconds == 30.0
-    assert advice.reason == "kept: 99 of 100 deliveries needed are seen"
+    assert advice.reason == "kept: 99 deliveries so far, 100 are needed"
 
 
 def test_it_is_lowered_only_when_far_above():

@@ -81,7 +81,9 @@ def test_what_cannot_be_read_leaves_the_last_good_and_is_said_once(
             now.seconds += 100.0
             assert advisor.lease_seconds("q") == 150.0
         assert advisor.read().entry("q").advice == LONG
-    assert [record.getMessage().count("what is known holds") for record in caplog.records] == [1]
+    assert [
+        record.getMessage().count("the last one stays in force") for record in caplog.records
+    ] == [1]
     path.write_text(good)
     now.seconds += 100.0
     assert advisor.lease_seconds("q") == 150.0

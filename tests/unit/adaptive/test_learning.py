@@ -30,7 +30,7 @@ def test_until_something_changes_the_configured_lease_holds():
     document = told(LeaseDocument(), settled(5, 1.0))
     entry = document.entry("q")
     assert followed(entry) is None
-    assert entry.advice.reason == "kept: 5 of 100 deliveries needed are seen"
+    assert entry.advice.reason == "kept: 5 deliveries so far, 100 are needed"
     assert followed(told(document, settled(1, 1.0), configured=10.0).entry("q")) is None
 
 

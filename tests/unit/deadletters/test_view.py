@@ -336,7 +336,7 @@ class TestInOrder:
     def test_too_many_before_are_said(self, app, monkeypatch):
         monkeypatch.setattr("aztask.deadletters.sweep.HELD_MOST", 2)
         bury(app, *"abcd")
-        with pytest.raises(AztaskError, match="more than 2 dead letters of queue"):
+        with pytest.raises(AztaskError, match="more than 2 unselected dead letters of queue"):
             DeadLetters(app, QUEUE).replay(Selection(frozenset("d")))
         assert DeadLetters(app, QUEUE).replay(Selection(frozenset("ab"))).done == 2
         assert DeadLetters(app, QUEUE).replay(Selection(frozenset("d"))).done == 1

@@ -47,7 +47,7 @@ def test_nothing_to_say_of_a_queue_that_fits(app):
         ({"duplicate_window": 60.0}, "duplicates", "warning", "60 s, less", "--duplicate-window"),
         ({"max_deliveries": 10}, "deliveries", "problem", "10 deliveries, before", "1000"),
         ({"max_deliveries": 15}, "deliveries", "warning", "close to aztask's 10", "1000"),
-        ({"sessions": True}, "sessions", "problem", "wants sessions", "sessions=True"),
+        ({"sessions": True}, "sessions", "problem", "requires sessions", "sessions=True"),
         ({"active": False}, "active", "problem", "disabled", "enable"),
         ({"dead_letters": False}, "dead-letters", "problem", "no queue for", "queues create q"),
     ],
@@ -78,14 +78,14 @@ def test_what_cannot_be_read_is_said_and_not_guessed(app):
     (finding,) = findings(app, **unknown, unread="needs the right to manage").values()
     assert finding.level is Level.WARNING
     assert "cannot be read (needs the right to manage)" in finding.text
-    assert "believes the lease of 60 s" in finding.text
+    assert "assumes the lease of 60 s" in finding.text
 
 
 def test_leases_of_tasks_that_the_queue_does_not_grant(app):
     @app.task(queue="q", lease=10.0)
     def quick() -> None: ...
 
-    assert "asks for a lease of 10 s; the queue decides: 60 s" in findings(app)["task-lease"].text
+    assert "requests a lease of 10 s; the queue decides: 60 s" in findings(app)["task-lease"].text
 
     @app.task(queue="q", max_lease=60.0)
     def capped() -> None: ...

@@ -92,7 +92,7 @@ def test_strategies_that_keep_the_place_are_left_alone(app, strategy):
 def test_defer_is_not_for_sessions_ordered_or_not(app):
     task = task_of(app, retry_strategy="defer")
     for ordered in (True, False):
-        with pytest.raises(ConfigurationError, match="not for sessions"):
+        with pytest.raises(ConfigurationError, match="does not work in sessions"):
             task.with_options(session="a", ordered=ordered).delay()
 
 

@@ -89,7 +89,7 @@ def test_an_error_after_the_work_is_logged_alone(hook, steps, caplog):
     with caplog.at_level(logging.ERROR), hook.around(1):
         steps.append("work")
     assert steps == ["a before 1", "work", "a after"]
-    assert "a hook of test failed afterwards" in caplog.text
+    assert "a hook of test failed after the work was done" in caplog.text
 
 
 def test_a_hook_that_is_empty_costs_nothing(hook):
@@ -109,7 +109,7 @@ def test_a_listener_that_fails_stops_no_other(caplog):
 
     listeners(heard.append)
     with caplog.at_level(logging.ERROR):
-        listeners.tell(5)
+        listeners.notify(5)
     assert heard == [5]
     assert "a listener of events failed" in caplog.text
 

@@ -1,86 +1,27 @@
-"""Requests to tables: what an answer means, what is made again, and how long a call may take."""
+"""Requests to tables: which are repeated, and how long a call may take."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from azure.core.exceptions import (
     AzureError,
-    ClientAuthenticationError,
-    HttpResponseError,
-    ServiceRequestError,
     ServiceResponseError,
 )
+from tableanswers import answered
 
 from aztask.connections import Connections
-from aztask.errors import BrokerError, BrokerUnavailable, ConfigurationError, QueueNotFound
+from aztask.errors import BrokerUnavailable, ConfigurationError
 from aztask.results.tables import client as tables_client
 from aztask.results.tables.client import TimeBudget
 from aztask.results.tables.errors import (
-    AlreadyExists,
-    NotExecuted,
     OutcomeUnknown,
-    RowConflict,
-    RowNotFound,
-    verdict,
 )
 
 PLACE, ROLE = "the table 't' of tables://shop", "Storage Table Data Contributor"
-
-
-def answered(status: int, code: str, *, in_header: bool = True) -> HttpResponseError:
-    """An error as the SDK raises it: blobs tell the code in a header, tables in the body."""
-    body = "" if in_header else json.dumps({"odata.error": {"code": code, "message": {}}})
-    response: Any = SimpleNamespace(
-        status_code=status,
-        reason="",
-        headers={"x-ms-error-code": code} if in_header else {},
-        text=lambda: body,
-    )
-    return HttpResponseError(f"{code}\nsecond line", response=response)
-
-
-@pytest.mark.parametrize("in_header", [True, False])
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (404, "ResourceNotFound", RowNotFound),
-        (404, "BlobNotFound", RowNotFound),
-        (404, "TableNotFound", QueueNotFound),
-        (404, "ContainerNotFound", QueueNotFound),
-        (409, "EntityAlreadyExists", AlreadyExists),
-        (409, "TableBeingDeleted", QueueNotFound),
-        (412, "UpdateConditionNotSatisfied", RowConflict),
-        (403, "AuthorizationPermissionMismatch", ConfigurationError),
-        (401, "", ConfigurationError),
-        (503, "ServerBusy", NotExecuted),
-        (429, "", NotExecuted),
-        (500, "InternalError", OutcomeUnknown),
-        (500, "OperationTimedOut", OutcomeUnknown),
-        (400, "EntityTooLarge", BrokerError),
-        (404, "", BrokerError),
-    ],
-)
-def test_answers_are_told_by_their_codes(
-    status: int, code: str, kind: type[Exception], in_header: bool
-) -> None:
-    found = verdict(answered(status, code, in_header=in_header), PLACE, ROLE)
-    assert type(found) is kind
-    assert "\n" not in str(found)
-
-
-def test_failures_without_an_answer() -> None:
-    assert type(verdict(ServiceRequestError("refused"), PLACE, ROLE)) is NotExecuted
-    assert type(verdict(ServiceResponseError("reset"), PLACE, ROLE)) is OutcomeUnknown
-    no_token = ClientAuthenticationError("DefaultAzureCredential failed\nand why, for pages")
-    found = verdict(no_token, PLACE, ROLE)
-    assert isinstance(found, ConfigurationError)
-    assert str(found) == f"no credential for {PLACE}: DefaultAzureCredential failed"
 
 
 @pytest.fixture

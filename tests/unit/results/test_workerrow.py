@@ -5,8 +5,8 @@ import msgpack
 from aztask.engine import Database
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.results.local.store import LocalResults
-from aztask.results.runningtasks import MOST_BYTES, NOTHING_RUNS, pack_running, unpack_running
 from aztask.results.tables.rows import worker_entity, worker_of
+from aztask.results.workerrow import MOST_BYTES, NOTHING_RUNS, pack_running, unpack_running
 
 OLD = WorkerRecord("old", 1.0, 9.0, ("a",), 3, 4)
 

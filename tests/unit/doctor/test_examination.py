@@ -1,0 +1,67 @@
+"""All checks, on a real app with a local broker."""
+
+import pytest
+
+from aztask import App
+from aztask.brokers.local.broker import LocalBroker
+from aztask.doctor.examination import contradictions, examine
+from aztask.errors import BrokerUnavailable
+from aztask.support.finding import Level
+
+
+@pytest.fixture
+def app(tmp_path):
+    url = f"local://{tmp_path}/q.db"
+    app = App("shop", broker=url, results=url, events=str(tmp_path / "events"))
+    app.task(len)
+    yield app
+    app.close()
+
+
+def found(app, *queues, **options):
+    """{(subject, check): finding}."""
+    return {(each.subject, each.check): each for each in examine(app, queues, **options)}
+
+
+def test_a_sound_setup_has_no_problem_and_is_not_changed(app, tmp_path):
+    findings = found(app, "default")
+    assert {each.level for each in findings.values()} <= {Level.OK, Level.WARNING}
+    assert findings["app", "app"].text == "shop: 1 tasks; queues default"
+    assert findings["queue default", "exists"].text == "it is created when it is first used"
+    assert "can be written" in findings["events", "events"].text
+    assert not (tmp_path / "events").exists()
+    assert contradictions(app, ["default"]) == []
+
+
+def test_what_is_missing_is_a_warning_with_advice(tmp_path):
+    app = App("shop", broker=f"local://{tmp_path}/q.db")
+    findings = found(app, "default", named=False)
+    assert findings["app", "app"].text.startswith("none was given with -A")
+    assert findings["results", "results"].level is Level.WARNING
+    assert "AZTASK_RESULTS" in findings["results", "results"].advice
+    assert findings["events", "events"].level is Level.OK
+    app.close()
+
+
+def test_an_unreachable_broker_is_asked_once(app, monkeypatch):
+    asked = []
+
+    def inspector(self):
+        asked.append(1)
+        raise BrokerUnavailable("nothing answers on port 5671")
+
+    monkeypatch.setattr(LocalBroker, "inspector", inspector)
+    findings = found(app, "a", "b", "c")
+    assert findings["broker", "answers"].level is Level.PROBLEM
+    assert "port" in findings["broker", "answers"].advice
+    assert asked == [1]
+    assert findings["results", "results"].level is Level.OK, "the other checks go on"
+
+
+def test_events_that_cannot_be_written_are_a_problem(tmp_path):
+    (tmp_path / "file").write_text("")
+    app = App("shop", broker="local://:memory:", events=str(tmp_path / "file" / "events"))
+    finding = found(app, "default")["events", "events"]
+    assert finding.level is Level.PROBLEM
+    assert "cannot be written" in finding.text
+    app.close()

@@ -1,0 +1,61 @@
+"""Which lease a queue gets, when nobody, the app or the queue says one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aztask import App, ConfigurationError, DuplicateTask, EncodeError
+
+STORAGE = "UseDevelopmentStorage=true"
+
+
+@pytest.mark.parametrize(("broker", "seconds"), [("local://:memory:", 60.0), (STORAGE, 300.0)])
+def test_what_suits_the_service_where_nobody_says_otherwise(broker: str, seconds: float) -> None:
+    assert App("x", broker=broker).lease_seconds("q") == seconds
+
+
+@pytest.mark.parametrize("broker", ["local://:memory:", STORAGE])
+def test_the_app_and_before_it_the_queue_decide(broker: str) -> None:
+    app = App("x", broker=broker, lease=30.0)
+    app.queue("slow", lease=120.0)
+    assert app.lease_seconds("q") == 30.0
+    assert app.lease_seconds("slow") == 120.0
+
+
+def test_the_default_stays_below_the_limit_of_all_renewals() -> None:
+    assert App("x", broker=STORAGE, max_lease=200.0).lease_seconds("q") == 100.0
+
+
+def test_making_an_app_does_no_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = App("x", events="events")
+    app.task(len)
+    assert list(tmp_path.iterdir()) == []
+    assert app.queue_names() == ["default"]
+
+
+def test_a_name_is_taken_once() -> None:
+    app = App("x", broker="local://:memory:")
+    app.task(len)
+    with pytest.raises(DuplicateTask, match=r"two functions are registered as 'x.len'"):
+        app.task(len)
+    assert repr(app) == "<App x: 1 tasks>"
+
+
+def test_unknown_options_are_refused_with_a_hint() -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'lease'"):
+        App("x", leas=3.0)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="Did you mean 'sessions'"):
+        App("x").queue("q", session=True)  # type: ignore[call-arg]
+
+
+def test_sending_by_name_needs_no_registered_task() -> None:
+    app = App("x", broker="local://:memory:")
+    result = app.send("other.task", [1], {"b": 2}, queue="q", task_id="mine")
+    assert result.id == "mine"
+    assert app.broker.stats("q").active == 1
+    with pytest.raises(EncodeError, match="args must be a list or a tuple"):
+        app.send("other.task", "ab")
+    app.close()

@@ -1,0 +1,84 @@
+"""Results of invocations, on a store in memory."""
+
+import pytest
+
+from aztask import (
+    App,
+    ConfigurationError,
+    ResultTimeout,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+)
+from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.settlement import Complete
+
+
+@pytest.fixture
+def app():
+    app = App("shop", broker="local://:memory:", results="local://:memory:")
+    yield app
+    app.close()
+
+
+def end(app, state, **fields):
+    """Record how the task "a" ended."""
+    app.results.start([Start(RunKey("a"), "shop.add", "default", 1, "owner", "w", 1.0)])
+    outcome = Outcome(state, Complete(), at=2.0, **fields)
+    assert app.results.record([Finish(RunKey("a"), "owner", outcome)]) == [True]
+
+
+def test_a_success_has_a_value(app):
+    result = app.result("a")
+    assert (result.state, result.ready()) == ("pending", False)
+    end(app, State.SUCCEEDED, value=app.codec.encode_value([1, 2]))
+    assert (result.ready(), result.successful(), result.failed()) == (True, True, False)
+    assert (result.get(timeout=0), result.error) == ([1, 2], None)
+    assert repr(result) == "<AsyncResult a>"
+
+
+def test_a_failure_is_raised_with_its_remote_error(app):
+    end(app, State.FAILED, error_type="KeyError", error="'x'", traceback="Traceback")
+    result = app.result("a")
+    assert result.failed()
+    assert (result.error.error_type, result.error.error) == ("KeyError", "'x'")
+    with pytest.raises(TaskFailed) as caught:
+        result.get(timeout=0)
+    assert caught.value.traceback == "Traceback"
+
+
+@pytest.mark.parametrize(
+    ("state", "error"), [(State.CANCELLED, TaskCancelled), (State.EXPIRED, TaskExpired)]
+)
+def test_other_ends_have_errors_of_their_own(app, state, error):
+    end(app, state)
+    with pytest.raises(error, match="task a was"):
+        app.result("a").get(timeout=0)
+
+
+def test_a_damaged_value_is_no_success(app):
+    end(app, State.SUCCEEDED, value=b"\xc1")
+    with pytest.raises(Exception, match="the value of task a is damaged"):
+        app.result("a").get(timeout=0)
+
+
+def test_waiting_is_bounded(app):
+    with pytest.raises(ResultTimeout, match="did not end within 0 s"):
+        app.result("a").get(timeout=0)
+
+
+def test_cancel_and_forget(app):
+    result = app.result("a")
+    assert (result.cancel(), result.state) == (True, "cancelled")
+    result.forget()
+    assert result.state == "pending"
+    end(app, State.SUCCEEDED)
+    assert not result.cancel()
+    assert (result.forget(), result.forget()) == (True, False)
+
+
+def test_without_a_store_every_question_says_so():
+    app = App("shop", broker="local://:memory:")
+    with pytest.raises(ConfigurationError, match="no result store is configured"):
+        app.result("a").get(timeout=0)
+    app.close()

@@ -1,0 +1,107 @@
+"""Tasks: calling, sending, and the options of both."""
+
+import asyncio
+
+import pytest
+
+from aztask import App, ConfigurationError, RetryPolicy
+
+
+@pytest.fixture
+def app():
+    app = App("shop", broker="local://:memory:", results="local://:memory:")
+    yield app
+    app.close()
+
+
+def messages(app, queue="default"):
+    peeked = app.broker.peek(queue, limit=100)
+    return [app.codec.from_envelope(each.envelope, queue) for each in peeked]
+
+
+def test_calling_a_task_calls_the_function(app):
+    @app.task
+    def add(a, b):
+        return a + b
+
+    @app.task_with_context
+    def told(context, a):
+        return context, a
+
+    assert add(1, 2) == 3
+    assert add.call("unused", (1, 2), {}) == 3
+    assert told.call("context", (1,), {}) == ("context", 1)
+    assert (add.name, told.name) == ("shop.add", "shop.told")
+
+
+def test_delay_map_and_options_send_messages(app):
+    @app.task(queue="bulk")
+    def add(a, b=0):
+        return a + b
+
+    add.delay(1, b=2)
+    asyncio.run(add.adelay(3))
+    add.map([(4, 5), (6,)])
+    add.with_options(queue="other", task_id="mine").delay(7)
+    sent = messages(app, "bulk")
+    assert [app.codec.decode_arguments(each)[0] for each in sent] == [(1,), (3,), (4, 5), (6,)]
+    (other,) = messages(app, "other")
+    assert other.id == "mine"
+
+
+def test_arguments_that_do_not_fit_are_refused_before_the_send(app):
+    @app.task
+    def add(a, b):
+        return a + b
+
+    with pytest.raises(TypeError, match="missing a required argument: 'b'"):
+        add.delay(1)
+    with pytest.raises(TypeError):
+        add.map([(1, 2, 3)])
+    with pytest.raises(TypeError, match=r"map takes tuples of arguments, not 'ab'"):
+        add.map(["ab"])
+    app.broker.declare("default")
+    assert messages(app) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quue": "a"}, "Did you mean 'queue'"),
+        ({"time_limit": 0}, "time_limit takes seconds above 0"),
+        ({"lease": 60, "max_lease": 30}, "must be longer than lease"),
+        ({"retry_strategy": "never"}, "retry_strategy takes 'resubmit'"),
+        ({"delivery": "exactly-once"}, "delivery takes 'at-least-once'"),
+        ({"ordered": 1}, "ordered is True or False"),
+    ],
+)
+def test_a_wrong_option_of_a_task_is_named(app, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        app.task(**options)(len)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dealy": 1}, "Did you mean 'delay'"),
+        ({"delay": -1}, "delay takes seconds of 0 or more"),
+        ({"task_id": 7}, "task_id takes a text"),
+        ({"session": 7}, "session takes a text"),
+    ],
+)
+def test_a_wrong_option_of_a_send_is_named(app, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        app.task(len).with_options(**options)
+
+
+def test_one_task_id_is_for_one_invocation(app):
+    with pytest.raises(ConfigurationError, match="task_id names one invocation"):
+        app.task(len).with_options(task_id="a").map([("b",)])
+
+
+def test_the_apps_retry_policy_is_the_default():
+    policy = RetryPolicy(max_retries=9)
+    app = App("shop", broker="local://:memory:", retry=policy, retry_strategy="hold")
+    task = app.task(len)
+    assert (task.retry, task.retry_strategy, task.strategy_asked) == (policy, "hold", None)
+    assert app.task(name="own", retry_strategy="defer")(len).strategy_asked == "defer"

@@ -1,0 +1,91 @@
+"""The Kombu channel over the local broker: publishing, consuming, settling."""
+
+from types import SimpleNamespace
+
+import pytest
+from kombu import Connection
+
+from aztask import App
+from aztask.errors import QueueNotFound
+from aztask.transport.connection import Transport
+
+
+@pytest.fixture
+def site():
+    """An app's broker and a channel over it."""
+    app = App("shop", broker="local://:memory:")
+    connection = Connection(transport=Transport, transport_options={"broker": app.broker})
+    channel = connection.channel()
+    channel.queue_declare("orders")
+    yield SimpleNamespace(broker=app.broker, channel=channel, connection=connection)
+    connection.release()
+    app.close()
+
+
+def publish(site, *bodies, queue="orders"):
+    for body in bodies:
+        message = site.channel.prepare_message(body, content_type="text/plain")
+        site.channel.basic_publish(message, "", queue)
+
+
+def counts(site):
+    stats = site.broker.stats("orders")
+    return stats.active, stats.leased, stats.dead
+
+
+def test_each_way_to_settle(site):
+    publish(site, "ack", "reject", "requeue")
+    tags = [site.channel.basic_get("orders").delivery_tag for _ in range(3)]
+    assert counts(site) == (0, 3, 0)
+    assert len(site.channel.unacked) == 3
+    site.channel.basic_ack(tags[0])
+    site.channel.basic_reject(tags[1])
+    site.channel.basic_reject(tags[2], requeue=True)
+    assert counts(site) == (1, 0, 1)
+    assert site.channel.basic_get("orders").body == b"requeue"
+
+
+def test_an_acknowledgement_of_several(site):
+    publish(site, "a", "b", "c")
+    tags = [site.channel.basic_get("orders").delivery_tag for _ in range(3)]
+    site.channel.basic_ack(tags[1], multiple=True)
+    assert counts(site) == (0, 1, 0)
+
+
+def test_a_prefetch_count_bounds_what_is_received(site):
+    publish(site, *"abcde")
+    delivered = []
+    site.channel.basic_qos(prefetch_count=2)
+    site.channel.basic_consume("orders", False, delivered.append, "tag")
+    for source in site.channel.open_sources():
+        assert site.channel.fetch(source, 0.0)
+    while site.channel.deliver_one():
+        pass
+    assert [message.body for message in delivered] == [b"a", b"b"]
+    assert list(site.channel.open_sources()) == []
+    site.channel.basic_ack(delivered[0].delivery_tag)
+    assert len(list(site.channel.open_sources())) == 1
+
+
+def test_a_cancelled_consumer_gives_back_what_it_did_not_see(site):
+    publish(site, "a", "b")
+    site.channel.basic_consume("orders", False, print, "tag")
+    (source,) = site.channel.open_sources()
+    site.channel.fetch(source, 0.0)
+    site.channel.basic_cancel("tag")
+    site.channel.basic_cancel("unknown")
+    assert counts(site) == (2, 0, 0)
+
+
+def test_no_message_is_dropped_for_want_of_a_queue(site):
+    site.channel.exchange_declare("shop", type="direct")
+    message = site.channel.prepare_message("x")
+    with pytest.raises(QueueNotFound, match="no queue is bound to exchange 'shop'"):
+        site.channel.basic_publish(message, "shop", "nowhere")
+
+
+def test_what_cannot_be_decoded_is_dead_lettered_and_not_delivered(site):
+    message = site.channel.prepare_message(b"\x80", content_type="application/x-python-serialize")
+    site.channel.basic_publish(message, "", "orders")
+    assert site.channel.basic_get("orders") is None
+    assert counts(site) == (0, 0, 1)

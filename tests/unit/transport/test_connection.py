@@ -1,0 +1,54 @@
+"""One Kombu connection: its broker, its keeper, and the bodies that it lets through."""
+
+import pytest
+from kombu import Connection
+
+from aztask import App
+from aztask.errors import CodecError, ContentRefused
+from aztask.transport.connection import Transport
+
+
+def connected(broker="local://:memory:", **options):
+    connection = Connection(transport=Transport, transport_options={"broker": broker, **options})
+    return connection, connection.transport
+
+
+def test_broker_and_keeper_are_opened_at_the_first_use_and_closed():
+    connection, transport = connected()
+    assert transport._broker is None
+    assert transport.keeper is transport.keeper
+    assert transport.broker is transport.broker
+    connection.connect()
+    connection.release()
+    assert transport._broker is None
+
+
+def test_a_broker_that_was_given_stays_open():
+    app = App("shop", broker="local://:memory:")
+    connection, transport = connected(app.broker)
+    assert transport.broker is app.broker
+    connection.connect()
+    connection.release()
+    app.broker.declare("orders")
+    assert app.broker.stats("orders").active == 0
+    app.close()
+
+
+def test_only_safe_bodies_pass():
+    _, transport = connected(accept=["json", "application/x-own"])
+    transport.check_body(b"[1]", "application/json")
+    transport.check_body(b"\xff", "application/x-own")
+    with pytest.raises(CodecError):
+        transport.check_body(b"[1", "application/json")
+    with pytest.raises(ContentRefused, match="is not accepted here"):
+        transport.check_body(b"", "application/x-python-serialize")
+
+
+def test_waiting_for_messages_is_bounded():
+    connection, _ = connected()
+    channel = connection.channel()
+    channel.queue_declare("orders")
+    channel.basic_consume("orders", False, print, "tag")
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.01)
+    connection.release()
