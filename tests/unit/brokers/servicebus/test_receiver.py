@@ -660,9 +660,7 @@ def test_a_settlement_that_was_done_and_not_answered_counts_as_done(service, mak
 
 
 @pytest.mark.parametrize(("left", "verdict"), [(0.001, Settled), (0.0, Lost), (-1.0, Lost)])
-def test_after_the_deadline_a_refusal_may_come_from_another_owner(
-    service, make, left, verdict
-) -> None:
+def test_after_the_deadline_a_refusal_may_be_anothers(service, make, left, verdict) -> None:
     receiver = make()
     (delivery,) = received(service, receiver)
     delivery.attempted = True
