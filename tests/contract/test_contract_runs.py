@@ -42,15 +42,15 @@ def state_of(results: ResultStore) -> dict[RunKey, RunRecord]:
     return {run.key: run for task in ("a", "b") for run in results.history(task)}
 
 
-ACTIONS: dict[str, Callable[[ResultStore, RunKey], object]] = {
-    "start": lambda results, key: results.start([a_start(key, "new")]),
-    "record": lambda results, key: results.record([Finish(key, owner_of(key), FAILED)]),
-    "count": lambda results, key: results.record([Finish(key, owner_of(key), RETRYING)]),
-    "bury": lambda results, key: results.bury(
+ACTIONS: dict[str, Callable[[ResultStore, RunKey, str], object]] = {
+    "start": lambda results, key, owner: results.start([a_start(key, "new")]),
+    "record": lambda results, key, owner: results.record([Finish(key, owner, FAILED)]),
+    "count": lambda results, key, owner: results.record([Finish(key, owner, RETRYING)]),
+    "bury": lambda results, key, owner: results.bury(
         [RunRecord(key, "shop.resize", "default", State.FAILED, outcome=FAILED)]
     ),
-    "save": lambda results, key: results.save(key, owner_of(key), b"page 7"),
-    "disown": lambda results, key: results.disown([(key, owner_of(key))]),
+    "save": lambda results, key, owner: results.save(key, owner, b"page 7"),
+    "disown": lambda results, key, owner: results.disown([(key, owner)]),
 }
 
 
@@ -65,12 +65,35 @@ def test_what_is_done_to_one_run_is_done_to_no_other(
     results.start([a_start(each, owner_of(each)) for each in KEYS])
     before = state_of(results)
     assert set(before) == set(KEYS)
-    ACTIONS[action](results, key)
+    ACTIONS[action](results, key, owner_of(key))
     after = state_of(results)
     others = [each for each in KEYS if each != key]
     assert {each: after[each] for each in others} == {each: before[each] for each in others}
     answers = results.start([a_start(each, owner_of(each)) for each in others])
     assert answers == [Owned(1)] * len(others), "they are owned as before, and nothing is saved"
+
+
+@pytest.mark.parametrize("action", ["record", "count", "save", "disown"])
+@pytest.mark.parametrize("key", [KEYS[0], KEYS[3]], ids=str)
+def test_runs_whose_owners_have_one_name_are_told_apart(
+    results: ResultStore, action: str, key: RunKey
+) -> None:
+    """A worker with a given name counts its deliveries anew when it is started again."""
+    results.start([a_start(each, "w/1") for each in KEYS])
+    before = state_of(results)
+    ACTIONS[action](results, key, "w/1")
+    after = state_of(results)
+    others = [each for each in KEYS if each != key]
+    assert {each: after[each] for each in others} == {each: before[each] for each in others}
+    assert results.start([a_start(each, "w/1") for each in others]) == [Owned(1)] * len(others)
+    changed = results.start([a_start(key, "w/2")])
+    expected: dict[str, object] = {
+        "record": Recorded(FAILED),
+        "count": Owned(1, failures=1),
+        "save": Owned(2, b"page 7"),
+        "disown": Owned(1),
+    }
+    assert changed == [expected[action]], "and it was done to the one that was meant"
 
 
 @pytest.mark.parametrize("action", ["record", "count", "save", "disown"])
@@ -81,13 +104,13 @@ def test_only_the_owner_of_a_run_that_is_under_way_changes_it(
     key = KEYS[0]
     results.start([a_start(key, "another")])
     before = state_of(results)
-    ACTIONS[action](results, key)
+    ACTIONS[action](results, key, owner_of(key))
     assert state_of(results) == before
     assert results.start([a_start(key, "another")]) == [Owned(1)]
     results.start([a_start(KEYS[1], owner_of(KEYS[1]))])
     results.record([Finish(KEYS[1], owner_of(KEYS[1]), FAILED)])
     ended = state_of(results)
-    ACTIONS[action](results, KEYS[1])
+    ACTIONS[action](results, KEYS[1], owner_of(KEYS[1]))
     assert state_of(results) == ended, "what has ended stays as it is"
 
 

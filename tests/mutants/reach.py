@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import coverage
@@ -30,10 +30,14 @@ FASTEST = 50
 
 @dataclass
 class Reach:
-    """seconds: how long each test takes. lines: the tests of each line, by file."""
+    """seconds: how long each test takes. lines: the tests of each line, by file.
+
+    cost: seconds of this process alone, which a busy machine does not change; else `seconds`.
+    """
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
+    cost: dict[str, float] = field(default_factory=dict)
 
     def tests(self, mutant: Mutant) -> list[list[str]]:
         """What to try it with, in groups: tests of the module's name, then the fastest, then more.
@@ -50,11 +54,12 @@ class Reach:
         else:
             lines = range(mutant.first, mutant.last + 1)
             found = {test for line in lines for test in by_line.get(line, ())} - {""}
-        ordered = sorted(found, key=lambda test: (_far(test, source), self.seconds.get(test, 0.0)))
+        cost = self.cost or self.seconds
+        ordered = sorted(found, key=lambda test: (_far(test, source), cost.get(test, 0.0)))
         groups: list[list[str]] = [[], [], []]
         total = 0.0
         for test in ordered:
-            total += self.seconds.get(test, 0.0)
+            total += cost.get(test, 0.0)
             if total > BUDGET and any(groups):
                 break
             far = _far(test, source)
@@ -78,10 +83,11 @@ def is_local(test: str) -> bool:
 
 
 class Recorder:
-    """A plugin of pytest that notes the seconds of each test and switches coverage to it."""
+    """A plugin of pytest that notes what each test takes and switches coverage to it."""
 
     def __init__(self, measured: coverage.Coverage) -> None:
         self.seconds: dict[str, float] = {}
+        self.cost: dict[str, float] = {}
         self._measured = measured
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -90,11 +96,12 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item):
         self._measured.switch_context(item.nodeid)
-        began = time.monotonic()
+        began, busy = time.monotonic(), time.process_time()
         try:
             return (yield)
         finally:
             self.seconds[item.nodeid] = time.monotonic() - began
+            self.cost[item.nodeid] = time.process_time() - busy
             self._measured.switch_context("")
 
 
@@ -131,6 +138,7 @@ def measure(
     for n in range(len(runs)):
         part = json.loads((folder / f"reach-{n}.json").read_text())
         reach.seconds.update(part["seconds"])
+        reach.cost.update(part["cost"])
         for path, lines in part["lines"].items():
             target = reach.lines.setdefault(path, {})
             for line, tests in lines.items():
@@ -157,7 +165,8 @@ def _run(files: list[str], sources: Sequence[Source], result: Path) -> int:
     measured.stop()
     data = measured.get_data()
     lines = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
-    result.write_text(json.dumps({"seconds": recorder.seconds, "lines": lines}))
+    noted = {"seconds": recorder.seconds, "cost": recorder.cost, "lines": lines}
+    result.write_text(json.dumps(noted))
     return int(code)
 
 

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from aztask.engine import Database, Engine, NewMessage, QueueSettings
+from aztask.engine import (
+    DUPLICATE,
+    TIME_TO_LIVE_EXPIRED,
+    Database,
+    Engine,
+    NewMessage,
+    QueueSettings,
+)
 from aztask.errors import ConfigurationError
 from aztask.support.clock import Clock
 
@@ -59,3 +66,9 @@ def test_a_setting_that_cannot_be_is_refused(value):
     for name in ("lease_seconds", "max_deliveries", "time_to_live", "duplicate_window"):
         with pytest.raises(ConfigurationError, match=f"^{name} must be "):
             QueueSettings(**{name: value})
+
+
+def test_what_is_told_of_messages_is_told_as_the_service_does():
+    """The reason of a message that expired is Service Bus's own; no message has the number 0."""
+    assert TIME_TO_LIVE_EXPIRED == "TTLExpiredException"
+    assert DUPLICATE == 0

@@ -152,9 +152,12 @@ def test_it_says_why_it_was_lost(bench: Bench) -> None:
         (lambda lease: None, Abandon()),
     ],
 )
-def test_it_is_settled_once(bench: Bench, settle: Any, how: Settlement) -> None:
+def test_it_is_settled_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, settle: Any, how: Settlement
+) -> None:
     with bench.held() as lease:
         settle(lease)
+    assert caplog.text == "", "nothing went wrong"
     assert [each for _, each in bench.receiver.settled] == [how]
     with pytest.raises(AlreadySettled):
         lease.complete()

@@ -17,6 +17,7 @@ from azure.servicebus.exceptions import (
 from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.control import RENEW, Control, LockRequest
+from aztask.errors import BrokerUnavailable
 
 BROKEN = ServiceBusConnectionError(message="the connection broke")
 BUSY = ServiceBusServerBusyError(message="too much")
@@ -177,3 +178,61 @@ def test_without_the_private_calls_each_message_has_a_request_of_its_own(
         ("defer_message", messages[4]): {},
         ("dead_letter_message", messages[5]): {"reason": "why", "error_description": "how"},
     }
+
+
+# -- what a request is -------------------------------------------------------------------------
+
+
+def test_a_request_without_a_reason_has_none(service) -> None:
+    message: Any = None
+    assert LockRequest("complete", uuid.uuid4(), message).kind == ("complete", "", "")
+    assert LockRequest("dead-letter", uuid.uuid4(), message, "why", "how").kind == (
+        "dead-letter",
+        "why",
+        "how",
+    )
+
+
+def test_a_connection_that_holds_a_session_is_not_opened_again() -> None:
+    """The session went with it: the next request asks for a connection of its own."""
+    links: list[Any] = []
+    dropped: list[Any] = []
+
+    def connect() -> Any:
+        links.append(SimpleNamespace(_running=True))
+        return links[-1]
+
+    client: Any = SimpleNamespace(close=lambda link: None, drop=dropped.append)
+    control = Control(client, connect, "q", 1.0, repeat=False)
+    assert control.call(lambda link: link) is links[0]
+    assert control.call(lambda link: link) is links[0]
+    links[0]._running = False
+    assert control.call(lambda link: link) is links[1]
+    assert dropped == [links[0]]
+    control.close()
+
+
+def test_without_repetition_the_first_answer_counts() -> None:
+    tries: list[Any] = []
+
+    def fail(link: Any) -> None:
+        tries.append(link)
+        raise BROKEN
+
+    client: Any = SimpleNamespace(close=lambda link: None, drop=lambda link: None)
+    control = Control(client, lambda: SimpleNamespace(_running=True), "q", 1.0, repeat=False)
+    with pytest.raises(ServiceBusConnectionError):
+        control.call(fail)
+    assert len(tries) == 1
+    control.close()
+
+
+def test_after_its_end_a_connection_takes_no_more_work(service) -> None:
+    service.control.warm()
+    thread = service.control._thread
+    service.control.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        service.control.carry_out(service.orders(1))
+    service.control.warm()  # without effect

@@ -651,7 +651,7 @@ def test_where_nothing_is_resubmitted_nothing_is_sent(service, make) -> None:
 
 
 def test_a_settlement_that_was_done_and_not_answered_counts_as_done(service, make) -> None:
-    """It is repeated, and refused; until our deadline nobody else can have had the lock."""
+    """It is repeated, and refused; until our deadline no other receiver can hold the lock."""
     receiver = make()
     (delivery,) = received(service, receiver)
     service.fail("settle", Answer(broken(), done=True))
@@ -660,7 +660,7 @@ def test_a_settlement_that_was_done_and_not_answered_counts_as_done(service, mak
 
 
 @pytest.mark.parametrize(("left", "verdict"), [(0.001, Settled), (0.0, Lost), (-1.0, Lost)])
-def test_after_the_deadline_a_refusal_may_be_somebody_elses(service, make, left, verdict) -> None:
+def test_after_the_deadline_a_refusal_may_be_anothers(service, make, left, verdict) -> None:
     receiver = make()
     (delivery,) = received(service, receiver)
     delivery.attempted = True

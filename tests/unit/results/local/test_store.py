@@ -151,3 +151,15 @@ def test_waiting_lasts_until_something_changes(results: LocalResults) -> None:
     assert results.wait_changed(seen, 30.0) != seen
     writer.join()
     assert results.get("late") is not None
+
+
+def test_a_purge_ends_at_the_first_window_without_anything_old(
+    results: LocalResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are in the order of their first starts: behind it nothing is old, or next to nothing."""
+    monkeypatch.setattr("aztask.results.local.store.PURGE_WINDOW", 2)
+    for name, at in (("a", 1.0), ("b", 1.0), ("c", 9.0), ("d", 9.0), ("e", 1.0)):
+        results.start([a_start(name, 1, RunKey(name))])
+        results.record([Finish(RunKey(name), name, ended(at))])
+    assert results.purge(5.0) == 2
+    assert [run.key.task_id for run in results.recent()] == ["e", "d", "c"]

@@ -75,7 +75,7 @@ def test_an_outage_is_not_asked_about_for_each_delivery(error: Exception) -> Non
     assert batch.refused == []
 
 
-def test_an_interrupt_is_nobodys_fault() -> None:
+def test_an_interrupt_is_blamed_on_no_delivery() -> None:
     batch = Batch({1: KeyboardInterrupt()})  # type: ignore[dict-item]
     with pytest.raises(KeyboardInterrupt):
         batch.run(2)

@@ -403,17 +403,27 @@ def test_of_a_replayed_pointer_the_counts_start_where_it_says(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(
-    ("looks", "pause"), [(1, 1.0), (2, 2.0), (4, 3.0), (5, 3.0), (6, 3.0), (7, None)]
+    ("lease", "looks", "pause"),
+    [
+        (3.0, 1, 1.0),
+        (3.0, 2, 2.0),
+        (3.0, 4, 3.0),
+        (3.0, 7, None),
+        (100.0, 4, 8.0),
+        (100.0, 5, 100.0),
+        (100.0, 6, 100.0),
+        (100.0, 7, None),
+    ],
 )
 def test_it_is_never_waited_for_longer_than_a_lease_at_a_time(
-    bench: Bench, looks: int, pause: float | None
+    bench: Bench, lease: float, looks: int, pause: float | None
 ) -> None:
     bench.app.send("shop.resize", ["a.png"], task_id="a")
     held = bench.item()
     held.decide(Defer(0.0))
     bench.pointers.send([held])
     item = bench.item()
-    item.delivery.lease_seconds = 3.0
+    item.delivery.lease_seconds = lease
     item.delivery.delivery_count = looks
     assert bench.pointers.fetch([item]) == []
     assert item.settlement == (Complete() if pause is None else Hold(pause))

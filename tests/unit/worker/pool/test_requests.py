@@ -162,7 +162,7 @@ def test_a_task_that_is_over_gets_no_answer(make: Make) -> None:
     assert worker.item.lease.limit_at is None
 
 
-def test_a_question_that_nobody_knows_gets_no_answer(make: Make) -> None:
+def test_an_unknown_question_gets_no_answer(make: Make) -> None:
     assert make().ask("else", b"") == []
 
 
