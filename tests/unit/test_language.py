@@ -65,6 +65,7 @@ PHRASES = {
     r"\bare left out\b": "are skipped",
     r"\brights\b": "permissions",
 }
+CODE = re.compile(r"`[^`\n]+`")
 SHORT = 4  # A docstring of so few words repeats the name.
 AREAS = sorted(
     {path.name for path in (ROOT / "aztask").iterdir() if (path / "__init__.py").exists()}
@@ -91,12 +92,12 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
             if line.lstrip().startswith("```"):
                 fenced = not fenced
             elif not fenced:
-                yield number, line
+                yield number, CODE.sub("", line)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in {tokenize.STRING, tokenize.COMMENT}:
             for offset, line in enumerate(token.string.splitlines()):
-                yield token.start[0] + offset, line
+                yield token.start[0] + offset, CODE.sub("", line)
 
 
 def phrases(path: Path, root: Path = ROOT) -> Iterator[str]:

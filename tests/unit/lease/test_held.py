@@ -12,7 +12,7 @@ from still import Still
 from aztask.brokers.base import Capabilities
 from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
-from aztask.lease.held import HeldLease
+from aztask.lease.held import HeldLease, LeaseTerms
 from aztask.lease.state import NO_RENEWAL, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement
@@ -68,8 +68,8 @@ class Bench:
             capabilities=Capabilities("made up", remote=False), receiver=receiver
         )
         return HeldLease(
-            broker, "orders", lease=60.0, max_lease=500.0, renew_at=NO_RENEWAL, wait=wait,
-            clock=self.clock, **options,
+            broker, "orders", LeaseTerms(60.0, 500.0, NO_RENEWAL), wait=wait, clock=self.clock,
+            **options,
         )  # fmt: skip
 
     def held(self, **options: Any) -> HeldLease:

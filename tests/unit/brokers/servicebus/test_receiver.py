@@ -13,6 +13,7 @@ from azure.servicebus.exceptions import MessageLockLostError, ServiceBusServerBu
 from busservice import LEASE, Answer, BusService, broken, finish, install
 from waiting import wait_until
 
+from aztask.brokers.base import ReceiverOptions
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.brokers.servicebus import receiver as module
 from aztask.brokers.servicebus.delivery import BusDelivery
@@ -72,7 +73,9 @@ def make(service: BusService) -> Iterator[Make]:
             service.requests.append(("send", queue, tuple(envelopes)))
             service.answer("send", service.links[0])
 
-        one = BusReceiver(service.client, "q", lease, send, clock=service.clock, **options)
+        watch = options.pop("watch", None)
+        terms = ReceiverOptions("q", lease, **options)
+        one = BusReceiver(service.client, terms, send, clock=service.clock, watch=watch)
         made.append(one)
         return one
 
@@ -587,7 +590,7 @@ def test_a_delivery_of_another_broker_is_refused(service, make) -> None:
 def test_a_delivery_without_a_lock_is_refused(service, make, missing) -> None:
     (delivery,) = leased(service, 1)
     setattr(delivery, missing, None)
-    with pytest.raises(ConfigurationError, match="no lock"):
+    with pytest.raises(ConfigurationError, match="received and deleted"):
         settle(make(), [delivery], Complete())
 
 

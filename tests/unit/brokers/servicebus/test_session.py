@@ -16,7 +16,7 @@ from azure.servicebus.exceptions import (
 )
 from busservice import LEASE, Answer, BusService, broken, finish, install
 
-from aztask.brokers.base import ANY_SESSION
+from aztask.brokers.base import ANY_SESSION, ReceiverOptions
 from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.brokers.servicebus import session as module
 from aztask.brokers.servicebus.receiver import request_seconds
@@ -89,10 +89,11 @@ def make(service: BusService) -> Iterator[Make]:
                 raise left
             return [each for each in left if each.sequence_number >= number][:1]
 
+        watch = options.pop("watch", None)
+        terms = ReceiverOptions("q", LEASE, session=session, **options)
         one = SessionReceiver(
-            service.client, "q", LEASE, send, clock=service.clock, session=session, look=look,
-            **options,
-        )  # fmt: skip
+            service.client, terms, send, peek=look, clock=service.clock, watch=watch
+        )
         made.append(one)
         return one
 
@@ -758,7 +759,7 @@ def test_the_state_of_a_session_that_is_not_held_is_lost(service, make) -> None:
 
 
 def test_a_state_that_is_too_large_is_refused(service, make) -> None:
-    receiver = make(state_limit=10)
+    receiver = make(max_state_bytes=10)
     received(service, receiver)
     receiver.set_session_state("s1", b"x" * 10)
     with pytest.raises(MessageTooLarge, match="11 bytes"):

@@ -64,7 +64,9 @@ def test_a_life_from_receipt_to_settlement(item: WorkItem) -> None:
     assert item.claimed is not None
     assert (item.claimed.starts, item.run, item.duration, item.stop) == (2, None, 0.0, None)
     item.sent()
-    assert item.run == Run(None, 0.0, told=False, soft_told=False, cancelled=False, stop=None)
+    assert item.run == Run(
+        None, 0.0, start_reported=False, soft_limit_signalled=False, cancelled=False, stop=None
+    )
     item.taken_back()
     assert (item.stage, item.run) == (Stage.READY, None)
     item.sent()

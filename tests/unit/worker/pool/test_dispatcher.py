@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,11 +118,10 @@ class Selector:
     def __init__(self) -> None:
         self.watched: dict[Any, Any] = {}
 
-    def register(self, source: Any, events: int, act: Callable[[], None]) -> None:
-        assert events == selectors.EVENT_READ
+    def watch(self, source: Any, act: Callable[[], None]) -> None:
         self.watched[source] = act
 
-    def unregister(self, source: Any) -> None:
+    def unwatch(self, source: Any) -> None:
         del self.watched[source]
 
     def fire(self, source: Any) -> None:
@@ -141,9 +140,12 @@ class Worker:
         self.asked = requests.asked
         pool: Any = self.pool
         selector: Any = self.selector
+        runtime: Any = SimpleNamespace(
+            mailbox=selector, deliveries=bench.deliveries, clock=bench.clock
+        )
         self.dispatcher = PoolDispatcher(
-            pool, bench.deliveries, bench.pipeline, bench.keeper, requests, selector,
-            clock=bench.clock, finish=self.finished.extend, over=self.done.extend,
+            runtime, pool, bench.pipeline, requests,
+            finish=self.finished.extend, over=self.done.extend,
         )  # fmt: skip
         self.process = self.start()
 

@@ -73,10 +73,12 @@ class Worker:
         self.process: Any = Process()
         self.extended: list[Any] = []
         limits: Any = SimpleNamespace(limit_at=lambda item: LIMIT)
-        self.mailbox = Mailbox(lambda: None)
-        self.requests = TaskRequests(
-            bench.app, bench.keeper, limits, self.mailbox, bench.clock, threads=threads
-        )
+        self.mailbox = Mailbox()
+        runtime: Any = SimpleNamespace(
+            app=bench.app, keeper=bench.keeper, mailbox=self.mailbox, clock=bench.clock,
+            lane_threads=threads,
+        )  # fmt: skip
+        self.requests = TaskRequests(runtime, limits)
         (self.item,) = bench.claimed("a")
         self.item.sent()
         self.process.items[self.item.number] = self.item

@@ -442,4 +442,4 @@ def test_what_was_taken_back_has_no_limits_and_the_tasks_after_it_do():
     assert bench.process.told == []
     assert bench.limits.limit_at(bench.item) == START + 500.0
     bench.at(5.0, renewing=False)
-    assert bench.process.killed == [("the time limit of 5 s passed", 2)]
+    assert bench.process.killed == [("the time limit of 5 s was exceeded", 2)]
