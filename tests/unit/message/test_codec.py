@@ -890,3 +890,12 @@ def test_what_cannot_be_signed_is_refused(value):
     envelope = with_headers(aztask__hop=value)
     with pytest.raises(DecodeError, match=f"a signed header holds {type(value).__name__}"):
         SIGNING.from_envelope(envelope, "q")
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "-Infinity", "1e999", '{"a": 1e999}', "\\ud800", "\\u0000"]
+)
+def test_what_would_be_suspicious_in_json_is_any_text_in_msgpack(text):
+    codec = Codec()
+    assert codec.decode_value(codec.encode_value([text])) == [text]
+    assert codec.decode_body(codec.encode_value([text]), "application/x-msgpack") == [text]

@@ -230,6 +230,7 @@ def test_without_repetition_the_first_answer_counts() -> None:
 def test_after_its_end_a_connection_takes_no_more_work(service) -> None:
     service.control.warm()
     thread = service.control._thread
+    assert thread.daemon, "a connection that hangs must not keep the process from ending"
     service.control.close()
     thread.join(10.0)
     assert not thread.is_alive()
