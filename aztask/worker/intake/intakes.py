@@ -67,8 +67,8 @@ class Intakes:
         broker, options = self._app.broker, self._options
         if not broker.capabilities.sessions:
             raise CapabilityError(
-                f"queue {queue!r} is declared with sessions, which {broker.capabilities.name} does "
-                "not have; use Service Bus or local://, or remove sessions=True"
+                f"queue {queue!r} is declared with sessions, but {broker.capabilities.name} has no "
+                "sessions; use Service Bus or local://, or remove sessions=True"
             )
         wait = SESSION_WAIT if broker.capabilities.remote else WAIT
         return SessionIntake(

@@ -87,7 +87,7 @@ def test_intakes_that_find_nothing_are_idle(intakes):
 def test_a_broker_without_sessions_is_refused(app, monkeypatch):
     broker = SimpleNamespace(capabilities=SimpleNamespace(sessions=False, name="Storage queues"))
     stub = SimpleNamespace(broker=broker, has_sessions=lambda queue: True)
-    with pytest.raises(CapabilityError, match="'orders' is declared with sessions, which Storage"):
+    with pytest.raises(CapabilityError, match="'orders' is declared with sessions, but Storage"):
         Intakes(stub, WorkerOptions(queues=("orders",)), lambda queue: 1.0, lambda *_: None)
 
 
