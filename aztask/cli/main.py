@@ -27,7 +27,7 @@ COMMANDS = {
     "result": "Show how a task ended, or list the newest runs.",
     "cancel": "Cancel tasks before they start.",
     "tasks": "List the tasks that the app registers.",
-    "workers": "List the workers of the last day and their states.",
+    "workers": "List the workers of the last day: running ones first, the newest first.",
     "running": "List the tasks that workers run now, the longest-running first.",
     "queues": "List, create and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",

@@ -12,6 +12,7 @@ from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import open_app, results_of
 from aztask.results.base import ResultStore, WorkerRecord
 
+STATES = ("alive", "silent", "stopped")
 SILENT_SECONDS = 15.0
 """Workers send a heartbeat every 5 s; a worker is silent after three missing heartbeats."""
 
@@ -20,7 +21,7 @@ SILENT_SECONDS = 15.0
 @app_option
 @json_option
 def command(as_json: bool) -> None:
-    """List the workers of the last day and their states.
+    """List the workers of the last day: running ones first, the newest first.
 
     alive: its last heartbeat is at most 15 seconds old. silent: it was killed, is frozen, or cannot
     reach the result store. stopped: it ended normally. leased: the messages that it holds.
@@ -28,6 +29,8 @@ def command(as_json: bool) -> None:
     with open_app() as app:
         records = readable_workers(results_of(app))
     now = time.time()
+    # Not by their last heartbeats: the lines would change places every few seconds.
+    records.sort(key=lambda each: (STATES.index(state_of(each, now)), -each.started_at))
     if as_json:
         for worker in records:
             print_json(
