@@ -351,8 +351,8 @@ def test_a_settlement_in_doubt_and_then_a_refused_renewal_is_settled(bench):
 # -- batches -----------------------------------------------------------------------------------
 
 
-def batch(bench, count, how=Complete()):
-    return [(bench.delivery(f"m-{n}"), how) for n in range(count)]
+def batch(bench, count, how=Complete(), lease=10.0):
+    return [(bench.delivery(f"m-{n}", lease=lease), how) for n in range(count)]
 
 
 def all_released(pairs):
@@ -454,7 +454,7 @@ def test_what_comes_too_late_for_its_deadline_is_not_sent(bench):
 
 
 def test_a_batch_of_20_000_with_one_stale_member(bench):
-    pairs = batch(bench, 20_000)
+    pairs = batch(bench, 20_000, lease=600.0)
     bench.service.messages["m-777"].token = "another worker's"
     answers = bench.settling.complete_all(pairs)
     assert isinstance(answers.pop(777), Lost)
