@@ -163,3 +163,16 @@ def test_a_purge_ends_at_the_first_window_without_anything_old(
         results.record([Finish(RunKey(name), name, ended(at))])
     assert results.purge(5.0) == 2
     assert [run.key.task_id for run in results.recent()] == ["e", "d", "c"]
+
+
+def test_a_wait_without_a_change_casts_no_doubt_on_the_watch(
+    results: LocalResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch in doubt is not relied on any more: every wait would look at the file more often."""
+    doubts: list[bool] = []
+    monkeypatch.setattr(results._database.watch, "doubt", lambda: doubts.append(True))
+    seen = results.wait_changed(-1, 0.0)
+    doubts.clear()
+    for _ in range(3):
+        assert results.wait_changed(seen, 0.05) == seen
+    assert doubts == []
