@@ -6,6 +6,7 @@ A line is ``EVENT KEY PID TIME``: written with one O_APPEND write, it survives t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import ctypes
 import json
@@ -228,6 +229,18 @@ def steps(key: str, seconds: float) -> str:
             time.sleep(0.02)
     finally:
         note("stopped", key)
+    return key
+
+
+@app.task
+def stubborn(key: str, seconds: float) -> str:
+    """Go on for `seconds`, whatever is raised in it."""
+    note("start", key)
+    give_up_at = time.monotonic() + seconds
+    while time.monotonic() < give_up_at:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.02)
+            note("tick", key)
     return key
 
 

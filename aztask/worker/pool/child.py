@@ -5,7 +5,8 @@ SETUP``. Rules
 1. With one slot, tasks run in the main thread. With more, each slot is a thread.
 2. One thread at a time waits for the next delivery, the others wait for a lock. So a packet wakes
    one thread, not all of them.
-3. The control thread listens for renewals, interrupts and answers.
+3. The control thread listens for renewals, interrupts and answers. If no renewal arrives before a
+   run's deadline, it stops that run itself: the worker may be stopped or frozen.
 4. When the worker ends, this process ends: on Linux at once through the parent-death signal, else
    when the socket closes.
 """
@@ -27,6 +28,7 @@ from aztask.loading import load_app
 from aztask.worker.logs import configure
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
+from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
 from aztask.worker.pool.runner import Runner
 
@@ -97,7 +99,8 @@ class Child:
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
             self._outbox.send(["broken", f"{type(error).__name__}: {error}"])
             return
-        self._runner = Runner(app, self._board, self._outbox, self._worker)
+        self._guard = LeaseGuard(self._control.fileno())
+        self._runner = Runner(app, self._board, self._outbox, self._guard, self._worker)
         threading.Thread(target=self._listen, name="aztask-control", daemon=True).start()
         with app.hooks.process.around(WorkerInfo(self._name)):
             self._outbox.send(["ready"])
@@ -126,7 +129,13 @@ class Child:
 
     def _listen(self) -> None:
         """Handle control packets (see `Runner`); when the worker ends, this process ends too."""
-        while packet := self._control.receive():
+        while True:
+            if (now := self._guard.wait()) is not None:
+                self._runner.stop_overdue(self._slots, now)
+                continue
+            packet = self._control.receive()
+            if not packet:
+                break
             kind, number, *rest = packet
             if kind == "interrupt":
                 self._runner.interrupt(self._slots, number, *rest)

@@ -9,15 +9,15 @@ from typing import Any
 from aztask.settlement import Abandon, from_record
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pipeline import Pipeline
-from aztask.worker.pipeline.work import Stage, WorkItem
+from aztask.worker.pipeline.work import Stage, Stop, WorkItem
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import ForkServerHandle
+from aztask.worker.pool.leaseguard import NO_DEADLINE, NO_NEWS, STOP_GRACE
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
-NO_DEADLINE = 1e18
 NAMED = 3  # running tasks that the log names when their process ends
 
 
@@ -116,9 +116,30 @@ class PoolDispatcher:
                 self._pool.fill()
             elif kind == "broken":
                 logger.error("a pool process cannot import the app: %s", rest[0])
+            elif kind == "overdue":
+                self._overdue(process, *rest)
             else:
                 self._requests.answer(process, kind, *rest)
         self._finish(concluded)
+
+    def _overdue(self, process: PoolProcess, number: int, ends: bool) -> None:
+        """A pool process stopped a task itself, because this worker was silent for too long.
+
+        ends: the task did not stop, so the process ended.
+        """
+        item = process.items.get(number)
+        if item is None or item.run is None:
+            return
+        if item.run.stop is None:
+            item.run.stop = Stop(NO_NEWS, self._clock.monotonic() + STOP_GRACE)
+            logger.warning(
+                "%s: its process interrupted it, it will be redelivered: %s (was this worker "
+                "stopped or suspended?)",
+                item.label,
+                NO_NEWS,
+            )
+        if ends:
+            process.kill(f"task {item.key.task_id} did not stop: {NO_NEWS}", number)
 
     def _conclude(self, item: WorkItem, kind: str, details: list[Any]) -> bool:
         """Turn an answer into the item's outcome; False when there is nothing to settle."""

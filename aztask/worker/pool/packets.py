@@ -47,17 +47,17 @@ class Packets:
         """The descriptor of the socket, for selectors."""
         return self.socket.fileno()
 
-    def send(self, value: Any) -> bool:
+    def send(self, value: Any, flags: int = 0) -> bool:
         """Send one value; False if the socket does not block and is full.
 
-        Raises OSError if the peer has closed its end.
+        Raises OSError if the peer has closed its end. flags: of send(2), for small values.
         """
         packed = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass")
         try:
             if len(packed) > PACKET_BYTES:
                 self._send_file(packed)
             else:
-                self.socket.send(packed)
+                self.socket.send(packed, flags)
         except BlockingIOError:
             return False
         return True

@@ -17,6 +17,7 @@ from aztask.worker.lane import Lane
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.answers import LOST, TOO_LARGE
 from aztask.worker.pool.children import PoolProcess
+from aztask.worker.pool.leaseguard import NO_DEADLINE
 from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.runtime import WorkerRuntime
 
@@ -60,7 +61,7 @@ class TaskRequests:
             return
         if kind == "extend":
             if item.settled:  # at most once: there is no lease to lose
-                process.tell(["renewed", number, item.delivery.deadline])
+                process.tell(["renewed", number, NO_DEADLINE])
                 return
             seconds = max(details[0], item.lease.seconds)
             self._keeper.extend(item.lease, seconds, self._limits.limit_at(item))

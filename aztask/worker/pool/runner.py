@@ -8,7 +8,7 @@ Packets to the worker
     ["done", number, started, seconds, value] | ["lost", number, started, seconds]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
     | ["save", number, state] | ["extend", number, seconds]
-    | ["state", number] | ["set-state", number, state]
+    | ["state", number] | ["set-state", number, state] | ["overdue", number, process ends]
 
 Rules
 1. Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt.
@@ -26,6 +26,7 @@ import contextvars
 import inspect
 import logging
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -55,6 +56,7 @@ from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
+from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
 
 logger = logging.getLogger(__name__)
@@ -73,14 +75,16 @@ INTERRUPTS: dict[str, type[AztaskError]] = {
 class Runner:
     """Runs deliveries for all slots of a pool process."""
 
-    def __init__(self, app: App, board: Board, outbox: Packets, worker: int) -> None:
+    def __init__(
+        self, app: App, board: Board, outbox: Packets, guard: LeaseGuard, worker: int
+    ) -> None:
         """worker: the process id of the worker."""
         self._app = app
         self._pid = os.getpid()
         self._worker = worker
         self._board = board
         self._outbox = outbox
-        self._leases: dict[int, TaskLease] = {}
+        self._guard = guard
         self._answers = Answers()
         self._local = threading.local()
 
@@ -89,7 +93,7 @@ class Runner:
         number, fields, delivery_count, deadline = packet
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
-        self._leases[number] = lease
+        self._guard.begin(number, lease, deadline)
         started = boot_seconds()
         self._board.note(slot.index, number, started)
         if lease.lost:
@@ -98,28 +102,44 @@ class Runner:
             answer = self._attempt(slot, number, message, delivery_count, lease)
         if os.getpid() != self._pid:
             _end_forked(message, None)
-        self._leases.pop(number, None)
+        self._guard.end(number)
         self._board.clear(slot.index)
         answer[1:1] = (number, started, boot_seconds() - started)
         self._send(answer)
 
     def handle(self, kind: str, number: int, *rest: Any) -> None:
         """Handle a control packet about a delivery, which may have ended here."""
-        lease = self._leases.get(number)
         if kind == "answer":
             self._answers.answer(number, *rest)
-        elif lease is not None and kind == "renewed":
-            lease.renewed(rest[0])
-        elif lease is not None and kind == "lost":
-            lease.lose(rest[0])
+        elif kind == "renewed":
+            self._guard.renewed(number, rest[0])
+        elif kind == "lost":
+            self._guard.lose(number, rest[0])
 
     def interrupt(self, slots: list[InterruptSlot], number: int, kind: str, text: str) -> None:
         """Raise the error that `kind` stands for in the task. text: why."""
-        lease = self._leases.get(number)
-        if lease is not None and kind == "lease":
-            lease.lose(text)
+        if kind == "lease":
+            self._guard.lose(number, text)
         for slot in slots:
             slot.interrupt(number, INTERRUPTS[kind])
+
+    def stop_overdue(self, slots: list[InterruptSlot], now: float) -> None:
+        """Stop the runs whose leases ended by `now` without news from the worker (`LeaseGuard`).
+
+        The worker may not be reading, so nothing here waits for it, not even to log.
+        """
+        interrupt, end = self._guard.overdue(now)
+        for number in interrupt:
+            self._report(["overdue", number, False])
+            for slot in slots:
+                slot.interrupt(number, LeaseLost)
+        if end is not None:
+            self._report(["overdue", end, True])
+            os._exit(1)
+
+    def _report(self, packet: list[Any]) -> None:
+        with suppress(OSError):  # the worker has ended
+            self._outbox.send(packet, socket.MSG_DONTWAIT)
 
     def _attempt(
         self,

@@ -15,11 +15,11 @@ import logging
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.work import Run, Stop, WorkItem, message_of
 from aztask.worker.pool.children import Pool, PoolProcess
+from aztask.worker.pool.leaseguard import STOP_GRACE
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE = 1.0
 MAX_LEASE_REACHED = "it ran for max_lease, the longest time that its message may be held"
 
 

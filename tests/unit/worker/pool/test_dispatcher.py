@@ -16,6 +16,7 @@ from aztask.results.base import State
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
 from aztask.worker.pipeline.work import Stage, Stop, WorkItem, message_of
 from aztask.worker.pool.dispatcher import PoolDispatcher
+from aztask.worker.pool.leaseguard import NO_NEWS
 
 NOW = 1_000_000.0
 
@@ -45,6 +46,9 @@ class Process:
             del self.items[item.number]
             item.taken_back()
         return self.unread
+
+    def kill(self, reason: str, culprit: int | None = None) -> None:
+        self.culprit = culprit
 
     def ending(self) -> str:
         return "the pool process was ended by SIGKILL"
@@ -506,6 +510,36 @@ def test_a_run_that_was_killed_for_its_lost_lease_is_over(make: Make) -> None:
     ends(worker, worker.process)
     assert (worker.finished, worker.done) == ([], [item])
     assert item.notes == [("lease_lost", "its lease was not renewed in time")]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_its_own_process_stopped_is_over(
+    make: Make, caplog: pytest.LogCaptureFixture, ended: bool
+) -> None:
+    """This worker was stopped (SIGSTOP) past the lease: the pool process acted alone."""
+    worker = make()
+    one, two = worker.running(*"ab")
+    worker.bench.keeper.begin(one.lease)
+    worker.bench.keeper.lapse(one.lease, "lost")
+    worker.process.packets = [["overdue", one.number, False]]
+    if ended:
+        worker.process.packets.append(["overdue", one.number, True])
+        ends(worker, worker.process)
+        assert worker.process.culprit == one.number
+        assert worker.done == [one, two], "the task beside it is given back"
+        assert two.notes == []
+    else:
+        worker.answer(["lost", one.number, NOW, 0.25])
+        assert worker.done == [one]
+    assert worker.finished == []
+    assert one.notes == [("lease_lost", NO_NEWS)]
+    assert caplog.text.count("its process interrupted it, it will be redelivered") == 1
+
+
+def test_a_stop_that_was_announced_for_what_it_does_not_run_is_ignored(make: Make) -> None:
+    worker = make()
+    worker.answer(["overdue", 99, True])
+    assert (worker.finished, worker.done, worker.process.culprit) == ([], [], None)
 
 
 def test_what_was_over_before_its_process_ended_stays_so(make: Make) -> None:

@@ -16,6 +16,7 @@ from aztask.errors import BrokerUnavailable, LeaseLost, MessageTooLarge
 from aztask.lease.state import LeaseState
 from aztask.worker.lane import Mailbox
 from aztask.worker.pipeline.work import WorkItem, message_of
+from aztask.worker.pool.leaseguard import NO_DEADLINE
 from aztask.worker.pool.requests import RETRY_RESERVE, TaskRequests
 
 NOW = 1_000_000.0
@@ -151,8 +152,7 @@ def test_at_most_once_there_is_no_lease_to_extend(
     worker.item.settled = True
     calls: list[Any] = []
     monkeypatch.setattr(worker.bench.keeper, "extend", lambda *each: calls.append(each))
-    deadline = worker.item.delivery.deadline
-    assert worker.ask("extend", 500.0) == [["renewed", worker.item.number, deadline]]
+    assert worker.ask("extend", 500.0) == [["renewed", worker.item.number, NO_DEADLINE]]
     assert calls == []
 
 

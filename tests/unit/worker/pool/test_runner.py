@@ -1,16 +1,19 @@
 """Running one delivery in a pool process: what it answers, whatever the task does."""
 
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from aztask import App, Reject, RetryPolicy, Snooze
+from aztask.context import TaskLease
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, Resubmit, from_record
 from aztask.support.clock import boot_seconds
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
+from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
 from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner
 
 app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, delay=5.0))
@@ -55,6 +58,20 @@ def save(context):
     return context.saved
 
 
+@app.task_with_context
+def outlives_its_lease(context):
+    """Run on after its deadline, while the control thread looks once."""
+    while not context.lease.lost:
+        time.sleep(0.01)
+    bench = current[0]
+    bench.runner.stop_overdue([bench.slot], boot_seconds())
+    for _ in range(100):
+        time.sleep(0.01)
+
+
+current = []
+
+
 class Bench:
     """A runner whose packets the test reads and answers."""
 
@@ -62,10 +79,13 @@ class Bench:
         self.board = Board.create(1)
         self.sent = []
         self.notes = []
-        self.runner = Runner(app, self.board, SimpleNamespace(send=self.send), os.getpid())
+        self.guard = LeaseGuard(os.eventfd(0))
+        self.runner = Runner(
+            app, self.board, SimpleNamespace(send=self.send), self.guard, os.getpid()
+        )
         self.slot = InterruptSlot(0, main_thread=False)
 
-    def send(self, packet):
+    def send(self, packet, flags=0):
         self.sent.append(packet)
         self.notes.append(self.board.running())
         if packet[0] == "save":
@@ -154,6 +174,24 @@ def test_a_task_that_this_process_has_not_registered_is_undecodable(bench):
 
 def test_a_lease_that_has_expired_runs_nothing(bench):
     assert bench.run("add", 1, 2, lease=-1.0)[0] == "lost"
+
+
+def test_a_run_whose_lease_ends_without_news_is_stopped_and_reported(bench):
+    current[:] = [bench]
+    assert bench.run("outlives_its_lease", lease=0.1)[0] == "lost"
+    assert bench.sent[0] == ["overdue", 7, False]
+
+
+def test_a_run_that_ignores_that_its_lease_ended_ends_its_process(bench, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    lease = TaskLease(boot_seconds() - STOP_GRACE, ask=print)
+    bench.guard.begin(7, lease, boot_seconds() - STOP_GRACE)
+    bench.guard.lose(7, "the worker said so, and was stopped")
+    bench.guard._runs[7].ends_at = boot_seconds()
+    bench.runner.stop_overdue([bench.slot], boot_seconds())
+    assert bench.sent == [["overdue", 7, True]]
+    assert ended == [1]
 
 
 def test_a_checkpoint_is_sent_and_waited_for(bench):
