@@ -890,3 +890,17 @@ def test_what_cannot_be_signed_is_refused(value):
     envelope = with_headers(aztask__hop=value)
     with pytest.raises(DecodeError, match=f"a signed header holds {type(value).__name__}"):
         SIGNING.from_envelope(envelope, "q")
+
+
+@pytest.mark.parametrize(
+    "value", [{(1, 2): 3}, {(): 1}, [{"a": 1, (1,): 2}], ({"a": {(1,): [2]}},)]
+)
+def test_what_is_written_and_could_not_be_read_is_refused_when_it_is_made(value):
+    with pytest.raises(
+        EncodeError, match="the value cannot be written as msgpack: a dict has a tuple"
+    ):
+        CODEC.encode_value(value)
+    with pytest.raises(
+        EncodeError, match="the arguments cannot be written as msgpack: a dict has a"
+    ):
+        CODEC.encode_arguments([value], {})
