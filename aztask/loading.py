@@ -9,6 +9,9 @@ from pathlib import Path
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.support.display import safe_str
+
+REASON_CHARACTERS = 1_000
 
 _SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
 
@@ -54,7 +57,5 @@ def _import_failure(module: str, error: BaseException) -> str:
         return f"there is no module {module!r}; run aztask where it can be imported"
     if isinstance(error, SystemExit):
         return f"module {module!r} exits while it is imported (status {error.code}); guard main()"
-    text = str(error).splitlines()
-    return (
-        f"module {module!r} cannot be imported: {type(error).__name__}: {text[0] if text else ''}"
-    )
+    text = safe_str(error, REASON_CHARACTERS)
+    return f"module {module!r} cannot be imported: {type(error).__name__}: {text}"

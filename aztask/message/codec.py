@@ -11,7 +11,6 @@ Rules
 
 from __future__ import annotations
 
-import json
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +39,7 @@ from aztask.message.headers import (
     read_text,
     write_headers,
 )
+from aztask.message.jsonvalues import check_json_values
 from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
 from aztask.message.signing import Signer
 from aztask.support.display import one_line
@@ -147,7 +147,7 @@ class Codec:
         check_size(len(data), self.limits)
         _CHECKS[content_type](data, self.limits)
         if content_type == formats.JSON:
-            _check_json_values(data, DecodeError, what)
+            check_json_values(data, DecodeError, what)
         try:
             return serialization.loads(data, content_type, "binary", accept={content_type})
         except KombuError as error:
@@ -233,7 +233,7 @@ class Codec:
         if isinstance(body, str):
             body = body.encode("ascii")  # json.dumps escapes all other characters
         if content_type == formats.JSON:
-            _check_json_values(body, EncodeError, what)
+            check_json_values(body, EncodeError, what)
         self.check_written(body, content_type)
         return content_type, encoding, body
 
@@ -243,6 +243,10 @@ class Codec:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             _not_encodable(what, "msgpack", error)
         self.check_written(data, formats.MSGPACK)
+        try:
+            formats.check_keys(data)
+        except TypeError as error:
+            _not_encodable(what, "msgpack", error)
         return data
 
     def check_written(self, body: bytes, content_type: str) -> None:
@@ -366,27 +370,6 @@ def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:
     if reply_to:
         found["reply_to"] = read_text("reply_to", reply_to)
     return found
-
-
-def _check_json_values(body: bytes, error: type[CodecError], what: str) -> None:
-    """Refuse values that Python's json accepts although JSON (RFC 8259) does not.
-
-    NaN and the infinities (section 6), and halves of surrogate pairs, which are not UTF-8.
-    """
-    suspicious = b"NaN" in body or b"Infinity" in body or b"\\ud" in body or b"\\uD" in body
-    if not suspicious:
-        return
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        raise error(f"{what} hold half of a surrogate pair, which is not text") from None
-    except (ValueError, RecursionError) as problem:
-        raise error(f"{what} are not JSON: {_reason(problem)}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number; use None, or the msgpack serializer")
 
 
 def _not_encodable(what: str, serializer: str, error: BaseException) -> NoReturn:

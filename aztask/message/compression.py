@@ -41,4 +41,6 @@ def decompress(data: bytes, kind: object, limits: MessageLimits) -> bytes:
     check_size(len(plain), limits)
     if not stream.eof:
         raise DecodeError("the compressed body ends too early")
+    if stream.unused_data:
+        raise DecodeError(f"{len(stream.unused_data)} bytes follow the end of the compressed body")
     return plain

@@ -6,7 +6,7 @@ Python                    msgpack
 None, bool, float         nil, boolean, float 64
 str, bytes                str (UTF-8), bin; ``bytearray`` and ``memoryview`` become bin
 list, tuple               array; comes back as a **list**
-dict                      map; keys are str, bytes, int, float, bool or None
+dict                      map; keys are of any other type here, but no list, tuple or dict
 int of 64 bits            int
 int beyond that           ext 7: two's complement, big-endian, at most 4,096 bytes
 datetime                  ext 1: ISO 8601 text with its offset (the zone's name is not kept)
@@ -28,6 +28,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
@@ -48,6 +49,11 @@ TEXT_BYTES = 16 * 1024
 
 _TIMEDELTA = struct.Struct(">iii")
 
+_MAP = re.compile(rb"[\x80-\x8f\xde\xdf]")
+_ARRAY = re.compile(rb"[\x90-\x9f\xdc\xdd]")
+"""The first bytes of maps and of arrays, as the msgpack specification lists them. Other values may
+contain the same bytes."""
+
 _packers: list[Any] = []
 """Idle packers, kept because making one takes longer than packing a small value with it."""
 
@@ -65,6 +71,22 @@ def pack(value: Any) -> bytes:
     if len(packed) <= _KEPT_BYTES:
         _packers.append(packer)
     return packed
+
+
+def check_keys(data: bytes) -> None:
+    """Raise TypeError if a dict that `pack` wrote into `data` has a tuple as a key.
+
+    msgpack writes such a key as an array, of which a reader makes a list, and no list can be a key.
+    The array must follow the beginning of a map. So most data, such as a list of maps of scalars,
+    passes after two quick searches; the rest is read once.
+    """
+    first_map = _MAP.search(data)
+    if first_map is None or _ARRAY.search(data, first_map.end()) is None:
+        return
+    try:
+        unpack(data)
+    except TypeError:
+        raise TypeError("a dict has a tuple as a key; use text or numbers as keys") from None
 
 
 def unpack(data: bytes) -> Any:

@@ -98,6 +98,7 @@ class Template:
             body = pack((_NO_ARGUMENTS, kwargs, _NO_EMBED))
             if len(body) >= small:
                 check(body, formats.MSGPACK)
+            formats.check_keys(body)
             shown = short_repr(kwargs, len(body))
             headers = {**self._headers, "id": task_id, "root_id": task_id, "kwargsrepr": shown}
             values = {**self._envelope, "body": body, "headers": headers}

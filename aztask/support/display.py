@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import reprlib
+import traceback
 
 LINE_LIMIT = 256
+PART_LIMIT = 4_000
 _SMALL_BYTES = 1024
 
 
@@ -24,9 +26,25 @@ def safe_str(value: object, limit: int = LINE_LIMIT) -> str:
     """The text of `value`, mostly an error, on one line; never raises."""
     try:
         text = str(value)
-    except Exception as error:  # noqa: BLE001 - it is the user's __str__, which may do anything
+    except BaseException as error:  # noqa: BLE001 - a user's __str__, which may even call sys.exit
         text = f"<{type(value).__name__}: its text raised {type(error).__name__}>"
     return one_line(text, limit)
+
+
+def traceback_of(error: BaseException, part: int = PART_LIMIT) -> str:
+    """The traceback of `error` and its causes, without a line break at its end; never raises.
+
+    Each frame, and the text of each exception, is cut to `part` characters: a traceback with an
+    exception's text of 50 MB would be as long in every log.
+    """
+    lines = []
+    try:
+        for line in traceback.TracebackException.from_exception(error).format():
+            lines.append(line if len(line) <= part else f"{line[: part - 4]}...\n")
+    except BaseException as broken:  # noqa: BLE001 - a user's __repr__, which may do anything
+        name = type(error).__name__
+        lines.append(f"{name}: its traceback cannot be shown: {type(broken).__name__}\n")
+    return "".join(lines).removesuffix("\n")
 
 
 def one_line(text: str, limit: int = LINE_LIMIT) -> str:

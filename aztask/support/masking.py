@@ -17,7 +17,7 @@ import unicodedata
 from typing import NoReturn, Self
 from urllib.parse import quote, quote_plus
 
-from aztask.support.display import safe_str, short_repr
+from aztask.support.display import safe_str, short_repr, traceback_of
 
 MASK = "****"
 
@@ -161,8 +161,8 @@ class SecretFilter(logging.Filter):
             args = record.args if isinstance(record.args, tuple) else (record.args,)
             message = f"{safe_str(record.msg)} ({', '.join(map(short_repr, args))})"
         record.msg, record.args = mask(message), None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+            record.exc_text = traceback_of(record.exc_info[1])
         if record.exc_text:
             record.exc_text = mask(record.exc_text)
         if record.stack_info:

@@ -143,6 +143,12 @@ def hostile(key: str, how: str) -> str:
         raise Reject("reason \udc80", "description \udfff\0")
     if how == "text":
         raise Unprintable
+    if how == "exits":
+        raise Exiting
+    if how == "giant":
+        raise ValueError("x" * 50_000_000)
+    if how == "key":
+        return {(1, 2): 3}  # type: ignore[return-value]
     if how == "huge":
         raise ValueError("\udc80" * 100_000)
     child = os.fork()
@@ -161,6 +167,15 @@ class Unprintable(Exception):
 
     def __str__(self) -> str:
         raise RuntimeError("no text\udc80")
+
+
+class Exiting(Exception):
+    """An error whose text ends the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
 
 
 @app.task_with_context(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))

@@ -28,7 +28,13 @@ FAILURES = {
     "reject": ("Reject", "reason \\udc80"),
     "text": ("Unprintable", "(its text cannot be read: RuntimeError)"),
     "huge": ("ValueError", "\\udc80" * 600),
+    "exits": ("Exiting", "(its text cannot be read: SystemExit)"),
+    "giant": ("ValueError", "x" * 4_000),
+    "key": ("EncodeError", "the value cannot be written as msgpack: a dict has a tuple as a key"),
 }
+ONCE = {"reject", "key"}
+"""These are not retried."""
+
 FORKS = {"fork-return": "0", "fork-raise": "1", "fork-exit": "7"}
 
 Sites = Callable[[str], AbstractContextManager[Site]]
@@ -67,12 +73,14 @@ def test_a_value_that_cannot_be_written_fails_that_task_alone(site: Site) -> Non
             app.result(how).get(timeout=30)
         assert failure.value.error_type == kind
         assert failure.value.error.startswith(text)
-        assert site.counts("start")[how] == (1 if how == "reject" else 2), "its retry ran too"
+        assert site.counts("start")[how] == (1 if how in ONCE else 2), "its retry ran too"
     assert worker.stop() == 0, worker.log
     assert app.broker.stats("default").dead == len(FAILURES)
+    assert len(worker.log) < 300_000, "the text of 50 MB is not in it"
+    assert "pool process" not in worker.log, "none ended"
     assert site.counts("start") == {
         **{f"t{n}": 1 for n in range(HEALTHY)},
-        **{how: 1 if how == "reject" else 2 for how in FAILURES},
+        **{how: 1 if how in ONCE else 2 for how in FAILURES},
     }
 
 

@@ -25,12 +25,13 @@ from typing import Any, Final, NoReturn
 
 from aztask.hooks import WorkerInfo
 from aztask.loading import load_app
+from aztask.support.display import safe_str, storable
 from aztask.worker.logs import configure
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
-from aztask.worker.pool.runner import Runner
+from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ class Child:
         try:
             app = load_app(self._app_spec)
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
-            self._outbox.send(["broken", f"{type(error).__name__}: {error}"])
+            text = storable(safe_str(error, ERROR_CHARACTERS))
+            self._outbox.send(["broken", f"{type(error).__name__}: {text}"])
             return
         self._guard = LeaseGuard(self._control.fileno())
         self._runner = Runner(app, self._board, self._outbox, self._guard, self._worker)

@@ -29,7 +29,6 @@ import os
 import socket
 import sys
 import threading
-import traceback
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
@@ -46,9 +45,9 @@ from aztask.errors import (
 )
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.session import Session
-from aztask.settlement import DeadLetter, to_record
+from aztask.settlement import REASON_LIMIT, DeadLetter, to_record
 from aztask.support.clock import boot_seconds
-from aztask.support.display import safe_str, storable
+from aztask.support.display import safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
 from aztask.task import Task
@@ -210,7 +209,7 @@ class Runner:
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, EncodeError):
             # Another run would most likely return the same value, so it is not retried.
-            verdict: Any = DeadLetter("unserialisable-result", str(error))
+            verdict: Any = DeadLetter("unserialisable-result", safe_str(error, REASON_LIMIT))
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl | TaskStopped):
@@ -275,14 +274,10 @@ def _described(error: BaseException) -> tuple[str, str, str]:
     """(type, text, traceback) of an error, shortened and cleaned for a record."""
     try:
         text = str(error)
-    except Exception as broken:  # noqa: BLE001  # a user's __str__ may fail as well
+    except BaseException as broken:  # noqa: BLE001  # a user's __str__ may fail or exit as well
         text = f"(its text cannot be read: {type(broken).__name__})"
-    try:
-        lines = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001  # likewise, __repr__ in a chained error
-        lines = ""
     return (
         storable(type(error).__name__, NAME_CHARACTERS),
         storable(text, ERROR_CHARACTERS),
-        storable(lines[-TRACEBACK_CHARACTERS:], TRACEBACK_CHARACTERS),
+        storable(traceback_of(error)[-TRACEBACK_CHARACTERS:], TRACEBACK_CHARACTERS),
     )

@@ -899,3 +899,17 @@ def test_what_would_be_suspicious_in_json_is_any_text_in_msgpack(text):
     codec = Codec()
     assert codec.decode_value(codec.encode_value([text])) == [text]
     assert codec.decode_body(codec.encode_value([text]), "application/x-msgpack") == [text]
+
+
+@pytest.mark.parametrize(
+    "value", [{(1, 2): 3}, {(): 1}, [{"a": 1, (1,): 2}], ({"a": {(1,): [2]}},)]
+)
+def test_what_is_written_and_could_not_be_read_is_refused_when_it_is_made(value):
+    with pytest.raises(
+        EncodeError, match="the value cannot be written as msgpack: a dict has a tuple"
+    ):
+        CODEC.encode_value(value)
+    with pytest.raises(
+        EncodeError, match="the arguments cannot be written as msgpack: a dict has a"
+    ):
+        CODEC.encode_arguments([value], {})

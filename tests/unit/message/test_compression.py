@@ -35,6 +35,13 @@ def test_a_cut_or_a_damaged_body_is_an_error(kind):
         decompress(b"no stream of this kind", kind, LIMITS)
 
 
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("junk", [b"x", b"junk" * 100, zlib.compress(b"another body")])
+def test_bytes_behind_the_stream_are_refused(kind, junk):
+    with pytest.raises(DecodeError, match=f"^{len(junk)} bytes follow the end"):
+        decompress(METHODS[kind](BODY) + junk, kind, LIMITS)
+
+
 @pytest.mark.parametrize("kind", ["application/zstd", None, 7])
 def test_every_other_method_is_refused(kind):
     with pytest.raises(ContentRefused, match="which is not accepted"):

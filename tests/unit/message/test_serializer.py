@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.message.serializer import INTEGER_BYTES, TEXT_BYTES, pack, unpack
+from aztask.message.serializer import INTEGER_BYTES, TEXT_BYTES, check_keys, pack, unpack
 
 zones = st.none() | st.timezones()
 offsets = st.integers(-86399, 86399).map(lambda s: dt.timezone(dt.timedelta(seconds=s)))
@@ -108,3 +108,35 @@ def test_other_types_are_refused_by_name(value):
 def test_broken_extensions_are_value_errors(data):
     with pytest.raises(ValueError, match=r"."):
         unpack(data)
+
+
+tuples = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner)
+        | st.dictionaries(keys | st.tuples(keys, st.floats(allow_nan=False)), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(tuples)
+def test_the_check_of_keys_refuses_exactly_what_cannot_be_read(value):
+    data = pack(value)
+    try:
+        unpack(data)
+    except TypeError:
+        with pytest.raises(TypeError, match="a tuple as a key"):
+            check_keys(data)
+    else:
+        check_keys(data)
+
+
+@pytest.mark.parametrize(
+    "value", [b"\x81" * 5000, "text", 7, ["row"] * 5000, [{"a": 7, "b": "c"}] * 500]
+)
+def test_most_values_are_not_read_to_check_their_keys(value, monkeypatch):
+    data = pack(value)
+    monkeypatch.setattr("aztask.message.serializer.unpack", lambda data: pytest.fail("it was read"))
+    check_keys(data)

@@ -61,6 +61,8 @@ def test_what_one_of_many_cannot_write_is_not_passed_over():
         template.envelopes(["a", "b"], ["text"], [("short",), (object(),)])
     with pytest.raises(EncodeError):
         template.envelopes(["a"], ["self"], [("short",)])
+    with pytest.raises(TypeError, match="a tuple as a key"):
+        template.envelopes(["a", "b"], ["text"], [("short",), ({(1, 2): 3},)])
 
 
 def test_a_name_that_nobody_could_read_is_refused_at_once():

@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aztask.support.display import LINE_LIMIT, one_line, short_repr
+from aztask.support.display import (
+    LINE_LIMIT,
+    PART_LIMIT,
+    one_line,
+    safe_str,
+    short_repr,
+    traceback_of,
+)
 
 
 class Hostile:
@@ -34,3 +41,31 @@ def test_an_integer_too_long_for_text_does_not_raise():
 def test_control_characters_do_not_reach_a_terminal():
     assert one_line("a\x1b[31mred\nline\ud800") == "a?[31mred line?"
     assert one_line("x" * 1000, 10) == "xxxxxxx..."
+
+
+class Exiting(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+def test_a_text_that_ends_the_program_is_named():
+    text, trace = safe_str(Exiting()), traceback_of(Exiting())  # pytest would call its __repr__
+    assert text == "<Exiting: its text raised SystemExit>"
+    assert "Exiting: <exception str() failed>" in trace
+
+
+def test_a_traceback_keeps_its_frames_and_causes_beside_a_text_of_50_mb():
+    try:
+        try:
+            raise ValueError("x" * 50_000_000)
+        except ValueError as cause:
+            raise KeyError("why") from cause
+    except KeyError as error:
+        text = traceback_of(error)
+    assert len(text) < PART_LIMIT + 2_000
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "test_display.py" in text
+    assert "xxx...\n" in text
+    assert text.endswith("KeyError: 'why'")

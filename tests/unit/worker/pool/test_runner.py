@@ -1,16 +1,20 @@
 """Running one delivery in a pool process: what it answers, whatever the task does."""
 
+import logging
 import os
 import time
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 
 from aztask import App, Reject, RetryPolicy, Snooze
 from aztask.context import TaskLease
+from aztask.errors import EncodeError
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.settlement import DeadLetter, Resubmit, from_record
 from aztask.support.clock import boot_seconds
+from aztask.worker.logs import configure
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
@@ -22,6 +26,13 @@ app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, de
 class Unreadable(Exception):
     def __str__(self):
         raise ValueError("no text")
+
+
+class Exiting(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+    __repr__ = __str__
 
 
 @app.task
@@ -41,7 +52,11 @@ def fail(kind):
         "exit": SystemExit(3),
         "interrupt": KeyboardInterrupt(),
         "unreadable": Unreadable(),
+        "exiting": Exiting(),
         "long": ValueError("x" * 9999),
+        "giant": ValueError("x" * 50_000_000),
+        "giant reject": Reject("x" * 50_000_000, "y" * 50_000_000),
+        "giant encode": EncodeError("x" * 50_000_000),
         "reject": Reject("never"),
         "snooze": Snooze(60),
     }[kind]
@@ -50,6 +65,11 @@ def fail(kind):
 @app.task
 def unserialisable():
     return object()
+
+
+@app.task
+def unreadable_value():
+    return {(1, 2): 3}
 
 
 @app.task_with_context
@@ -131,6 +151,7 @@ def test_the_slot_is_idle_when_the_answer_is_sent(bench):
         ("exit", "SystemExit", "3"),
         ("interrupt", "KeyboardInterrupt", ""),
         ("unreadable", "Unreadable", "(its text cannot be read: ValueError)"),
+        ("exiting", "Exiting", "(its text cannot be read: SystemExit)"),
     ],
 )
 def test_whatever_is_raised_is_a_failed_attempt(bench, kind, name, text):
@@ -160,10 +181,27 @@ def test_a_task_that_controls_itself_is_no_error_in_the_log(bench, caplog):
     assert caplog.text == ""
 
 
-def test_a_value_that_cannot_be_sent_is_not_retried(bench):
-    record = from_record(bench.run("unserialisable")[4])
+@pytest.mark.parametrize("task", ["unserialisable", "unreadable_value"])
+def test_a_value_that_cannot_be_sent_or_read_back_is_not_retried(bench, task):
+    record = from_record(bench.run(task)[4])
     assert isinstance(record, DeadLetter)
     assert record.reason == "unserialisable-result"
+    assert record.description.startswith("the value cannot be written as msgpack: a ")
+
+
+@pytest.mark.parametrize("kind", ["giant", "giant reject", "giant encode"])
+def test_a_text_of_50_mb_is_cut_before_it_is_sent_or_logged(bench, kind, capsys):
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure("plain")
+        answer = bench.run("fail", kind)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert len(msgpack.packb(answer)) < 30_000
+    assert len(capsys.readouterr().err) < 30_000
+    assert (kind == "giant reject") or "Traceback" in answer[-1]
 
 
 def test_a_task_that_this_process_has_not_registered_is_undecodable(bench):
