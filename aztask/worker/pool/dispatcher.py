@@ -9,7 +9,7 @@ from typing import Any
 from aztask.settlement import Abandon, from_record
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pipeline import Pipeline
-from aztask.worker.pipeline.work import Stage, WorkItem
+from aztask.worker.pipeline.work import Stage, WorkItem, names
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
@@ -18,7 +18,6 @@ from aztask.worker.runtime import WorkerRuntime
 logger = logging.getLogger(__name__)
 
 NO_DEADLINE = 1e18
-NAMED = 3  # running tasks that the log names when their process ends
 
 
 class PoolDispatcher:
@@ -163,9 +162,7 @@ class PoolDispatcher:
         running = list(process.items.values())
         process.items.clear()
         if running or not process.retiring:
-            tasks = ", ".join(item.label for item in running[:NAMED]) or "no task"
-            more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-            logger.warning("%s ended while it ran %s%s: %s", process, tasks, more, reason)
+            logger.warning("%s ended while it ran %s: %s", process, names(running), reason)
         self._pool.ended(process)
         for item in running:
             self._interrupted(item, process.culprit, reason)
