@@ -20,7 +20,7 @@ from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, q
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
-from aztask.errors import AztaskError, ConfigurationError
+from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
@@ -152,7 +152,10 @@ def _start(
     """Work until stopped; returns whether to restart, for --reload."""
     app = find_app(required="a worker")
     try:
-        settings = WorkerOptions(queues=all_names(queues) or tuple(app.queue_names()), **options)
+        asked = all_names(queues)
+        settings = WorkerOptions(queues=asked or tuple(app.queue_names()), **options)
+        for warning in surplus(app, app_spec() or "", asked):
+            logger.warning("%s", warning)
         _check(app, settings)
         return _run(app, settings, server, reload=reload)
     finally:
@@ -166,7 +169,10 @@ def _check(app: App, options: WorkerOptions) -> None:
             f"{app.address} is visible to one process only, so a worker finds nothing there; "
             "give the app a file, for example local://"
         )
+    known = app.queue_names()
     for queue in options.queues:
+        if queue not in known and not app.broker.capabilities.remote:
+            app.broker.stats(queue)  # receiving would create it, whatever its name
         lease = options.lease or app.lease_seconds(queue)
         session = ANY_SESSION if app.has_sessions(queue) else None
         app.broker.receiver(queue, lease=lease, session=session).close()
@@ -202,6 +208,25 @@ def _warn(app: App, options: WorkerOptions) -> None:
             logger.warning("%s", finding)
     except AztaskError as error:  # the worker continues: its intakes retry
         logger.warning("the queues' settings were not checked: %s", error)
+
+
+def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
+    """Warnings about an app without tasks, and about given queues that no task uses."""
+    modules = {spec.partition(":")[0], *app.include}
+    modules |= {task.function.__module__ for task in app.tasks.values()}
+    imported = ", ".join(sorted(modules - {""}))
+    if not app.tasks:
+        return [
+            f"app {app.name} has no tasks: it imported {imported}; name the modules that define "
+            "its tasks with App(..., include=[...])"
+        ]
+    known = app.queue_names()
+    return [
+        f"queue {queue} is used by no task of app {app.name}, which imported {imported}."
+        f"{did_you_mean(queue, known)}"
+        for queue in queues
+        if queue not in known
+    ]
 
 
 def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
