@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -17,7 +18,7 @@ from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
-from aztask.errors import DuplicateTask, EncodeError
+from aztask.errors import ConfigurationError, DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.held import HeldLease, LeaseTerms
@@ -33,6 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_BROKER = "local://"
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 class App:
@@ -54,6 +56,7 @@ class App:
     * `tasks`: the registered tasks, by name.
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
+    * `include`: the names of the modules that define tasks.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.
     """
@@ -66,6 +69,7 @@ class App:
         results: str | ResultStore | None = None,
         events: str | None = None,
         retry: RetryPolicy = RetryPolicy(),
+        include: Sequence[str] = (),
         **options: Unpack[AppOptions],
     ) -> None:
         """Make an app. Nothing connects yet.
@@ -77,6 +81,8 @@ class App:
           results are kept.
         * `events`: a directory for lifecycle events. Default: AZTASK_EVENTS, else none are written.
         * `retry`: the policy of tasks that set none of their own.
+        * `include`: modules that define tasks, such as ``["shop.images"]``. Workers and commands
+          import them after the app's own module.
         * `options`: any setting of `Settings`; a duration leaves out ``_seconds`` and takes seconds
           or a ``timedelta``, for example ``lease=30``.
 
@@ -85,6 +91,7 @@ class App:
         check_options(options, AppOptions, f"App {name!r}")
         self.name = name
         self.retry = retry
+        self.include = _module_names(include)
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
@@ -359,3 +366,17 @@ class App:
         return list(
             map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
         )
+
+
+def _module_names(include: Sequence[str]) -> tuple[str, ...]:
+    """`include`, checked. Raises ConfigurationError."""
+    if isinstance(include, str) or not isinstance(include, Sequence):
+        raise ConfigurationError(
+            f'include takes a list of module names, such as ["shop.images"], not {include!r}'
+        )
+    for name in include:
+        if not isinstance(name, str) or not _MODULE.match(name):
+            raise ConfigurationError(
+                f'include takes module names, such as "shop.images", not {name!r}'
+            )
+    return tuple(include)

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
@@ -19,9 +20,12 @@ _SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
 def load_app(spec: str) -> App:
     """Import ``module:attribute`` and return the App there; the attribute is ``app`` by default.
 
+    The modules that the app includes are imported too.
     Modules in the working directory can be imported. Anything the module raises during its import,
     SystemExit included, becomes one ConfigurationError that names the cause.
     """
+    if module_of := _file_hint(spec):
+        raise ConfigurationError(f"{spec!r} names a file, not a module; write {module_of}")
     if not _SPEC.match(spec):
         raise ConfigurationError(
             f"{spec!r} does not name an app; write module:attribute, for example shop.tasks:app"
@@ -30,12 +34,7 @@ def load_app(spec: str) -> App:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        found: object = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ConfigurationError(_import_failure(module_name, error)) from error
+    found: object = _imported(module_name)
     for name in (attribute or "app").split("."):
         if not hasattr(found, name):
             apps = [key for key, value in vars(found).items() if isinstance(value, App)]
@@ -46,7 +45,28 @@ def load_app(spec: str) -> App:
         raise ConfigurationError(
             f"{spec!r} is a {type(found).__name__}, not an aztask.App; name the App object"
         )
+    for name in found.include:
+        _imported(name)
     return found
+
+
+def _imported(name: str) -> ModuleType:
+    """The module. Raises ConfigurationError, whatever the module raises."""
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ConfigurationError(_import_failure(name, error)) from error
+
+
+def _file_hint(spec: str) -> str:
+    """``module:attribute`` for a spec that names a file, such as ``shop.py:app``; else ""."""
+    path, _, attribute = spec.partition(":")
+    parts = path.removesuffix(".py").removeprefix("./").replace("\\", "/").split("/")
+    if not path.endswith(".py") or not all(part.isidentifier() for part in parts):
+        return ""
+    return f"{'.'.join(parts)}:{attribute or 'app'}"
 
 
 def _import_failure(module: str, error: BaseException) -> str:

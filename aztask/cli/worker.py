@@ -20,10 +20,10 @@ from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, q
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
-from aztask.errors import AztaskError, ConfigurationError
+from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
-from aztask.worker.logs import FORMATS, configure
+from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
 from aztask.worker.pool.forking import ForkServerHandle, first_server
 from aztask.worker.supervisor import Supervisor
@@ -31,6 +31,7 @@ from aztask.worker.supervisor import Supervisor
 logger = logging.getLogger("aztask.worker")
 
 SHORTEST_LEASE = 0.1
+SHOWN_TASKS = 10
 
 
 @click.command("worker")
@@ -106,8 +107,25 @@ SHORTEST_LEASE = 0.1
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="Format the log on stderr."
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default=LEVELS[1],
+    help="Log from this level on.",
+)
+@click.option(
+    "--log-tasks",
+    type=click.Choice(LOG_TASKS),
+    default=LOG_TASKS[0],
+    help="Log a line for each task that ends: up to 50 a second and else a summary each minute "
+    "(auto), always (all) or never (off). Failures are always logged.",
+)
 def command(
-    queues: Sequence[tuple[str, ...]], reload: bool, log_format: str, **options: Any
+    queues: Sequence[tuple[str, ...]],
+    reload: bool,
+    log_format: str,
+    log_level: str,
+    **options: Any,
 ) -> None:
     """Run tasks from queues until the worker is stopped.
 
@@ -116,9 +134,10 @@ def command(
     """
     if reload:
         require_library()
+    configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])
     server = first_server()  # before there is a thread, a connection or any module of the app
     with contextlib.closing(server) if server else contextlib.nullcontext():
-        restart = _start(server, queues, log_format, options, reload=reload)
+        restart = _start(server, queues, options, reload=reload)
     if restart:
         os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])
 
@@ -126,16 +145,17 @@ def command(
 def _start(
     server: ForkServerHandle | None,
     queues: Sequence[tuple[str, ...]],
-    log_format: str,
     options: dict[str, Any],
     *,
     reload: bool,
 ) -> bool:
     """Work until stopped; returns whether to restart, for --reload."""
-    configure(log_format)
     app = find_app(required="a worker")
     try:
-        settings = WorkerOptions(queues=all_names(queues) or tuple(app.queue_names()), **options)
+        asked = all_names(queues)
+        settings = WorkerOptions(queues=asked or tuple(app.queue_names()), **options)
+        for warning in surplus(app, app_spec() or "", asked):
+            logger.warning("%s", warning)
         _check(app, settings)
         return _run(app, settings, server, reload=reload)
     finally:
@@ -149,7 +169,10 @@ def _check(app: App, options: WorkerOptions) -> None:
             f"{app.address} is visible to one process only, so a worker finds nothing there; "
             "give the app a file, for example local://"
         )
+    known = app.queue_names()
     for queue in options.queues:
+        if queue not in known and not app.broker.capabilities.remote:
+            app.broker.stats(queue)  # receiving would create it, whatever its name
         lease = options.lease or app.lease_seconds(queue)
         session = ANY_SESSION if app.has_sessions(queue) else None
         app.broker.receiver(queue, lease=lease, session=session).close()
@@ -164,7 +187,8 @@ def _run(
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
-    logger.info("%s", _start_line(app, supervisor.name, options))
+    for line in banner(app, app_spec() or "", supervisor.name, options):
+        logger.info("%s", line)
     _warn(app, options)
     if reloader is not None:
         reloader.start()
@@ -186,11 +210,35 @@ def _warn(app: App, options: WorkerOptions) -> None:
         logger.warning("the queues' settings were not checked: %s", error)
 
 
-def _start_line(app: App, name: str, options: WorkerOptions) -> str:
+def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
+    """Warnings about an app without tasks, and about given queues that no task uses."""
+    modules = {spec.partition(":")[0], *app.include}
+    modules |= {task.function.__module__ for task in app.tasks.values()}
+    imported = ", ".join(sorted(modules - {""}))
+    if not app.tasks:
+        return [
+            f"app {app.name} has no tasks: it imported {imported}; name the modules that define "
+            "its tasks with App(..., include=[...])"
+        ]
+    known = app.queue_names()
+    return [
+        f"queue {queue} is used by no task of app {app.name}, which imported {imported}."
+        f"{did_you_mean(queue, known)}"
+        for queue in queues
+        if queue not in known
+    ]
+
+
+def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
+    """The lines at a worker's start: what it serves, from where, and how. Secrets are masked."""
     pool = "processes" if options.pool == "processes" else "threads in one process"
     leases = sorted({options.lease or app.lease_now(queue) for queue in options.queues})
     held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
-    return (
+    tasks = sorted(app.tasks)
+    shown = ", ".join(tasks[:SHOWN_TASKS])
+    more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
+    return [
         f"worker {name}: {options.concurrency} {pool}, queues {', '.join(options.queues)}, "
-        f"broker {app.address}, lease {held} s"
-    )
+        f"broker {app.address}, lease {held} s",
+        f"app {app.name} ({spec}), {len(tasks)} tasks{': ' if tasks else ''}{shown}{more}",
+    ]

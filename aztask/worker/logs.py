@@ -14,10 +14,17 @@ from datetime import UTC, datetime
 from typing import Final
 
 from aztask.context import current_context
+from aztask.message.message import TaskMessage
+from aztask.retry import EXPIRED
 from aztask.settlement import DeadLetter, Decision, Resubmit
 from aztask.support.masking import SecretFilter
 
 FORMATS: Final = ("plain", "json")
+LOG_TASKS: Final = ("auto", "all", "off")
+LEVELS: Final = ("debug", "info", "warning", "error")
+WITHOUT_DELAY: Final = {"abandon": "at once", "lease-timeout": "when its lease ends"}
+"""The retry strategies that do not wait for the policy's delay, and when they retry."""
+
 NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp", "watchfiles")
 """Loggers that write a line for each request or each file at level INFO."""
 
@@ -70,13 +77,42 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-def next_step(decision: Decision) -> str:
-    """What follows a failed run, for its log line; the retry strategy decides when."""
-    if isinstance(decision, Resubmit):
-        return "it will be retried"
+def next_step(
+    decision: Decision,
+    message: TaskMessage,
+    *,
+    max_retries: int,
+    strategy: str,
+    now: float,
+    settled: bool = False,
+) -> str:
+    """What follows a failed run, for its log line, such as ``retry 2 of 3 in 4.0 s``.
+
+    * decision: the retry policy's. strategy: how the message waits.
+    * now: UTC epoch seconds.
+    * settled: the message was completed before the run (at-most-once).
+    """
+    if settled:
+        return "not retried, because its delivery is at-most-once"
     if isinstance(decision, DeadLetter):
-        return f"it is dead-lettered ({decision.reason})"
-    return "it is not retried"
+        return f"dead-lettered: {decision.reason}"
+    if not isinstance(decision, Resubmit):
+        return "not retried"
+    waits = decision.asked or strategy not in WITHOUT_DELAY
+    delay = decision.delay if waits else 0.0
+    if message.expires is not None and now + delay >= message.expires:
+        return f"dead-lettered: {EXPIRED}"
+    when = f"in {brief_seconds(delay)}" if waits else WITHOUT_DELAY[strategy]
+    if not decision.counted:
+        return f"runs again {when}"
+    return f"retry {message.resubmit_count + 1} of {max_retries} {when}"
+
+
+def brief_seconds(value: float) -> str:
+    """``0.012 s``, ``4.0 s`` or ``600 s``."""
+    return (
+        f"{value:.3f} s" if 0 < value < 1 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+    )
 
 
 def configure(log_format: str, level: int = logging.INFO) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.worker.logs import LOG_TASKS
 
 POOLS = ("processes", "threads")
 MOST_CONCURRENCY = 10_000
@@ -29,6 +30,8 @@ class WorkerOptions:
     * max_sessions: sessions of one queue that are served at the same time. None: the concurrency,
       at most 32.
     * session_share: seconds after which a session is given up while other sessions may wait.
+    * log_tasks: log a line for each task that ends: "auto" (up to 50 a second, above that a
+      summary each minute), "all" or "off". Failures are always logged.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -44,6 +47,7 @@ class WorkerOptions:
     poll_ceiling: float | None = None
     max_sessions: int | None = None
     session_share: float = 5.0
+    log_tasks: str = LOG_TASKS[0]
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -52,6 +56,11 @@ class WorkerOptions:
             raise ConfigurationError(
                 f"there is no pool {self.pool!r}; pools are {', '.join(POOLS)}."
                 f"{did_you_mean(self.pool, POOLS)}"
+            )
+        if self.log_tasks not in LOG_TASKS:
+            raise ConfigurationError(
+                f"log_tasks takes {', '.join(LOG_TASKS)}, not {self.log_tasks!r}."
+                f"{did_you_mean(self.log_tasks, LOG_TASKS)}"
             )
         _whole(self.concurrency, "concurrency", 1, MOST_CONCURRENCY)
         if self.prefetch is not None:

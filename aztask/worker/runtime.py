@@ -16,6 +16,7 @@ from aztask.worker.mailbox import Mailbox
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.upkeep.journal import Journal
+from aztask.worker.upkeep.tasklog import TaskLog
 from aztask.worker.upkeep.uploader import worker_sink
 
 LANE_THREADS = 4
@@ -63,7 +64,7 @@ class WorkerRuntime:
             on_renewed=lambda lease, age: mailbox.post(lambda: on_renewed(lease, age)),
             on_settleable=mailbox.wake,
         )
-        journal = Journal(worker_sink(app, name), clock)
+        journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
         deliveries = Deliveries(name, clock)
         return cls(name, app, options, clock, keeper, journal, mailbox, deliveries)
 

@@ -25,7 +25,7 @@ from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.pipeline import Pipeline
-from aztask.worker.pipeline.work import Stage, WorkItem
+from aztask.worker.pipeline.work import Stage, WorkItem, names
 from aztask.worker.pool.children import Pool, PoolPlan
 from aztask.worker.pool.dispatcher import PoolDispatcher
 from aztask.worker.pool.forking import ForkServerHandle
@@ -154,9 +154,11 @@ class Supervisor:
         self._give_back_waiting()
         if running := len(self._pool.running()):
             logger.info(
-                "the worker stops: it waits up to %g s for %d running tasks",
+                "stopping: waiting up to %g s for %d running task%s; press Ctrl-C (or send "
+                "SIGTERM) again to return %s now",
                 self.options.shutdown_timeout,
                 running,
+                *(("", "it") if running == 1 else ("s", "them")),
             )
 
     def _give_back_waiting(self) -> None:
@@ -178,7 +180,9 @@ class Supervisor:
             process.kill("the worker stopped")
         for process in self._pool.processes:
             process.wait()
-        logger.warning("gave back %d running tasks: other workers run them again", len(items))
+        logger.warning(
+            "gave back %d running tasks, any worker runs them again: %s", len(items), names(items)
+        )
         self.pipeline.release([item for item in items if item.decided is None])
         self._over(items)
 
@@ -238,6 +242,7 @@ class Supervisor:
         busy = bool(self._deliveries) or self.options.burst or self._draining_until is not None
         self._next_tick = now + (TICK_SECONDS if busy else IDLE_TICK_SECONDS)
         self._limits.enforce(now)
+        self.journal.tick(now)
         self._deliveries.back(self._pool.take_back_stuck(now))
         self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)

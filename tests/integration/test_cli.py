@@ -33,6 +33,10 @@ def nap(seconds):
     return "rested"
 
 @app.task
+def die():
+    os._exit(3)
+
+@app.task
 def version():
     return 1
 """
@@ -107,6 +111,13 @@ class TestWork:
         code, out, err = folder.run("worker", "--burst", "-c", "2", "--name", "me")
         assert (code, out) == (0, "")
         assert "worker me: 2 processes, queues default, broker local://, lease 60 s" in err
+        assert (
+            "app shop (shop), 5 tasks: shop.add, shop.die, shop.fail, shop.nap, shop.version" in err
+        )
+        assert "task shop.add sum succeeded in 0." in err
+        assert "task shop.fail bad failed, dead-lettered: retries-exhausted: ValueError: b" in err
+        trace = err.partition("Traceback")[2].splitlines()
+        assert trace[1].endswith('shop.py", line 13, in fail'), "it begins in the user's code"
         assert "worker me stopped: 1 succeeded, 1 failed, 0 retrying, 1 dead-lettered" in err
         assert "[sum] adding" in err
         assert json.loads(folder.run("result", "sum", "--json")[1])["value"] == 3
@@ -123,6 +134,25 @@ class TestWork:
         (added,) = [record for record in records if record["logger"] == "shop"]
         assert (added["task_id"], added["task"], added["message"]) == ("sum", "shop.add", "adding")
         assert any("ValueError: boom" in record.get("error", "") for record in records)
+
+    def test_the_log_can_be_limited_to_what_went_wrong(self, folder):
+        for task in ("add", "fail"):
+            arguments = '["a", "b"]' if task == "add" else '["boom"]'
+            folder.run("send", f"shop.{task}", "--args", arguments, "--task-id", task)
+        given = ("worker", "--burst", "-c", "1", "--log-level", "warning")
+        err = folder.run(*given)[2]
+        assert "task shop.fail fail failed, dead-lettered" in err
+        assert " INFO " not in err
+        folder.run("send", "shop.add", "--args", "[1, 2]")
+        err = folder.run("worker", "--burst", "-c", "1", "--log-tasks", "off")[2]
+        assert "adding" in err
+        assert "succeeded in" not in err
+
+    def test_a_crash_names_its_task_and_what_follows(self, folder):
+        folder.run("send", "shop.die", "--task-id", "dead")
+        err = folder.run("worker", "--burst", "-c", "1")[2]
+        (line,) = [line for line in err.splitlines() if "dead failed" in line]
+        assert "task shop.die dead failed, dead-lettered: retries-exhausted: WorkerCrashed" in line
 
     def test_wait_prints_the_value(self, folder):
         folder.start("worker", "-c", "1", stderr=subprocess.DEVNULL)
@@ -203,6 +233,7 @@ class TestSignals:
         assert worker.returncode == 0
         assert "worker me stopped: 1 succeeded" in err
         assert "Traceback" not in err
+        assert "stopping: waiting up to 30 s for 1 running task; press Ctrl-C" in err
 
     def test_a_second_signal_gives_everything_back_now(self, folder, napping):
         worker = napping(60)
@@ -212,6 +243,7 @@ class TestSignals:
         _, err = worker.communicate(timeout=20)
         assert worker.returncode == 0
         assert "worker me stopped: 0 succeeded" in err
+        assert "gave back 1 running tasks, any worker runs them again: task shop.nap nap" in err
         (stats,) = map(json.loads, folder.run("queues", "--json")[1].splitlines())
         assert (stats["active"], stats["leased"]) == (1, 0)
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from aztask import App
 from aztask.errors import ConfigurationError
 from aztask.loading import load_app
 
@@ -47,3 +48,29 @@ def test_whatever_is_wrong_is_one_line(module, text, spec, message):
     with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")) as caught:
         load_app(spec)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "instead"),
+    [
+        ("shop.py:app", "write shop:app"),
+        ("shop.py", "write shop:app"),
+        ("./tasks/shop.py:main", "write tasks.shop:main"),
+    ],
+)
+def test_a_file_gets_a_hint(module, spec, instead):
+    with pytest.raises(ConfigurationError) as caught:
+        load_app(spec)
+    assert str(caught.value).endswith(instead)
+
+
+def test_a_module_that_the_app_includes_is_imported(module):
+    name = module("from aztask import App\napp = App('shop', include=['nosuch_images'])\n")
+    with pytest.raises(ConfigurationError, match="there is no module 'nosuch_images'"):
+        load_app(name)
+
+
+@pytest.mark.parametrize("include", ["shop.images", 5, [5], [""], ["shop/images.py"]])
+def test_include_takes_module_names(include):
+    with pytest.raises(ConfigurationError, match=r"^include takes "):
+        App("shop", include=include)

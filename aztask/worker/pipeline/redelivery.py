@@ -179,7 +179,7 @@ class Redelivery:
                 self._keeper.update(item.lease, item.receiver, self._app.codec.to_envelope(message))
             except (CodecError, LeaseError) as error:
                 logger.warning(
-                    "task %s: its failure is not counted, it will run again: %s", message.id, error
+                    "%s: its failure is not counted, it will run again: %s", item.label, error
                 )
 
     def waits(self, item: WorkItem) -> bool:

@@ -63,10 +63,11 @@ class Refusals:
         item.tries += 1
         text = text_of(error)
         logger.warning(
-            "%s could not be recorded or settled, try %d of %d: %s",
+            "%s could not be recorded or settled (try %d of %d), %s: %s",
             item.label,
             item.tries,
             TRIES,
+            "it will be tried again" if item.tries < TRIES else "it is dead-lettered",
             text,
         )
         if item.tries < TRIES:
@@ -90,6 +91,7 @@ class Refusals:
             self._redelivery.check(item)
         except CodecError as error:
             reason = RETRY_TOO_LARGE if isinstance(error, MessageTooLarge) else UNPROCESSABLE
+            logger.warning("%s cannot be retried, dead-lettered: %s: %s", item.label, reason, error)
             return self._dead_letter(item, DeadLetter(reason, f"the retry cannot be sent: {error}"))
         return True
 

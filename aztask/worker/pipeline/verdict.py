@@ -19,6 +19,7 @@ from aztask.results.base import (
     State,
     Unreadable,
 )
+from aztask.retry import describe
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.support.clock import Clock
 from aztask.support.display import storable
@@ -67,6 +68,7 @@ class Verdicts:
             item.decide(Complete())
         elif isinstance(answer, Unreadable):
             # The run may have ended, so it is not repeated; the dead letter keeps its message.
+            self._log_dead(item, UNREADABLE_RECORD, answer.reason)
             item.decide(DeadLetter(UNREADABLE_RECORD, answer.reason))
         elif isinstance(answer, Cancelled):
             item.claim(answer.starts)
@@ -85,6 +87,7 @@ class Verdicts:
             self._conclude(item, State.EXPIRED, Complete())
         elif starts > limit:
             text = f"started {limit} times without an outcome; the worker's log has the cause"
+            self._log_dead(item, DELIVERY_LIMIT, text)
             self._conclude(item, State.FAILED, DeadLetter(DELIVERY_LIMIT, text))
         elif item.task is None:
             self._unknown_task(item, now)
@@ -110,7 +113,13 @@ class Verdicts:
             self._conclude(item, State.SNOOZED, settlement, UNKNOWN_TASK)
         else:
             text = f"no worker knew the task {message.task!r} for {grace:g} s"
+            self._log_dead(item, UNKNOWN_TASK, text)
             self._conclude(item, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
+
+    @staticmethod
+    def _log_dead(item: WorkItem, reason: str, text: str) -> None:
+        """Log a dead letter that no failed run explains."""
+        logger.warning("%s did not run, dead-lettered: %s: %s", item.label, reason, text)
 
     # -- after the run -----------------------------------------------------------------------
 
@@ -137,7 +146,15 @@ class Verdicts:
         """Decide for a task whose process died or was killed at a limit."""
         policy = item.task.retry if item.task else self._app.retry
         decision = policy.decide_named(error_type, error, message_of(item))
-        logger.warning("%s failed, %s: %s", item.label, next_step(decision), error)
+        follows = next_step(
+            decision,
+            message_of(item),
+            max_retries=policy.max_retries,
+            strategy=self._redelivery.strategy(item),
+            now=self._clock.wall(),
+            settled=item.settled,
+        )
+        logger.warning("%s failed, %s: %s", item.label, follows, describe(error_type, error))
         self.failed(item, decision, error_type, error, "")
 
     def cancelled(self, item: WorkItem) -> None:

@@ -16,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import attrgetter
@@ -28,6 +29,8 @@ from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Abandon, Complete, Decision, Lapse
 from aztask.task import Task
+
+NAMED = 3  # deliveries that one log line names
 
 _fields_of = attrgetter(*MESSAGE_FIELDS)
 
@@ -326,6 +329,14 @@ class Pointer:
 
     delivery: Delivery
     lease: Lease
+
+
+def names(items: Sequence[WorkItem]) -> str:
+    """The first `NAMED` deliveries for a log line, and the number of the others."""
+    if not items:
+        return "no task"
+    more = f" and {len(items) - NAMED} more" if len(items) > NAMED else ""
+    return ", ".join(item.label for item in items[:NAMED]) + more
 
 
 def message_of(item: WorkItem) -> TaskMessage:

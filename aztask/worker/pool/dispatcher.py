@@ -9,7 +9,7 @@ from typing import Any
 from aztask.settlement import Abandon, from_record
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pipeline import Pipeline
-from aztask.worker.pipeline.work import Stage, Stop, WorkItem
+from aztask.worker.pipeline.work import Stage, Stop, WorkItem, names
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.leaseguard import NO_DEADLINE, NO_NEWS, STOP_GRACE
@@ -17,8 +17,6 @@ from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
-
-NAMED = 3  # running tasks that the log names when their process ends
 
 
 class PoolDispatcher:
@@ -184,9 +182,7 @@ class PoolDispatcher:
         running = list(process.items.values())
         process.items.clear()
         if running or not process.retiring:
-            tasks = ", ".join(item.label for item in running[:NAMED]) or "no task"
-            more = f" and {len(running) - NAMED} more" if len(running) > NAMED else ""
-            logger.warning("%s ended while it ran %s%s: %s", process, tasks, more, reason)
+            logger.warning("%s ended while it ran %s: %s", process, names(running), reason)
         self._pool.ended(process)
         for item in running:
             self._interrupted(item, process.culprit, reason)

@@ -82,8 +82,8 @@ class TaskRequests:
                     self._exchange(request)
             except Exception as error:  # the task waits for an answer, and no other task fails
                 logger.exception(
-                    "task %s: request %r failed, the task gets the error",
-                    request.item.key.task_id,
+                    "%s: request %r failed, the task gets the error",
+                    request.item.label,
                     request.kind,
                 )
                 request.error = f"{type(error).__name__}: {safe_str(error)}"
@@ -115,8 +115,8 @@ class TaskRequests:
                 request.error = LOST
             except AztaskError as error:
                 logger.warning(
-                    "task %s: the state of session %s is unavailable, the task gets the error: %s",
-                    item.key.task_id,
+                    "%s: the state of session %s is unavailable, the task gets the error: %s",
+                    item.label,
                     session,
                     error,
                 )
@@ -162,7 +162,9 @@ class TaskRequests:
 
 def _reason(item: WorkItem, error: AztaskError) -> str:
     """Log why a checkpoint is not stored; returns the error as `Answers` reads it."""
-    logger.warning("task %s: its checkpoint was not stored: %s", item.key.task_id, error)
+    logger.warning(
+        "%s: its checkpoint was not stored, the task gets the error: %s", item.label, error
+    )
     if isinstance(error, LeaseError):
         return LOST
     if isinstance(error, MessageTooLarge):

@@ -29,6 +29,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
@@ -39,13 +40,17 @@ from aztask.errors import (
     CodecError,
     EncodeError,
     LeaseLost,
+    Reject,
+    Retry,
     TaskControl,
     TaskStopped,
     TimeLimitExceeded,
 )
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
+from aztask.retry import describe
+from aztask.sending.sessionrules import strategy_in_session
 from aztask.session import Session
-from aztask.settlement import REASON_LIMIT, DeadLetter, to_record
+from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
 from aztask.support.clock import boot_seconds
 from aztask.support.display import safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
@@ -57,6 +62,7 @@ from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
+from aztask.worker.pool.traces import trim_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +212,7 @@ class Runner:
     ) -> list[Any]:
         if os.getpid() != self._pid:
             _end_forked(message, error)
+        trim_traceback(error)
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, EncodeError):
             # Another run would most likely return the same value, so it is not retried.
@@ -213,12 +220,39 @@ class Runner:
         else:
             verdict = policy.decide(error, message)
         if not isinstance(error, TaskControl | TaskStopped):
-            text = safe_str(error, ERROR_CHARACTERS)
             logger.warning(
                 "task %s %s failed, %s: %s",
-                message.task, message.id, next_step(verdict), text, exc_info=error,
+                message.task, message.id, self._next_step(task, verdict, message),
+                describe(type(error).__name__, safe_str(error, ERROR_CHARACTERS)),
+                exc_info=error,
+            )  # fmt: skip
+        elif isinstance(error, Retry | Reject) or isinstance(verdict, DeadLetter):
+            logger.warning(
+                "task %s %s raised %s, %s",
+                message.task, message.id, describe(type(error).__name__, safe_str(error, 500)),
+                self._next_step(task, verdict, message),
             )  # fmt: skip
         return ["failed", to_record(verdict), *_described(error)]
+
+    def _next_step(
+        self, task: Task[..., Any] | None, verdict: Decision, message: TaskMessage
+    ) -> str:
+        """What the worker will do now, for the log."""
+        strategy: str = self._app.settings.retry_strategy
+        if message.session:
+            strategy = strategy_in_session(
+                task, self._app.settings.retry_strategy, ordered=message.ordered
+            )
+        elif task is not None:
+            strategy = task.retry_strategy
+        return next_step(
+            verdict,
+            message,
+            max_retries=(task.retry if task is not None else self._app.retry).max_retries,
+            strategy=strategy,
+            now=time.time(),
+            settled=task is not None and task.delivery == "at-most-once",
+        )
 
     def _save(self, number: int, state: Any, lease: TaskLease) -> None:
         self._send(["save", number, self._app.codec.encode_value(state)])

@@ -52,9 +52,10 @@ class TimeLimits:
             return
         run.stop = Stop(text, self._clock.monotonic() + STOP_GRACE)
         logger.warning(
-            "task %s is interrupted, and killed in %g s if it goes on: %s",
-            item.key.task_id,
+            "%s is interrupted, and killed in %g s if it continues; %s: %s",
+            item.label,
             STOP_GRACE,
+            "it is not retried" if kind == "cancel" else "its message is redelivered",
             text,
         )
         for process in self._pool.processes:
@@ -100,7 +101,7 @@ class TimeLimits:
         hard = message.time_limit or (task.time_limit if task else None)
         soft = message.soft_time_limit or (task.soft_time_limit if task else None)
         if run.stop is not None and now >= run.stop.kill_at:
-            process.kill(f"task {item.key.task_id} did not stop: {run.stop.reason}", item.number)
+            process.kill(f"{item.label} did not stop: {run.stop.reason}", item.number)
         elif hard is not None and ran >= hard:
             process.kill(f"the time limit of {hard:g} s was exceeded", item.number)
         elif soft is not None and ran >= soft and not run.soft_limit_signalled:

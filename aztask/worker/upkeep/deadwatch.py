@@ -75,7 +75,13 @@ class DeadWatch:
         for (message, letter, record), new in zip(found, news, strict=True):
             if new and record.outcome is not None:
                 dead = DeadLetter(record.outcome.error_type, record.outcome.error)
-                logger.warning("task %s was dead-lettered by the broker: %s", message.id, dead)
+                logger.warning(
+                    "task %s %s was dead-lettered by the broker: %s: %s",
+                    message.task,
+                    message.id,
+                    dead.reason,
+                    dead.description,
+                )
                 self._tell(message, queue, letter.delivery_count, dead)
 
     def _own(

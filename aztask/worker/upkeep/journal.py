@@ -1,4 +1,4 @@
-"""A worker's reports about its deliveries: lifecycle events and the closing summary."""
+"""A worker's reports about its deliveries: lifecycle events, log lines and the closing summary."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from aztask.results.base import State
 from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import WorkItem
+from aztask.worker.upkeep.tasklog import TaskLog
 
 _KINDS: dict[State, EventKind] = {
     State.SUCCEEDED: "succeeded",
@@ -26,9 +27,11 @@ _KINDS: dict[State, EventKind] = {
 class Journal:
     """Turns the stages of items into events; only the supervisor's loop calls it."""
 
-    def __init__(self, sink: EventSink, clock: Clock) -> None:
+    def __init__(self, sink: EventSink, clock: Clock, log: TaskLog | None = None) -> None:
+        """log: by default it logs single tasks up to a rate ("auto")."""
         self._sink = sink
         self._clock = clock
+        self._log = log or TaskLog(clock)
         self.counts: Counter[str] = Counter()
 
     def received(self, items: Iterable[WorkItem]) -> None:
@@ -65,6 +68,7 @@ class Journal:
         repeated = item.decided is not None and item.decided.repeated
         if outcome is not None and not repeated and (item.settled or not item.notes):
             self.counts[outcome.state.value] += 1
+            self._log.ended(item, outcome)
             self._emit(
                 _KINDS[outcome.state],
                 item,
@@ -118,8 +122,13 @@ class Journal:
         """Write the events that were reported."""
         self._sink.flush()
 
+    def tick(self, now: float) -> None:
+        """Write the log's summary if it is due. now: on the clock of the deadlines."""
+        self._log.tick(now)
+
     def close(self) -> None:
-        """Write all events and close the sink."""
+        """Write the last summary and all events, and close the sink."""
+        self._log.close()
         self._sink.close()
 
     def summary(self) -> str:

@@ -1,6 +1,7 @@
 import pytest
 
-from aztask.cli.worker import command
+from aztask import App
+from aztask.cli.worker import command, surplus
 from aztask.worker.options import WorkerOptions
 
 GIVEN = [
@@ -44,3 +45,42 @@ def test_the_defaults_are_those_of_the_worker():
     own = WorkerOptions()
     for name in ("concurrency", "pool", "prefetch", "burst", "max_tasks", "shutdown_timeout"):
         assert context.params[name] == getattr(own, name), name
+
+
+def test_an_app_without_tasks_is_warned_of_with_the_modules_it_imported():
+    (line,) = surplus(App("shop", include=["shop.tasks"]), "shop:app", ())
+    assert "app shop has no tasks: it imported shop, shop.tasks;" in line
+    assert "include=[...]" in line
+
+
+def test_a_given_queue_that_no_task_uses_is_warned_of():
+    app = App("shop")
+    app.task(queue="images")(len)
+    app.queue("slow", lease=300)
+    (line,) = surplus(app, "shop:app", ("images", "slow", "default", "imagse"))
+    assert "queue imagse is used by no task of app shop, which imported" in line
+    assert line.endswith("Did you mean 'images'?")
+    assert surplus(app, "shop:app", ()) == []
+
+
+MISSPELT = """
+from aztask import App
+app = App("shop", broker="local://", include=["shop_images"])
+"""
+IMAGES = """
+from misspelt_shop import app
+@app.task(queue="images")
+def resize(): ...
+"""
+
+
+def test_a_worker_does_not_create_a_misspelt_queue(cli):
+    cli.module("shop_images", IMAGES)
+    module = cli.module("misspelt_shop", MISSPELT)
+    ended = cli("worker", "-A", module, "-Q", "imagse", "--burst")
+    assert ended.code == 5
+    *warnings, error = ended.err.splitlines()
+    assert any("Did you mean 'images'?" in line for line in warnings)
+    assert error.startswith("aztask: error: queue 'imagse' does not exist; create it with")
+    assert "imagse" not in cli("queues", "-A", module).out
+    assert "shop.resize" in cli("tasks", "-A", module).out, "the included module is imported"

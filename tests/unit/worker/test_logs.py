@@ -6,8 +6,9 @@ import pytest
 from aztask.config import Secret
 from aztask.context import Context, TaskLease, set_current_context
 from aztask.message.message import TaskMessage
+from aztask.settlement import Abandon, DeadLetter, Resubmit
 from aztask.support.clock import SYSTEM_CLOCK
-from aztask.worker.logs import configure, configured
+from aztask.worker.logs import configure, configured, next_step
 
 logger = logging.getLogger("shop")
 
@@ -80,3 +81,36 @@ def test_what_tells_of_every_request_is_silent(clean, capsys):
 def test_a_pool_process_can_take_the_settings_over(clean, log_format):
     configure(log_format, logging.DEBUG)
     assert configured() == (log_format, logging.DEBUG)
+
+
+@pytest.mark.parametrize(
+    ("decision", "fields", "options", "words"),
+    [
+        (Resubmit(4.0), {"resubmit_count": 1}, {}, "retry 2 of 3 in 4.0 s"),
+        (Resubmit(0.25), {}, {}, "retry 1 of 3 in 0.250 s"),
+        (Resubmit(600.0), {}, {"strategy": "hold"}, "retry 1 of 3 in 600 s"),
+        (Resubmit(4.0), {}, {"strategy": "abandon"}, "retry 1 of 3 at once"),
+        (Resubmit(4.0, asked=True), {}, {"strategy": "abandon"}, "retry 1 of 3 in 4.0 s"),
+        (
+            Resubmit(4.0),
+            {},
+            {"strategy": "lease-timeout"},
+            "retry 1 of 3 when its lease ends",
+        ),
+        (Resubmit(4.0, counted=False), {}, {}, "runs again in 4.0 s"),
+        (Resubmit(4.0), {"expires": 1003.0}, {}, "dead-lettered: expired"),
+        (Resubmit(4.0), {"expires": 1005.0}, {}, "retry 1 of 3 in 4.0 s"),
+        (DeadLetter("not-retryable", "text"), {}, {}, "dead-lettered: not-retryable"),
+        (
+            Resubmit(4.0),
+            {},
+            {"settled": True},
+            "not retried, because its delivery is at-most-once",
+        ),
+        (Abandon(), {}, {}, "not retried"),
+    ],
+)
+def test_what_follows_a_failure(decision, fields, options, words):
+    message = TaskMessage("id-1", "shop.add", "default", b"", **fields)
+    given = {"max_retries": 3, "strategy": "resubmit", "now": 1000.0, **options}
+    assert next_step(decision, message, **given) == words

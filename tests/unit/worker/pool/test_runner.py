@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 from types import SimpleNamespace
 
@@ -60,6 +61,11 @@ def fail(kind):
         "reject": Reject("never"),
         "snooze": Snooze(60),
     }[kind]
+
+
+@app.task
+async def fail_later(kind):
+    fail(kind)
 
 
 @app.task
@@ -125,6 +131,8 @@ class Bench:
 def bench():
     made = Bench()
     yield made
+    if loop := getattr(made.runner._local, "asyncio", None):
+        loop.close()
     made.board.close()
 
 
@@ -169,16 +177,33 @@ def test_a_long_text_is_shortened(bench):
 
 def test_the_retry_policy_decides(bench, caplog):
     assert isinstance(from_record(bench.run("fail", "value", resubmit_count=1)[4]), DeadLetter)
-    assert "task shop.fail id-1 failed, it is dead-lettered (retries-exhausted)" in caplog.text
+    assert "task shop.fail id-1 failed, dead-lettered: retries-exhausted: ValueError" in caplog.text
     caplog.clear()
     bench.run("fail", "value")
-    assert "task shop.fail id-1 failed, it will be retried" in caplog.text
+    assert re.search(r"task shop.fail id-1 failed, retry 1 of 1 in [2-5]\.\d s: V", caplog.text)
 
 
-def test_a_task_that_controls_itself_is_no_error_in_the_log(bench, caplog):
+def test_a_task_that_controls_itself_logs_what_follows_without_a_traceback(bench, caplog):
     assert isinstance(from_record(bench.run("fail", "reject")[4]), DeadLetter)
+    assert "task shop.fail id-1 raised Reject: never, dead-lettered: never" in caplog.text
+    assert "Traceback" not in caplog.text
+    caplog.clear()
     assert from_record(bench.run("fail", "snooze")[4]).counted is False
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("task", ["fail", "fail_later"])
+def test_a_traceback_begins_at_the_users_frame(bench, caplog, task):
+    trace = bench.run(task, "value")[7]
+    first = trace.splitlines()[1]
+    assert __file__ in first
+    assert first.endswith(f"in {task}")
+    assert first in caplog.text
+    assert "pool/runner.py" not in caplog.text
+
+
+def test_an_error_of_the_call_itself_keeps_its_traceback(bench):
+    assert "in call" in bench.run("add", 1)[7]
 
 
 @pytest.mark.parametrize("task", ["unserialisable", "unreadable_value"])

@@ -229,7 +229,7 @@ def test_a_task_that_ignores_its_lost_lease_is_killed_after_the_grace():
     assert bench.process.killed == []
     bench.at(10.0)
     assert bench.process.killed == [
-        ("task task-1 did not stop: its lease was not renewed in time", 1)
+        ("task shop.work task-1 did not stop: its lease was not renewed in time", 1)
     ]
     assert bench.interrupts == [(1, "lease")]
     assert bench.lost == [bench.item.lease]
@@ -333,7 +333,7 @@ def test_a_cancelled_task_is_told_once_and_killed_after_the_grace():
     bench.at(0.999)
     assert bench.process.killed == []
     bench.at(1.0)
-    assert bench.process.killed == [("task task-1 did not stop: it was cancelled", 1)]
+    assert bench.process.killed == [("task shop.work task-1 did not stop: it was cancelled", 1)]
 
 
 # -- the longest lease ------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_a_task_stops_at_the_longest_lease_although_its_lease_lasts_longer():
     bench.at(500.0)
     assert bench.process.told == [["interrupt", 1, "lease", MAX_LEASE_REACHED]]
     bench.at(501.0)
-    assert bench.process.killed == [(f"task task-1 did not stop: {MAX_LEASE_REACHED}", 1)]
+    assert bench.process.killed == [(f"task shop.work task-1 did not stop: {MAX_LEASE_REACHED}", 1)]
 
 
 def test_before_the_start_is_noted_the_limit_counts_from_now():
