@@ -18,6 +18,8 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
+import msgpack
+
 from aztask.errors import DecodeError, EncodeError
 from aztask.message.bounds import MessageLimits
 from aztask.message.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
@@ -273,7 +275,7 @@ def check_extra(extra: Mapping[Any, Any], limits: MessageLimits) -> None:
             )
         if isinstance(value, Mapping):
             stack.extend((read_text(name, key), part, depth + 1) for key, part in value.items())
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple) and not isinstance(value, msgpack.ExtType):
             stack.extend((name, part, depth + 1) for part in value)
         elif not _is_plain(value, limits):
             raise DecodeError(f"header {name} cannot be carried on: {_shown(value)}")

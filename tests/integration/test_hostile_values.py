@@ -4,10 +4,14 @@ alone. Real workers, on each broker.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
 from azurite import running
 from bus import bus_site
@@ -15,8 +19,15 @@ from harness import Site, site_in, wait_until
 from ledger_app import hostile, saves, work
 from storage import storage_site
 
+from aztask import App
 from aztask.brokers.base import QueueOptions
+from aztask.brokers.local.broker import LocalBroker
+from aztask.brokers.local.payload import payload_of
+from aztask.deadletters.view import DeadLetters
+from aztask.engine import NewMessage
 from aztask.errors import TaskFailed
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
 from aztask.results.base import State
 from aztask.testing import emulator
 
@@ -130,3 +141,54 @@ LIMITS = {
     "servicebus": (150_000, 300_000),
 }
 """Bytes of a checkpoint that fits beside the arguments, and of one that does not."""
+
+
+def hostile_envelopes(app: App) -> dict[str, tuple[Envelope, str]]:
+    """{task id: (a message that no client of aztask sends, the reason of its dead letter)}."""
+    body, content_type, encoding = app.codec.encode_arguments(["x"], {})
+
+    def message(task_id: str, body: bytes = body, **fields: Any) -> Envelope:
+        values = {"content_type": content_type, "content_encoding": encoding, **fields}
+        return app.codec.to_envelope(TaskMessage(task_id, work.name, "default", body, **values))
+
+    compressed = message("junk", zlib.compress(body) + b"junk")
+    compressed = replace(
+        compressed, headers={**compressed.headers, "compression": "application/x-gzip"}
+    )
+    found = {
+        "1e999": (
+            message("1e999", b'[["x", 1e999], {}, {}]', content_type="application/json"),
+            "undecodable",
+        ),
+        "junk": (compressed, "undecodable"),
+        "stray": (message("stray", b"", pointer=999_999), "foreign-pointer"),
+    }
+    if app.broker.capabilities.name != "servicebus":  # AMQP has no such type
+        plain = message("extension")
+        headers = {**plain.headers, "x-odd": [msgpack.ExtType(5, b"x")]}
+        found["extension"] = (replace(plain, headers=headers), "undecodable")
+    return found
+
+
+def test_a_hostile_message_is_a_dead_letter_and_harms_no_other_one(site: Site) -> None:
+    app = site.app()
+    envelopes = hostile_envelopes(app)
+    app.broker.send("default", [envelope for envelope, _ in envelopes.values()])
+    dead = [reason for _, reason in envelopes.values()]
+    if isinstance(app.broker, LocalBroker):
+        payload = msgpack.unpackb(payload_of(envelopes["junk"][0]))
+        for number in range(1, len(payload)):
+            damaged = msgpack.packb([*payload[:number], [number], *payload[number + 1 :]])
+            app.broker.engine.send("default", [NewMessage(damaged, f"m{number}", None, None)])
+            dead.append("undecodable")
+    for n in range(HEALTHY):
+        app.send(work.name, [f"t{n}"], task_id=f"t{n}")
+    worker = start(site)
+    for n in range(HEALTHY):
+        assert app.result(f"t{n}").get(timeout=30) == f"t{n}"
+    wait_until(lambda: app.broker.stats("default").dead == len(dead), 20, "they are dead letters")
+    letters = DeadLetters(app, "default").list(limit=100)
+    assert sorted(each.reason for each in letters) == sorted(dead)
+    assert all(each.description for each in letters)
+    assert worker.stop() == 0, worker.log
+    assert site.counts("start") == {f"t{n}": 1 for n in range(HEALTHY)}

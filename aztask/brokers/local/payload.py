@@ -1,13 +1,15 @@
 """How the local broker writes an envelope into the engine's payload, and reads it again.
 
 A payload is one msgpack array: a version, then the envelope's fields except its delay. Any other
-payload (another program wrote it to the same file) becomes an envelope of plain bytes. The decoder
-refuses that envelope with a reason, so it does not block the queue.
+payload (another program wrote it to the same file) becomes an envelope of plain bytes, and one with
+a field of a wrong type an envelope with a problem. The decoder refuses both with a reason, so they
+do not block the queue.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import msgpack
@@ -35,6 +37,17 @@ _ORDER: Final = (
     "properties",
 )
 _UNREADABLE: Final = "application/octet-stream"
+_TEXT: Final = frozenset({str})
+_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+_TYPES: Final[tuple[frozenset[type], ...]] = (
+    frozenset({bytes}),
+    frozenset({dict}),
+    *[_TEXT] * 3,
+    *[_TEXT_OR_NONE] * 4,
+    frozenset({int, float, type(None)}),
+    frozenset({dict}),
+)
+"""The types of each field, in the order of `_ORDER`."""
 
 
 def payload_of(envelope: Envelope, limit: int = MESSAGE_LIMIT) -> bytes:
@@ -76,7 +89,21 @@ def envelope_of(payload: bytes) -> Envelope:
         return Envelope(payload, content_type=_UNREADABLE)
     if version != _VERSION or len(fields) != len(_ORDER):
         return Envelope(payload, content_type=_UNREADABLE)
+    for value, types in zip(fields, _TYPES, strict=True):
+        if type(value) not in types:
+            return _damaged(payload, fields)
     return build(Envelope, dict(zip(_ORDER, fields, strict=True), delay=0.0, problem=""))
+
+
+def _damaged(payload: bytes, fields: Sequence[object]) -> Envelope:
+    """An envelope that says which field of the payload has a wrong type."""
+    wrong = [
+        f"its {name} is {type(value).__name__}"
+        for name, value, types in zip(_ORDER, fields, _TYPES, strict=True)
+        if type(value) not in types
+    ]
+    problem = f"the message's payload is damaged: {', '.join(wrong)}"
+    return Envelope(payload, content_type=_UNREADABLE, problem=problem)
 
 
 def new_message(envelope: Envelope, delay: float, now: float) -> NewMessage:

@@ -12,6 +12,9 @@ Rules
 3. A pointer whose message is not among the deferred ones waits: the message may be about to be
    deferred, or be leased on behalf of another copy. After `LAST_LOOK` looks (more than two leases)
    the pointer is not needed: the message is an ordinary one again, or runs under another pointer.
+4. A pointer that no worker sent becomes a dead letter: the broker cannot defer, the message belongs
+   to another task id, or it is gone and the result store knows no run of it. Without a result store
+   the last case looks like the third crash window below, so the pointer is completed.
 
 Crash windows. Expiring leases close all but the last:
 
@@ -38,6 +41,7 @@ from aztask.errors import BrokerError, CodecError, LeaseError
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease
 from aztask.message.message import TaskMessage
+from aztask.results.base import State
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -81,6 +85,13 @@ class Pointers:
         pointing = [item for item in items if _points(item)]
         if not pointing:
             return list(items)
+        can = self._app.broker.capabilities
+        if not can.defer:
+            for item in pointing:
+                position = message_of(item).pointer
+                text = f"it points to message {position}, but {can.name} cannot defer"
+                item.decide(self._foreign(item, text))
+            return [item for item in items if item.stage is Stage.RECEIVED]
         groups: dict[int, list[WorkItem]] = {}
         for item in pointing:
             groups.setdefault(id(item.receiver), []).append(item)
@@ -148,6 +159,9 @@ class Pointers:
         position = message_of(item).pointer or 0
         found = self._app.broker.peek(item.queue, after=position - 1, limit=1)
         if not found or found[0].position != position:
+            if self._never_ran(message_of(item).id):
+                text = f"it points to message {position}, which is gone; the task id never ran"
+                return self._foreign(item, text)
             logger.info(
                 "message %d on queue %s is gone: its pointer is completed", position, item.queue
             )
@@ -163,6 +177,21 @@ class Pointers:
         lease = item.delivery.lease_seconds
         pause = lease if looks >= LOOKS_BEFORE_A_LEASE else FIRST_LOOK_SECONDS * 2 ** (looks - 1)
         return Hold(min(pause, lease))
+
+    def _never_ran(self, task_id: str) -> bool:
+        """Whether no worker deferred a message of this task, as far as the result store knows.
+
+        Before a worker defers a message, it records the run that failed.
+        """
+        results = self._app.results
+        if results is None:
+            return False
+        run = results.get(task_id)
+        return run is None or run.state is State.PENDING
+
+    def _foreign(self, item: WorkItem, text: str) -> DeadLetter:
+        logger.warning("%s is a pointer that no worker sent, dead-lettered: %s", item.label, text)
+        return DeadLetter(FOREIGN_POINTER, text)
 
     # -- settling ----------------------------------------------------------------------------
 

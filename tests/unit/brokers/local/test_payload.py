@@ -60,3 +60,32 @@ def test_a_delay_becomes_a_due_time():
 def test_a_delay_that_is_no_number_of_seconds_is_refused(delay):
     with pytest.raises(ConfigurationError, match="a delay is a number of seconds"):
         new_message(FULL, delay, 100.0)
+
+
+FIELDS = [
+    "body", "headers", "message_id", "content_type", "content_encoding", "subject",
+    "correlation_id", "session", "partition_key", "expires_at", "properties",
+]  # fmt: skip
+WRONG = [True, 5, 1.5, "text", b"bytes", [1], {"a": 1}, None, msgpack.ExtType(5, b"x")]
+ALLOWED = {
+    "body": [b"bytes"],
+    "headers": [{"a": 1}],
+    "properties": [{"a": 1}],
+    "expires_at": [5, 1.5, None],
+    **{name: ["text"] for name in FIELDS[2:5]},
+    **{name: ["text", None] for name in FIELDS[5:9]},
+}
+
+
+@pytest.mark.parametrize("number", range(len(FIELDS)), ids=FIELDS)
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
+def test_a_field_of_a_wrong_type_is_named(number, value):
+    name, fields = FIELDS[number], msgpack.unpackb(payload_of(FULL))
+    fields[number + 1] = value
+    payload = msgpack.packb(fields)
+    envelope = envelope_of(payload)
+    if any(type(value) is type(each) for each in ALLOWED[name]):
+        assert (getattr(envelope, name), envelope.problem) == (value, "")
+    else:
+        text = f"the message's payload is damaged: its {name} is {type(value).__name__}"
+        assert (envelope.body, envelope.problem) == (payload, text)

@@ -18,6 +18,7 @@ from aztask.errors import BrokerUnavailable
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
+from aztask.results.base import RunKey, RunRecord, Start, State
 from aztask.settlement import (
     Abandon,
     Complete,
@@ -157,8 +158,57 @@ def test_a_message_that_is_not_deferred_is_waited_for_two_leases_long(bench: Ben
     assert waits[-1] == Complete(), "it comes by itself"
 
 
+def ran(bench: Bench, item: WorkItem) -> None:
+    """Record, as a worker does before it defers, that a run of this message failed."""
+    if bench.app.results is not None:
+        key, at = item.key, bench.clock.wall()
+        bench.app.results.start(
+            [Start(key, "shop.resize", "default", item.delivery.position, "w/1", "w", at)]
+        )
+
+
+@pytest.mark.parametrize("expected", [True, False], ids=["sent with an id", "unknown"])
+def test_a_pointer_that_no_worker_sent_is_dead_if_a_store_can_tell(
+    bench: Bench, expected: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a store it could be the rest of a run that has ended, so it is completed."""
+    original = bench.deferred("other")
+    bench.settle(bench.item(), Complete())
+    stray = replace(message_of(original), id="stray").pointing(
+        999_999, counted=True, delivery_base=0
+    )
+    if expected and bench.app.results is not None:
+        key = RunKey("stray")
+        bench.app.results.expect([RunRecord(key, "shop.resize", "default", State.PENDING)])
+    bench.app.broker.send("default", [bench.app.codec.to_envelope(stray)])
+    item = bench.item()
+    assert bench.pointers.fetch([item]) == []
+    if bench.app.results is None:
+        assert item.settlement == Complete()
+    else:
+        text = "it points to message 999999, which is gone; the task id never ran"
+        assert item.settlement == DeadLetter("foreign-pointer", text)
+        assert text in caplog.text
+
+
+def test_where_nothing_can_be_deferred_a_pointer_is_dead_and_no_other_message_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.deferred()
+    pointer = bench.item()
+    bench.app.send("shop.resize", ["b.png"], task_id="b")
+    plain = bench.item()
+    cannot = replace(bench.app.broker.capabilities, name="storagequeue", defer=False)
+    monkeypatch.setattr(type(bench.app.broker), "capabilities", cannot)
+    assert bench.pointers.fetch([pointer, plain]) == [plain]
+    assert isinstance(pointer.settlement, DeadLetter)
+    assert pointer.settlement.reason == "foreign-pointer"
+    assert "storagequeue cannot defer" in pointer.settlement.description
+
+
 def test_a_pointer_to_nothing_ends(bench: Bench) -> None:
     original = bench.deferred()
+    ran(bench, original)
     (found,) = bench.receiver.receive_deferred([original.delivery.position])
     bench.receiver.settle([(found, Complete())])
     item = bench.item()
@@ -349,6 +399,7 @@ def test_pointers_and_others_keep_their_order(bench: Bench) -> None:
     bench.app.send("shop.resize", ["c.png"], task_id="c")
     gone = bench.item()
     gone.rewrite(pointer=999_999)
+    ran(bench, gone)
     assert bench.pointers.fetch([plain, gone, pointer]) == [plain, pointer]
     assert gone.settlement == Complete()
     assert plain.pointer is None
