@@ -218,7 +218,7 @@ def test_rights_that_are_missing_keep_deliveries_waiting_and_the_worker_alive(
         app.results.create()
         worker = site.worker(*ARGUMENTS, LEDGER_RESULTS=reading)
         app.send(work.name, ["a"])
-        wait_until(lambda: "1 deliveries are retried: the service ref" in worker.log, 30, "no")
+        wait_until(lambda: "1 deliveries are retried: the service ref" in worker.log, 30, "denied")
         assert "assign the role Storage Table Data Contributor" in worker.log
         assert "Traceback" not in worker.log
         assert token.partition("sig=")[2] not in worker.log
