@@ -40,6 +40,7 @@ from aztask.errors import (
     CodecError,
     EncodeError,
     LeaseLost,
+    MaxLeaseExceeded,
     TaskControl,
     TaskStopped,
     TimeLimitExceeded,
@@ -68,6 +69,7 @@ TRACEBACK_CHARACTERS = 16_000
 INTERRUPTS: dict[str, type[AztaskError]] = {
     "lease": LeaseLost,
     "limit": TimeLimitExceeded,
+    "max-lease": MaxLeaseExceeded,
     "cancel": TaskStopped,
 }
 
