@@ -9,6 +9,7 @@
     │ ├ UnknownTask                 no task is registered under that name
     │ ├ DuplicateTask               two functions were registered under one name
     │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
+    │ │ └ MaxLeaseExceeded          raised in a task shortly before its max_lease is used up
     │ └ TaskStopped                 raised in a running task that you cancel
     ├ CodecError
     │ ├ EncodeError                 the arguments or the result cannot be written
@@ -87,6 +88,14 @@ class TimeLimitExceeded(TaskError):
 
     Raised in the task at its soft limit. At its hard limit the process is killed, and the failure
     is recorded under this name.
+    """
+
+
+class MaxLeaseExceeded(TimeLimitExceeded):
+    """The run held its message for max_lease; raise max_lease if the task needs longer.
+
+    Raised in the task shortly before, so that the failure can still be recorded. It counts as a
+    failed attempt, whether the task stops or is killed.
     """
 
 

@@ -50,15 +50,10 @@ class LeaseCounts:
         """Count a delivery that was settled after `held_seconds`."""
         self.held[bin_of(held_seconds)] += 1
 
-    def cut_off(self, held_seconds: float, lease_seconds: float | None) -> None:
-        """Count a delivery that ended before its work was done.
-
-        * `lease_seconds`: the lease that was lost; None if it was not lost, but had reached the
-          longest time that a delivery may be held.
-        """
+    def cut_off(self, held_seconds: float, lease_seconds: float) -> None:
+        """Count a delivery whose lease was lost before its work was done."""
         self.cut[bin_of(held_seconds)] += 1
-        if lease_seconds is not None:
-            self.lost[lease_seconds] += 1
+        self.lost[lease_seconds] += 1
 
     def refused(self, held_seconds: float, lease_seconds: float) -> None:
         """Count a delivery whose work was done, but whose settlement came too late."""

@@ -9,12 +9,13 @@ from typing import Self
 
 from aztask.brokers.base import AnySession, Broker, Receiver
 from aztask.brokers.delivery import Delivery, Lost, Unknown
-from aztask.errors import AztaskError, BrokerUnavailable, LeaseLost
+from aztask.errors import BrokerUnavailable, LeaseLost
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease, LeaseState
 from aztask.retry import UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.display import safe_str
 
 logger = logging.getLogger(__name__)
 
@@ -154,19 +155,25 @@ class HeldLease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if self._held().state in (LeaseState.HELD, LeaseState.RENEWING):
-                self.abandon()
-        except AztaskError as problem:
-            logger.warning(
-                "could not abandon a message of %s, it is available again when its lease ends: %s",
-                self._queue,
-                problem,
-            )
-        finally:
-            self._keeper.stop()
-            if self._receiver is not None:
-                self._receiver.close()
+        steps = [self._abandon_unsettled, self._keeper.stop]
+        if self._receiver is not None:
+            steps.append(self._receiver.close)
+        for step in steps:
+            try:
+                step()
+            except Exception as problem:  # noqa: BLE001  # none may hide the block's own error
+                logger.warning(
+                    "could not clean up after a message of %s, it is available again when its "
+                    "lease ends: %s: %s",
+                    self._queue,
+                    type(problem).__name__,
+                    safe_str(problem),
+                )
+
+    def _abandon_unsettled(self) -> None:
+        """Abandon the message if it is not settled; a renewal under way is waited for."""
+        if self._held().state in (LeaseState.HELD, LeaseState.RENEWING):
+            self.abandon()
 
     def _held(self) -> Lease:
         if self._lease is None:
@@ -180,7 +187,7 @@ class HeldLease:
         self._keeper.begin(lease)
         try:
             answer = receiver.settle([(lease.delivery, settlement)])[0]
-        except AztaskError:
+        except BaseException:  # whatever it is, the lease is held until the block is left
             self._keeper.settlement_failed(lease)
             raise
         self._keeper.book([(lease, answer)])

@@ -112,6 +112,11 @@ class LeaseKeeper:
         with self._condition:
             lease.limit_at = limit_at
 
+    def ends_at_limit(self, lease: Lease) -> bool:
+        """True if the lease is not renewed again because its limit has been reached."""
+        with self._condition:
+            return self._book.ends_at_limit(lease, self._clock.monotonic())
+
     def update(
         self, lease: Lease, receiver: Receiver, envelope: Envelope
     ) -> Renewed | Lost | Unknown:

@@ -200,6 +200,14 @@ class LeaseBook:
             return None
         return remaining
 
+    def ends_at_limit(self, lease: Lease, now: float) -> bool:
+        """True if the lease's next end is final because of `limit_at`, and for no other reason."""
+        if lease.limit_at is None or lease.failures or lease.state is not LeaseState.HELD:
+            return False
+        if self._renew_at >= NO_RENEWAL:
+            return lease.limit_at <= lease.deadline
+        return self.renewal_seconds(lease, now) is None
+
     def answered(self, lease: Lease, answer: Renewed | Lost | Unknown, asked_at: float) -> None:
         """Record the answer to a renewal that was requested at `asked_at`.
 

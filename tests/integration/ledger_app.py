@@ -224,7 +224,7 @@ def soft(key: str) -> str:
         note("cleanup", key)
 
 
-@app.task(max_lease=2.5, lease=1.0, retry=RetryPolicy(max_retries=0))
+@app.task(max_lease=2.5, lease=1.0, retry=RetryPolicy(max_retries=1, delay=0.05))
 def too_long(key: str) -> str:
     note("start", key)
     try:
@@ -245,6 +245,11 @@ def steps(key: str, seconds: float) -> str:
     finally:
         note("stopped", key)
     return key
+
+
+@app.task(name="ledger.stubborn-too-long", max_lease=3.0, lease=1.0, retry=RetryPolicy(0))
+def stubborn_too_long(key: str) -> str:
+    return stubborn.function(key, 20.0)
 
 
 @app.task

@@ -25,6 +25,7 @@ from ledger_app import (
     snoozing,
     soft,
     steps,
+    stubborn_too_long,
     too_long,
     work,
 )
@@ -32,6 +33,7 @@ from ledger_app import (
 from aztask import App
 from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
+from aztask.events.sink import read_events
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.results.base import State
@@ -202,15 +204,36 @@ def test_the_soft_limit_raises_in_the_task(site: Site, pool: str) -> None:
 def test_max_lease_stops_the_task_before_anybody_else_gets_the_message(
     site: Site, pool: str
 ) -> None:
+    """It is a failed run, which counts: `max_retries=1` makes it two runs."""
     app = site.app()
     send(site, too_long, "long")
-    start(site, pool, LEDGER_MAX_DELIVERIES="2")
+    start(site, pool)
     with pytest.raises(TaskFailed) as failure:
         app.result("long").get(timeout=40)
-    assert failure.value.error_type == "delivery-limit"
+    assert failure.value.error_type == "MaxLeaseExceeded"
     starts, stops = site.lines("start", "long"), site.lines("stopped", "long")
     assert len(starts) == len(stops) == 2
     assert stops[0].at < starts[1].at, "the first run had stopped before the second began"
+    (dead,) = DeadLetters(app, "default").list()
+    assert (dead.reason, dead.description.partition(":")[0]) == (
+        "retries-exhausted",
+        "MaxLeaseExceeded",
+    )
+    site.stop_workers()
+    events = [(each.event, each.error_type) for each in read_events(site.events)]
+    assert ("resubmitted", "MaxLeaseExceeded") in events
+    assert "lease_lost" not in dict(events)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_that_ignores_its_max_lease_is_killed_and_has_failed(site: Site, pool: str) -> None:
+    app = site.app()
+    send(site, stubborn_too_long, "long")
+    start(site, pool)
+    with pytest.raises(TaskFailed) as failure:
+        app.result("long").get(timeout=40)
+    assert failure.value.error_type == "MaxLeaseExceeded"
+    assert site.counts("start")["long"] == 1
 
 
 def test_a_checkpoint_survives_the_death_of_its_process(site: Site) -> None:

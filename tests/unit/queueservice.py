@@ -35,6 +35,8 @@ MISSED = "the request is lost"
 UNSENT = "it could not be sent"
 BUSY = "the service is busy"
 DENIED = "the credential is refused"
+FAILED = "the service fails before it does anything (HTTP 500)"
+FAILED_LATE = "the service fails after it took effect (HTTP 500)"
 
 FAULTS = (OK, LOST, MISSED, UNSENT, BUSY)
 BROKEN = (LOST, MISSED)
@@ -159,13 +161,15 @@ class Service:
         if fault == DENIED:
             raise refused(403, "AuthenticationFailed")
         answer = None
-        if fault != MISSED:
+        if fault not in (MISSED, FAILED):
             try:
                 answer = effect()
                 self.done.append(what)
             except HttpResponseError:
                 if fault == OK:
                     raise
+        if fault in (FAILED, FAILED_LATE):
+            raise refused(500, "InternalError")
         if fault in BROKEN:
             raise ServiceResponseError("broken")
         return answer

@@ -63,7 +63,8 @@ class StorageDelivery(Delivery):
     removed: we deleted the message.
     stored_dead: its copy is in the dead letters.
     stored_again: its clone is back in the queue.
-    doubtful: a renewal whose answer was lost may have taken effect.
+    doubtful: a renewal that failed may have taken effect.
+    broken: as doubtful, and its connection broke before an answer came.
     attempts: renewals whose answers have not arrived yet.
     """
 
@@ -74,6 +75,7 @@ class StorageDelivery(Delivery):
     stored_dead: bool = False
     stored_again: bool = False
     doubtful: bool = False
+    broken: bool = False
     attempts: list[PendingRenewal] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -65,11 +65,17 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed request. code: the service's error code, or "". error: the error for the caller."""
+    """A failed request.
+
+    * code: the service's error code, or "".
+    * error: the error for the caller.
+    * answered: the service answered, so the request is not still on its way.
+    """
 
     effect: Effect
     code: str
     error: AztaskError
+    answered: bool = False
 
     @property
     def gone(self) -> bool:
@@ -112,7 +118,7 @@ def _answered(error: HttpResponseError, queue: str, text: str) -> Failure:
     if code in _BUSY or status in (429, 503):
         return Failure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
     if status >= 500 or status == 408:
-        return Failure(Effect.UNSURE, code, _unavailable(text))
+        return Failure(Effect.UNSURE, code, _unavailable(text), answered=True)
     return Failure(Effect.REFUSED, code, BrokerError(f"queue {queue!r}: {code or status}: {text}"))
 
 

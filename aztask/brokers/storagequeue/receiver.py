@@ -33,7 +33,7 @@ from aztask.brokers.storagequeue.errors import Effect, failure_of
 from aztask.brokers.storagequeue.messages import ReceivedMessage
 from aztask.brokers.storagequeue.names import poison_name
 from aztask.brokers.storagequeue.polling import Polling
-from aztask.brokers.storagequeue.renewal import ENDED, Renewals
+from aztask.brokers.storagequeue.renewal import ENDED, VANISHED, Renewals
 from aztask.brokers.storagequeue.settling import StorageSettler, check
 from aztask.brokers.storagequeue.wire import (
     TEXT_LIMIT,
@@ -225,10 +225,12 @@ class StorageReceiver:
                 ours.token = self._requests.hide(ours, lease, seconds, text)
             except FailedRequest as failed:
                 failure = failed.failure
+                if failure.gone and ours.doubtful:
+                    return VANISHED
                 if failure.gone:
                     return Lost(f"{failure.code}: another worker took the message")
                 return Unknown(str(failure.error), untouched=failure.effect is not Effect.UNSURE)
-            ours.envelope, ours.text = envelope, text
+            ours.envelope, ours.text, ours.doubtful = envelope, text, False
             ours.deadline, ours.lease_seconds = now + lease, lease
             return Renewed(ours.deadline)
 

@@ -3,6 +3,9 @@
 Rules
 1. If a renewal's connection breaks, the lease is unknown: the renewal may have taken effect, and
    then the new token was lost with the answer.
+   An answer that names an error of the service (HTTP 500) breaks nothing: the renewal is sent
+   again, with the same token. If that is refused, the first one took effect after all, and the
+   lease is unknown.
 2. If a renewal's answer is only late, the renewal is sent a second time, with the same token. Only
    one of the two can take effect. If the second is refused while the lease lasts, the first one
    took effect: the lease is extended, and the new token comes with the first one's answer. If the
@@ -105,7 +108,7 @@ class Renewals:
             else:
                 delivery.token = token
                 delivery.attempts.clear()
-                delivery.doubtful = False
+                delivery.doubtful = delivery.broken = False
                 outcome = None
                 if not attempt.confirmed:
                     outcome = _extended(delivery, attempt.asked_at, attempt.seconds)
@@ -127,10 +130,12 @@ class Renewals:
                 return GONE
             others[0].confirmed = True
             return _extended(delivery, others[0].asked_at, others[0].seconds)
-        delivery.doubtful |= failure.effect is Effect.UNSURE
+        unsure = failure.effect is Effect.UNSURE
+        delivery.doubtful |= unsure
+        delivery.broken |= unsure and not failure.answered
         if others:
             return None
-        if attempt.confirmed or delivery.doubtful:
+        if attempt.confirmed or delivery.broken or failure.gone:
             return VANISHED
         return Unknown(str(failure.error), untouched=True)
 

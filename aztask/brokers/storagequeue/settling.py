@@ -25,8 +25,8 @@ from aztask.brokers.storagequeue.delivery import (
     persist,
     reading_time,
 )
-from aztask.brokers.storagequeue.errors import Effect, Failure
-from aztask.brokers.storagequeue.renewal import ENDED, Renewals
+from aztask.brokers.storagequeue.errors import MESSAGE_NOT_FOUND, Effect, Failure
+from aztask.brokers.storagequeue.renewal import ENDED, VANISHED, Renewals
 from aztask.brokers.storagequeue.wire import TEXT_LIMIT, dead_text_of, text_of
 from aztask.errors import AztaskError, CapabilityError, ConfigurationError
 from aztask.message.envelope import Envelope
@@ -243,7 +243,14 @@ def _note(delivery: StorageDelivery, failure: Failure) -> bool:
 
 
 def _decided(delivery: StorageDelivery, failure: Failure | None) -> Settled | Lost | Unknown | None:
-    """The answer after a request with this outcome; None if the request may be repeated."""
+    """The answer after a request with this outcome; None if the request may be repeated.
+
+    After a renewal in doubt, a refusal may only mean that this renewal took effect. A message that
+    exists no more was removed by our settlement all the same.
+    """
+    removed = delivery.unsure and failure is not None and failure.code == MESSAGE_NOT_FOUND
+    if failure is not None and failure.gone and delivery.doubtful and not removed:
+        return VANISHED
     if failure is None or (failure.gone and delivery.unsure):
         delivery.removed = True
         return DONE

@@ -131,10 +131,15 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a running task was interrupted. kill_at: on the clock of the deadlines."""
+    """Why a running task was interrupted.
+
+    * kill_at: on the clock of the deadlines.
+    * failed: the run has failed; otherwise its lease is lost, or it was cancelled.
+    """
 
     reason: str
     kill_at: float
+    failed: bool = False
 
 
 @dataclass(slots=True)

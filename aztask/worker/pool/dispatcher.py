@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aztask.errors import MaxLeaseExceeded
 from aztask.settlement import Abandon, from_record
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pipeline import Pipeline
@@ -163,8 +164,8 @@ class PoolDispatcher:
     def _gone(self, item: WorkItem, why: str) -> None:
         """The task stopped because of its lease. Nothing is recorded.
 
-        A lost lease is not settled. A lease that is still held (the task reached its `max_lease`)
-        is abandoned, so that the message is redelivered at once.
+        A lost lease is not settled. A lease that is still held is abandoned, so that the message is
+        redelivered at once.
         """
         item.note("lease_lost", why)
         if item.settled or not item.lease.alive(self._clock.monotonic()):
@@ -197,6 +198,9 @@ class PoolDispatcher:
             run.duration = self._clock.monotonic() - run.started_at
         if run.cancelled:
             self._verdicts.cancelled(item)
+            self._finish([item])
+        elif run.stop is not None and run.stop.failed:
+            self._verdicts.died(item, MaxLeaseExceeded.__name__, run.stop.reason)
             self._finish([item])
         elif run.stop is not None:
             self._gone(item, run.stop.reason)

@@ -40,6 +40,7 @@ from aztask.errors import (
     CodecError,
     EncodeError,
     LeaseLost,
+    MaxLeaseExceeded,
     Reject,
     Retry,
     TaskControl,
@@ -73,6 +74,7 @@ TRACEBACK_CHARACTERS = 16_000
 INTERRUPTS: dict[str, type[AztaskError]] = {
     "lease": LeaseLost,
     "limit": TimeLimitExceeded,
+    "max-lease": MaxLeaseExceeded,
     "cancel": TaskStopped,
 }
 

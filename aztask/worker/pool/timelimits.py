@@ -5,7 +5,9 @@ Rules
    killed. Both count from the start that the process noted on its board.
 2. A task whose lease cannot be renewed is interrupted before the deadline; if it does not stop, its
    process is killed. So its work stops before another worker can receive the message.
-3. Killing a process for one task interrupts the tasks beside it: they are given back, not failed.
+3. A run that reaches `max_lease` has failed, and its failure counts. It is interrupted, and killed
+   if need be, so early that its outcome can be recorded under the lease that is left.
+4. Killing a process for one task interrupts the tasks beside it: they are given back, not failed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
 
-MAX_LEASE_REACHED = "it ran for max_lease, the longest time that its message may be held"
+LONGEST_MAX_LEASE_MARGIN = 2.0
+MAX_LEASE_MARGIN = 0.2
+"""The share of max_lease that remains when a run is interrupted; half of it when it is killed."""
+
+
+NEXT = {"cancel": "it is not retried", "max-lease": "this counts as a failure"}
+"""What follows the interruption, by its kind."""
 
 
 class TimeLimits:
@@ -45,17 +53,18 @@ class TimeLimits:
                     self._started(item, run, at)
                 self._check(process, item, run, now - at, now)
 
-    def stop(self, item: WorkItem, kind: str, text: str) -> None:
-        """Interrupt the task; if it has not stopped after `STOP_GRACE`, its process is killed."""
+    def stop(self, item: WorkItem, kind: str, text: str, grace: float = STOP_GRACE) -> None:
+        """Interrupt the task; if it has not stopped after `grace`, its process is killed."""
         run = item.run
         if run is None or run.stop is not None:
             return
-        run.stop = Stop(text, self._clock.monotonic() + STOP_GRACE)
+        failed = kind == "max-lease"
+        run.stop = Stop(text, self._clock.monotonic() + grace, failed)
         logger.warning(
-            "%s is interrupted, and killed in %g s if it continues; %s: %s",
+            "%s is interrupted, and killed in %.3g s if it continues; %s: %s",
             item.label,
-            STOP_GRACE,
-            "it is not retried" if kind == "cancel" else "its message is redelivered",
+            grace,
+            NEXT.get(kind, "its message is redelivered"),
             text,
         )
         for process in self._pool.processes:
@@ -75,12 +84,15 @@ class TimeLimits:
 
     def limit_at(self, item: WorkItem) -> float:
         """Until when its lease may be renewed: `max_lease` after the start of the run."""
-        task = item.task
-        longest = self._options.max_lease or (task.max_lease if task else None)
         started = item.run.started_at if item.run is not None else None
         if started is None:
             started = self._clock.monotonic()
-        return started + (longest or self._settings.max_lease_seconds)
+        return started + self._max_lease(item)
+
+    def _max_lease(self, item: WorkItem) -> float:
+        task = item.task
+        longest = self._options.max_lease or (task.max_lease if task else None)
+        return longest or self._settings.max_lease_seconds
 
     def _started(self, item: WorkItem, run: Run, at: float) -> None:
         """The task has started: `max_lease` counts from now, and the task's own lease applies."""
@@ -107,7 +119,18 @@ class TimeLimits:
         elif soft is not None and ran >= soft and not run.soft_limit_signalled:
             run.soft_limit_signalled = True
             process.tell(["interrupt", item.number, "limit", f"soft time limit of {soft:g} s"])
-        elif not item.settled and now >= item.lease.stop_at:
+        elif not item.settled and run.stop is None:
+            self._check_lease(item, now)
+
+    def _check_lease(self, item: WorkItem, now: float) -> None:
+        """Stop the task if its lease is about to end, because of `max_lease` or by accident."""
+        lease, longest = item.lease, self._max_lease(item)
+        margin = min(LONGEST_MAX_LEASE_MARGIN, MAX_LEASE_MARGIN * longest)
+        ends_at = self.limit_at(item)
+        # Where the service decides the duration of a renewal, one past the limit is not made.
+        last = now >= lease.deadline - margin and self._keeper.ends_at_limit(lease)
+        if now >= (min(ends_at, lease.deadline) if last else ends_at) - margin:
+            text = f"it would hold its message for longer than max_lease, {longest:g} s"
+            self.stop(item, "max-lease", text, grace=margin / 2)
+        elif now >= lease.stop_at:
             self.stop(item, "lease", "its lease was not renewed in time")
-        elif not item.settled and now >= self.limit_at(item):
-            self.stop(item, "lease", MAX_LEASE_REACHED)

@@ -28,7 +28,6 @@ from aztask.errors import AztaskError, DecodeError
 from aztask.lease.state import LeaseState
 from aztask.worker.lane import Lane
 from aztask.worker.pipeline.work import WorkItem
-from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
 from aztask.worker.runtime import WorkerRuntime
 
 logger = logging.getLogger(__name__)
@@ -94,12 +93,12 @@ class LeaseWatch:
         seen = self._seen.setdefault(item.queue, LeaseCounts())
         held = self._clock.monotonic() - item.received_at
         noted = {kind for kind, _ in item.notes}
+        if item.stop is not None and item.stop.failed:
+            return  # it reached max_lease, whatever its lease was: that says nothing about its work
         if "settle_failed" in noted:
             seen.refused(held, item.lease.seconds)
         elif "lease_lost" in noted:
-            at_limit = item.stop is not None and item.stop.reason == MAX_LEASE_REACHED
-            lost = None if at_limit else item.lease.seconds
-            seen.cut_off(held, lost)
+            seen.cut_off(held, item.lease.seconds)
         elif item.lease.state is LeaseState.UNKNOWN:
             seen.unsettled(held, item.lease.seconds)
         elif item.settled and item.outcome is not None and not item.outcome.again:

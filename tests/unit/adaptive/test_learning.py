@@ -63,13 +63,6 @@ def test_losses_under_the_former_lease_do_not_raise_it_again():
     assert followed(told(document, lost(20, raised), configured=4.0).entry("q")) >= 2 * raised
 
 
-def test_what_reached_its_longest_time_is_cut_off_and_not_lost():
-    document = told(LeaseDocument(), lost(500, None, held=3.0), configured=60.0)
-    entry = document.entry("q")
-    assert followed(entry) is None
-    assert (entry.observed.lost_ever, entry.advice.evidence.cut_off) == (0, 500)
-
-
 def test_the_pipelines_advice_stands_for_a_day_but_for_raises():
     advice = decide(Evidence(1000, 100.0, 100.0), 60.0, BOUNDS, source="pipeline", at=1000.0)
     document = LeaseDocument().with_advice("q", advice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 from still import Still
 
 from aztask.brokers.base import Capabilities
-from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
+from aztask.brokers.delivery import Delivery, Lost, Renewed, Settled, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable, LeaseLost
 from aztask.lease.held import HeldLease, LeaseTerms
-from aztask.lease.state import NO_RENEWAL, LeaseState
+from aztask.lease.state import NO_RENEWAL, Lease, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement
 
@@ -210,3 +211,58 @@ def test_outside_of_its_block_it_holds_nothing(bench: Bench) -> None:
     for use in (lambda: lease.delivery, lease.ensure, lease.complete):
         with pytest.raises(RuntimeError, match="context manager"):
             use()
+
+
+class BrokenLibrary(Exception):
+    """What a client library may raise, which is no error of aztask."""
+
+
+@pytest.mark.parametrize("broken", ["settle", "close"])
+def test_whatever_the_clean_up_raises_the_blocks_own_error_comes_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise BrokenLibrary("the connection is in an unknown state")
+
+    monkeypatch.setattr(bench.receiver, broken, fail)
+    with pytest.raises(ValueError, match="the block's own"), bench.held() as lease:
+        raise ValueError("the block's own")
+    assert "BrokenLibrary: the connection is in an unknown state" in caplog.text
+    assert lease._keeper._stopping
+    assert bench.receiver.closed == (0 if broken == "close" else 1)
+
+
+@pytest.mark.parametrize("answer", ["renewed", "none"])
+def test_leaving_while_a_renewal_hangs_waits_for_it_within_the_lease(
+    bench: Bench, answer: str
+) -> None:
+    """The block's own error comes out; the message is abandoned if the renewal got an answer."""
+    lease = bench.held()
+    with pytest.raises(ValueError, match="the block's own"), lease:
+        held = lease._held()
+        held.change(LeaseEvent.RENEW)
+        if answer == "renewed":
+            threading.Timer(0.2, hear, (lease, held)).start()
+        else:
+            bench.clock.now = held.deadline
+        raise ValueError("the block's own")
+    abandoned = [each for _, each in bench.receiver.settled]
+    assert abandoned == ([Abandon()] if answer == "renewed" else [])
+    assert bench.receiver.closed == 1
+
+
+def test_settling_while_a_renewal_hangs_waits_for_it(bench: Bench) -> None:
+    with bench.held() as lease:
+        held = lease._held()
+        held.change(LeaseEvent.RENEW)
+        threading.Timer(0.2, hear, (lease, held)).start()
+        lease.complete()
+    assert [each for _, each in bench.receiver.settled] == [Complete()]
+
+
+def hear(lease: HeldLease, held: Lease) -> None:
+    """The answer to the renewal arrives."""
+    keeper = lease._keeper
+    with keeper._condition:
+        keeper._book_answer(held, Renewed(NOW + 120.0), NOW)
+        keeper._condition.notify_all()

@@ -6,10 +6,22 @@ import itertools
 
 import pytest
 import queueservice
-from queueservice import BROKEN, BUSY, DENIED, FAULTS, LOST, MISSED, OK, UNSENT
+from queueservice import (
+    BROKEN,
+    BUSY,
+    DENIED,
+    FAILED,
+    FAILED_LATE,
+    FAULTS,
+    LOST,
+    MISSED,
+    OK,
+    UNSENT,
+)
 
-from aztask.brokers.delivery import Lost, Renewed, Unknown
+from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
 from aztask.brokers.storagequeue.renewal import ENDED, GONE, LATE, VANISHED
+from aztask.settlement import Complete
 
 make, bench = queueservice.make, queueservice.bench
 LEASE = 10.0
@@ -159,6 +171,52 @@ def test_a_broken_connection_leaves_the_lease_unknown(bench, fault):
     ask(bench, delivery)
     assert outcome_of(bench, delivery, 0) == VANISHED
     assert not VANISHED.untouched
+
+
+@pytest.mark.parametrize("then", [[], [FAILED], [BUSY], [UNSENT], [FAILED, BUSY]])
+def test_after_http_500_a_renewal_is_asked_again_within_the_lease(bench, then):
+    delivery = bench.delivery()
+    bench.service.faults.extend([FAILED, *then])
+    for number in range(1 + len(then)):
+        ask(bench, delivery)
+        answer = outcome_of(bench, delivery, number)
+        assert isinstance(answer, Unknown)
+        assert answer.untouched
+    ask(bench, delivery)
+    assert isinstance(outcome_of(bench, delivery, 1 + len(then)), Renewed)
+    assert not delivery.doubtful
+
+
+def test_a_refusal_after_http_500_is_no_loss_but_unknown(bench):
+    """The service had renewed the lease before it failed, so another worker cannot have it."""
+    delivery = bench.delivery()
+    bench.service.faults.append(FAILED_LATE)
+    ask(bench, delivery)
+    assert outcome_of(bench, delivery, 0).untouched
+    ask(bench, delivery)
+    assert outcome_of(bench, delivery, 1) == VANISHED
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_connection_that_breaks_after_http_500_leaves_the_lease_unknown(bench, fault):
+    delivery = bench.delivery()
+    bench.service.faults.extend([FAILED, fault])
+    for number in range(2):
+        ask(bench, delivery)
+        answer = outcome_of(bench, delivery, number)
+    assert answer == VANISHED
+
+
+@pytest.mark.parametrize("settling", [[], [FAILED]])
+@pytest.mark.parametrize(("fault", "settled"), [(FAILED, True), (FAILED_LATE, False)])
+def test_a_settlement_after_a_renewal_with_http_500_claims_nothing(bench, fault, settled, settling):
+    delivery = bench.delivery()
+    bench.service.faults.extend([fault, *settling])
+    ask(bench, delivery)
+    bench.thread_pool.deliver(0)
+    answer = bench.settling.settle(delivery, Complete())
+    assert answer == (Settled() if settled else VANISHED)
+    assert ("m-0" in bench.service.messages) is not settled
 
 
 def test_a_refusal_of_the_only_request_is_a_loss(bench):

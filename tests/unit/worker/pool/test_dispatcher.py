@@ -542,6 +542,22 @@ def test_a_stop_that_was_announced_for_what_it_does_not_run_is_ignored(make: Mak
     assert (worker.finished, worker.done, worker.process.culprit) == ([], [], None)
 
 
+def test_a_run_that_was_killed_at_its_max_lease_has_failed_and_counts(make: Make) -> None:
+    worker = make()
+    (item,) = worker.running("a")
+    assert item.run is not None
+    item.run.stop = Stop("it would hold its message for too long", NOW, failed=True)
+    worker.process.culprit = item.number
+    ends(worker, worker.process)
+    assert (worker.finished, worker.done) == ([item], [])
+    assert item.outcome is not None
+    assert item.outcome.state is State.RETRYING
+    assert item.outcome.error_type == "MaxLeaseExceeded"
+    assert isinstance(item.settlement, Resubmit)
+    assert item.settlement.counted
+    assert item.notes == []
+
+
 def test_what_was_over_before_its_process_ended_stays_so(make: Make) -> None:
     worker = make()
     (item,) = worker.running("a")

@@ -23,7 +23,8 @@ from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import Step, WorkItem
-from aztask.worker.pool.timelimits import MAX_LEASE_REACHED, STOP_GRACE, TimeLimits
+from aztask.worker.pool.leaseguard import STOP_GRACE
+from aztask.worker.pool.timelimits import TimeLimits
 
 START = 1000.0
 
@@ -67,7 +68,7 @@ class Requests:
 class Bench:
     """One task that runs on the first of two processes, since START."""
 
-    def __init__(self, *, held=100.0, message=None, options=None, **task):
+    def __init__(self, *, held=100.0, message=None, options=None, fixed_lease=False, **task):
         self.time = Still(START)
         clock = Clock(monotonic=self.time.monotonic, wall=self.time.wall)
         self.process, self.idle = Process(), Process()
@@ -75,7 +76,9 @@ class Bench:
         self.requests.time = self.time
         self.lost = []
         self.keeper = LeaseKeeper(
-            SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+            SimpleNamespace(
+                capabilities=Capabilities("made up", remote=False, fixed_lease=fixed_lease)
+            ),
             clock=clock,
             on_lost=self.on_lost,
         )
@@ -355,26 +358,60 @@ def test_the_longest_lease_counts_from_the_start_and_then_the_task_must_stop(
     bench.process.since[1] = START + 3.0
     for now in range(3, int(longest)):
         bench.at(now)
+    bench.at(longest + 0.999)
     assert bench.process.told == []
     assert bench.item.lease.limit_at == START + 3.0 + longest
     assert bench.limits.limit_at(bench.item) == START + 3.0 + longest
-    # its lease ends with the limit: the margin before that stops it
-    stop_at = bench.item.lease.stop_at - START
-    assert longest < stop_at < longest + 3.0
-    bench.at(stop_at)
-    assert bench.interrupts == [(1, "lease")]
+    # 2 s before: 1 s for the task to stop, and 1 s to record that it failed
+    bench.at(longest + 1.0)
+    assert bench.interrupts == [(1, "max-lease")]
+    bench.at(longest + 1.999)
+    assert bench.process.killed == []
+    bench.at(longest + 2.0)
+    assert len(bench.process.killed) == 1
+    assert bench.item.lease.alive(bench.time.now)
+    assert bench.lost == []
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_where_the_service_sets_the_lease_the_last_one_ends_the_run(renewed):
+    """A renewal that would pass max_lease is not made; one that failed is another thing."""
+    bench = Bench(held=60.0, fixed_lease=True, max_lease=100.0)
+    bench.at(0.0)
+    if not renewed:
+        bench.requests.answer = Unknown("no answer")
+        bench.at(39.0)
+        bench.keeper.extend(bench.item.lease, 60.0, bench.item.lease.limit_at)
+        bench.at(39.5)
+        assert bench.item.lease.failures
+    bench.at(57.999)
+    assert bench.process.told == []
+    bench.at(58.0)
+    assert bench.interrupts == [(1, "max-lease" if renewed else "lease")]
+
+
+def test_a_short_max_lease_leaves_a_fifth_of_it_to_stop_and_to_record():
+    bench = Bench(held=4.0, max_lease=5.0)
+    for now in (0.0, 2.9, 3.99):
+        bench.at(now)
+    assert bench.process.told == []
+    bench.at(4.0)
+    assert bench.interrupts == [(1, "max-lease")]
+    assert bench.item.stop.failed
+    assert bench.item.stop.kill_at == START + 4.5
 
 
 def test_a_task_stops_at_the_longest_lease_although_its_lease_lasts_longer():
     """Where the service decides how long a lease lasts, it may end after the limit."""
     bench = Bench(held=1000.0)
     bench.at(0.0)
-    bench.at(499.999)
+    bench.at(497.999)
     assert bench.process.told == []
-    bench.at(500.0)
-    assert bench.process.told == [["interrupt", 1, "lease", MAX_LEASE_REACHED]]
-    bench.at(501.0)
-    assert bench.process.killed == [(f"task shop.work task-1 did not stop: {MAX_LEASE_REACHED}", 1)]
+    bench.at(498.0)
+    text = "it would hold its message for longer than max_lease, 500 s"
+    assert bench.process.told == [["interrupt", 1, "max-lease", text]]
+    bench.at(499.0)
+    assert bench.process.killed == [(f"task shop.work task-1 did not stop: {text}", 1)]
 
 
 def test_before_the_start_is_noted_the_limit_counts_from_now():

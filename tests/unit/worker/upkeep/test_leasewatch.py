@@ -4,9 +4,10 @@ import pytest
 from runtimes import make_runtime
 
 from aztask import App
+from aztask.results.base import Outcome, State
+from aztask.settlement import Complete
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import Run, Stop
-from aztask.worker.pool.timelimits import MAX_LEASE_REACHED
 from aztask.worker.upkeep.leasewatch import LOSS_SECONDS, SHARE_SECONDS, LeaseWatch
 
 
@@ -87,12 +88,25 @@ def test_nothing_is_written_while_there_is_nothing_to_tell(told):
 def test_at_most_one_write_a_minute_without_losses(told):
     for _ in range(240):
         item = told.item(held=1.0)
-        item.note("lease_lost", "it ran too long")
-        item.run = Run(stop=Stop(MAX_LEASE_REACHED, 0.0))
+        item.decide(Complete(), Outcome(State.SUCCEEDED, Complete()))
+        item.settled = True
         told.watch.ended(item)
         told.tick()
     assert 1 <= told.document.revision <= 5
     assert told.observed.lost_ever == 0
+
+
+def test_runs_that_reached_max_lease_say_nothing_about_the_lease(told):
+    """However long they ran: with a longer lease they would have run for as long."""
+    for _ in range(20):
+        item = told.item(held=3600.0)
+        item.run = Run(stop=Stop("it would hold its message for too long", 0.0, failed=True))
+        told.watch.ended(item)
+        told.tick()
+    told.now += 2 * SHARE_SECONDS
+    told.tick()
+    assert told.document.revision == 0
+    assert told.watch.seconds("q") == 10.0
 
 
 def test_what_could_not_be_told_is_told_when_the_store_is_back(told):
