@@ -292,7 +292,7 @@ def test_from_an_empty_account_by_the_command_line(tmp_path: Path, fresh: str) -
     assert [json.loads(line)["id"] for line in listed.stdout.splitlines()] == ["one"]
     running = command(tmp_path, fresh, "result", "--state", "started")
     assert running.returncode == 4
-    assert "list runs that have ended" in running.stderr
+    assert "list only ended runs" in running.stderr
     (worker,) = command(tmp_path, fresh, "workers", "--json").stdout.splitlines()
     assert json.loads(worker)["state"] == "stopped"
     examined = command(tmp_path, fresh, "doctor", "-Q", "orders", "--json")

@@ -43,7 +43,7 @@ class TestLease:
     def test_a_minimum_sample(self):
         found = recommended(queue(60.0, a=task(100.0, 99)), None, BOUNDS, at=5.0)
         assert found.advice.lease_seconds == 60.0
-        assert "99 of 100 deliveries needed" in found.reasons["lease"]
+        assert "99 deliveries so far, 100 are needed" in found.reasons["lease"]
 
     def test_hysteresis_against_what_is_published(self):
         seen = queue(60.0, a=task(100.0))
