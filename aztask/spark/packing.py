@@ -227,7 +227,10 @@ def _dependencies() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
 
 
 def _requirements(found: Distribution, *, extras: bool) -> Iterator[str]:
-    """The names of a distribution's requirements. extras: its extras' too, except those that an executor never uses."""
+    """The names of a distribution's requirements.
+
+    extras: those of its extras too, except those that an executor never uses.
+    """
     for text in found.requires or ():
         optional = "extra" in text.partition(";")[2]
         if not optional or (extras and not _HERE_ONLY.search(text)):
