@@ -36,7 +36,7 @@ OPTIONAL_PARTS: Final = frozenset(
 """Distributions that also run without their compiled parts, only slower."""
 COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")
 _USELESS: Final = (*COMPILED, ".pyc", ".pyi")
-_TEST_EXTRA: Final = re.compile(r"""extra\s*==\s*["']test["']""")
+_HERE_ONLY: Final = re.compile(r"""extra\s*==\s*["'](test|reload)["']""")
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 Files: TypeAlias = dict[str, Path | bytes]
@@ -227,10 +227,13 @@ def _dependencies() -> tuple[Files, tuple[str, ...], tuple[str, ...]]:
 
 
 def _requirements(found: Distribution, *, extras: bool) -> Iterator[str]:
-    """The names of a distribution's requirements. extras: its extras' too, except ``test``."""
+    """The names of a distribution's requirements.
+
+    extras: those of its extras too, except those that an executor never uses.
+    """
     for text in found.requires or ():
         optional = "extra" in text.partition(";")[2]
-        if not optional or (extras and not _TEST_EXTRA.search(text)):
+        if not optional or (extras and not _HERE_ONLY.search(text)):
             match = _NAME.match(text)
             if match is not None:
                 yield re.sub(r"[-_.]+", "-", match[0]).lower()
