@@ -37,8 +37,8 @@ _ORDER: Final = (
     "properties",
 )
 _UNREADABLE: Final = "application/octet-stream"
-_TEXT: Final = frozenset({str})
-_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+_TEXT: Final[frozenset[type]] = frozenset({str})
+_TEXT_OR_NONE: Final[frozenset[type]] = frozenset({str, type(None)})
 _TYPES: Final[tuple[frozenset[type], ...]] = (
     frozenset({bytes}),
     frozenset({dict}),
