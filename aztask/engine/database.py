@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Final, Literal, TypeAlias
 
 from aztask.engine.faults import TRANSLATED, translate
-from aztask.engine.filesystem import prepare
+from aztask.engine.filesystem import identity, prepare
 from aztask.engine.patience import PatientConnection
 from aztask.engine.watch import Watch
 from aztask.errors import BrokerError, ConfigurationError
@@ -75,7 +75,7 @@ class Database:
         self._doomed: BaseException | None = None
         self._at_end: list[Callable[[bool], None]] = []
         self._connection = _open(self.path, durability, busy_seconds)
-        self._identity = None if self.path == IN_MEMORY else _identity(self.path)
+        self._identity = None if self.path == IN_MEMORY else identity(self.path)
         _open_databases.add(self)
 
     def transaction(self) -> Transaction:
@@ -200,7 +200,7 @@ class Database:
             if connection is not None:
                 if self._depth or self._identity is None:
                     return connection
-                if _identity(self.path) == self._identity:
+                if identity(self.path) == self._identity:
                     return connection
                 self._lock.release()
                 raise BrokerError(
@@ -324,15 +324,6 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """The file's device and inode, which no other file gets while it is open; None if missing."""
-    try:
-        status = os.stat(path)  # noqa: PTH116  # a Path would cost more than the call, per use
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:
