@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, q
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
-from aztask.errors import AztaskError, ConfigurationError, did_you_mean
+from aztask.errors import AztaskError, ConfigurationError, QueueFull, did_you_mean
 from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
@@ -32,6 +33,8 @@ logger = logging.getLogger("aztask.worker")
 
 SHORTEST_LEASE = 0.1
 SHOWN_TASKS = 10
+FULL_PAUSE = 5.0
+"""Seconds between two tries to start while there is no room on the disk."""
 
 
 @click.command("worker")
@@ -156,10 +159,21 @@ def _start(
         settings = WorkerOptions(queues=asked or tuple(app.queue_names()), **options)
         for warning in surplus(app, app_spec() or "", asked):
             logger.warning("%s", warning)
-        _check(app, settings)
+        _check_with_room(app, settings)
         return _run(app, settings, server, reload=reload)
     finally:
         app.close()
+
+
+def _check_with_room(app: App, options: WorkerOptions) -> None:
+    """As `_check`, but while the disk of the queue file is full, wait as a running worker does."""
+    while True:
+        try:
+            _check(app, options)
+            return
+        except QueueFull as error:
+            logger.warning("the worker cannot start, retry in %g s: %s", FULL_PAUSE, error)
+            time.sleep(FULL_PAUSE)
 
 
 def _check(app: App, options: WorkerOptions) -> None:

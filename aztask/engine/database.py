@@ -8,6 +8,8 @@ Rules
 3. SQLite's errors are raised as aztask's errors (`aztask.engine.faults`).
 4. After a fork the child cannot use its parent's database. It does no I/O on it, not even to close
    or garbage-collect it: that would damage the parent's file (sqlite.org/howtocorrupt.html, 2.6).
+5. If the file is deleted or replaced while it is open, every use raises BrokerError. SQLite itself
+   would go on reading and writing the deleted file, which no other process sees.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from types import TracebackType
 from typing import Final, Literal, TypeAlias
 
 from aztask.engine.faults import TRANSLATED, translate
-from aztask.engine.filesystem import prepare
+from aztask.engine.filesystem import identity, prepare
 from aztask.engine.patience import PatientConnection
 from aztask.engine.watch import Watch
 from aztask.errors import BrokerError, ConfigurationError
@@ -73,6 +75,7 @@ class Database:
         self._doomed: BaseException | None = None
         self._at_end: list[Callable[[bool], None]] = []
         self._connection = _open(self.path, durability, busy_seconds)
+        self._identity = None if self.path == IN_MEMORY else identity(self.path)
         _open_databases.add(self)
 
     def transaction(self) -> Transaction:
@@ -195,7 +198,15 @@ class Database:
             self._lock.acquire()
             connection: sqlite3.Connection | None = self._connection
             if connection is not None:
-                return connection
+                if self._depth or self._identity is None:
+                    return connection
+                if identity(self.path) == self._identity:
+                    return connection
+                self._lock.release()
+                raise BrokerError(
+                    f"{self.path} was deleted or replaced while it was open: nothing is read or "
+                    "written; restart the processes that use it"
+                )
             self._lock.release()
         if self._forked:
             raise BrokerError(

@@ -12,7 +12,7 @@ Rules
    dies at any instant leaves either the state before a call or the state after it.
 2. Any thread of any process on the machine may make any call.
 3. Any call can raise QueueNotFound, QueueFull, BrokerUnavailable (the file was locked for too long)
-   and, after the file was closed, BrokerError. Then it has changed nothing.
+   and, after the file was closed, deleted or replaced, BrokerError. Then it has changed nothing.
 """
 
 from __future__ import annotations

@@ -86,6 +86,15 @@ def prepare(path: str) -> str:
     return str(target)
 
 
+def identity(path: str) -> tuple[int, int] | None:
+    """The file's device and inode, which no other file gets while it is open; None if missing."""
+    try:
+        status = os.stat(path)  # noqa: PTH116  # a Path would cost more than the call, per use
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def boot_id() -> str:
     """An id that changes with every boot of the machine; "" if the system has none."""
     try:

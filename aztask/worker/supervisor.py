@@ -248,6 +248,7 @@ class Supervisor:
         due = self._deliveries.due(now)
         self._finishes.submit(item for item in due if item.decided is not None)
         self._claims.submit(item for item in due if item.decided is None)
+        self._pool.check_server()
         self._pool.fill()
         self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -17,8 +18,12 @@ from pathlib import Path
 import engine_processes
 import pytest
 from engine_processes import BATCH, QUEUE
+from harness import site_in
+from ledger_app import work
+from waiting import wait_until
 
 import aztask
+from aztask import App
 from aztask.engine import Database, Engine, NewMessage, QueueSettings
 from aztask.errors import BrokerUnavailable, ConfigurationError, QueueFull
 
@@ -200,6 +205,28 @@ def test_a_file_that_filled_the_disk_opens_elsewhere(small_disk, tmp_path):
         shutil.copy(f"{path}{suffix}", tmp_path / f"copy.db{suffix}")
     database.close()
     assert [p[:8].encode() for p in payloads(tmp_path / "copy.db")] == accepted
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["with a queue file", "without one"])
+def test_a_worker_that_starts_on_a_full_disk_waits_for_room(small_disk, tmp_path, exists):
+    path, ballast = small_disk / "queues.db", small_disk / "ballast"
+    with site_in(tmp_path / "site", broker=f"local://{path}", results=f"local://{path}") as site:
+        if exists:
+            sender = App("ledger", broker=site.broker, results=site.results)
+            sender.send(work.name, ["a"], task_id="a")
+            sender.close()
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        worker = site.worker("-Q", "default", "-c", "1")
+        wait_until(lambda: "the worker cannot start, retry in" in worker.log, 20, "it waits")
+        assert "free some disk space" in worker.log
+        assert worker.process.poll() is None
+        ballast.unlink()
+        if not exists:
+            site.app().send(work.name, ["a"], task_id="a")
+        assert site.app().result("a").get(timeout=30) == "a"
+        assert worker.stop() == 0, worker.log
 
 
 def test_a_read_only_place_is_a_configuration_error(small_disk):

@@ -118,6 +118,20 @@ def test_a_killed_server_takes_its_pool_with_it_and_nothing_is_lost(site: Site, 
     assert worker.stop() == 0
 
 
+def test_a_stopped_server_is_resumed_when_it_is_needed(site: Site) -> None:
+    """It cannot report that a pool process died, nor start another one: the worker would hang."""
+    worker = site.worker("-c", "1")
+    run_all(site, "a")
+    server = fork_server(worker)
+    os.kill(server, signal.SIGSTOP)
+    (child,) = pool_processes(site.folder)
+    os.kill(child, signal.SIGKILL)
+    run_all(site, "b")
+    assert "the pool's fork server does not answer, it is resumed (SIGCONT)" in worker.log
+    assert fork_server(worker) == server
+    assert worker.stop() == 0
+
+
 def test_a_server_that_is_killed_before_it_forked_anything_is_replaced(site: Site) -> None:
     """While the worker imports the app: nothing looks at the server then."""
     (site.folder / "killing_app.py").write_text(KILLING)

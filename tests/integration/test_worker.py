@@ -32,7 +32,7 @@ from ledger_app import (
 
 from aztask import App
 from aztask.deadletters.view import DeadLetters, Selection
-from aztask.errors import ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
+from aztask.errors import BrokerError, ResultTimeout, TaskCancelled, TaskExpired, TaskFailed
 from aztask.events.sink import read_events
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
@@ -468,3 +468,22 @@ def test_prefetch_zero_holds_only_what_runs(site: Site) -> None:
     wait_until(lambda: len(site.lines("start")) == 2, 20, "two run")
     time.sleep(0.3)
     assert app.broker.stats("default").leased == 2
+
+
+def test_a_worker_and_a_client_notice_that_the_queue_file_was_replaced(site: Site) -> None:
+    worker = site.worker("-c", "1")
+    site.app().send(work.name, ["a"], task_id="a")
+    assert site.app().result("a").get(timeout=30) == "a"
+    for name in ("queues.db", "queues.db-wal", "queues.db-shm"):
+        (site.folder / name).unlink(missing_ok=True)
+    with pytest.raises(BrokerError, match="was deleted or replaced while it was open"):
+        site.app().send(work.name, ["lost"], task_id="lost")
+    fresh = App("ledger", broker=site.broker, results=site.results)
+    fresh.send(work.name, ["b"], task_id="b")
+    wait_until(lambda: "deleted or replaced" in worker.log, 20, "the worker notices it")
+    assert worker.stop() == 0
+    assert site.counts("start") == {"a": 1}, "it ran nothing of a file that is gone"
+    site.worker("-c", "1")
+    assert fresh.result("b").get(timeout=30) == "b"
+    fresh.close()
+    site.stop_workers()

@@ -34,8 +34,12 @@ class ChildHandle:
 
     def kill(self) -> None:
         """Send SIGKILL, unless the process has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send the signal, unless the process has ended."""
         if not self._ended:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, sig)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""

@@ -244,6 +244,11 @@ class Pool:
             self._server = None
         return [process for process in self.processes if process.forked in over]
 
+    def check_server(self) -> None:
+        """Resume or replace a fork server that does not answer; cheap enough for every tick."""
+        if self._server is not None:
+            self._server.check(self._clock.monotonic())
+
     def _serving(self) -> ForkServerHandle:
         """The fork server, started if none runs. Raises OSError."""
         if self._server is None:

@@ -5,13 +5,16 @@ Rules
    for the server only when the pool is closed, and for processes only when they are killed: leases
    may be short.
 2. When a server ends, its pool processes end too. The next start makes another server.
-3. The first server is a copy of the worker, if that began without threads. A later one is a new
+3. A server that owes an answer for `SILENT_SECONDS` is resumed (SIGCONT), because it may have been
+   stopped. If it still does not answer, it is killed, and rule 2 applies.
+4. The first server is a copy of the worker, if that began without threads. A later one is a new
    interpreter, because by then the worker has threads and connections.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -27,7 +30,10 @@ from aztask.worker.pool import forkserver
 from aztask.worker.pool.childhandle import copied
 from aztask.worker.pool.packets import socket_pair
 
+logger = logging.getLogger(__name__)
+
 ENDING_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 5.0
 _ANSWER_BYTES: Final = 4096
 
 
@@ -54,6 +60,10 @@ class Forked:
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):  # it has ended, and the server has reaped it
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def unreported(self) -> bool:
+        """Whether the server has not reported that it started the process, or that it ended."""
+        return self._pidfd < 0 or _readable(self._pidfd)
 
     def started(self, pid: int, pidfd: int) -> None:
         """Note that the server has started it."""
@@ -87,6 +97,9 @@ class Process(Protocol):
     def kill(self) -> None:
         """Kill the server, which ends its pool processes."""
 
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal to the server, unless it has ended."""
+
     def wait(self, timeout: float | None = None) -> object:
         """Wait until it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
 
@@ -111,6 +124,8 @@ class ForkServerHandle:
         self.gone = False
         self._processes: dict[int, Forked] = {}
         self._number = 0
+        self._silent_since: float | None = None
+        self._resumed = False
         self._socket, theirs = socket_pair()
         self._socket.setblocking(False)
         with theirs:
@@ -163,6 +178,28 @@ class ForkServerHandle:
             if poll.poll(1000 * left):
                 self.read()
 
+    def check(self, now: float) -> None:
+        """Resume, then kill, a server that owes an answer (rule 3). Call it about every second.
+
+        now: seconds of a monotonic clock.
+        """
+        if self.gone or _readable(self._socket.fileno()) or not self._owes():
+            self._silent_since, self._resumed = None, False
+        elif self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since < SILENT_SECONDS:
+            pass
+        elif not self._resumed:
+            logger.warning("the pool's fork server does not answer, it is resumed (SIGCONT)")
+            self._process.send_signal(signal.SIGCONT)
+            self._silent_since, self._resumed = now, True
+        else:
+            logger.error("the pool's fork server does not answer, it is replaced with its pool")
+            self._process.kill()
+
+    def _owes(self) -> bool:
+        return any(forked.unreported() for forked in self._processes.values())
+
     def close(self) -> None:
         """End the server and all that it has started. A second call does nothing."""
         self._socket.close()
@@ -190,6 +227,13 @@ class ForkServerHandle:
             return None
         forked.status, forked.failed = answer.get("status"), answer.get("failed", "")
         return forked
+
+
+def _readable(descriptor: int) -> bool:
+    """Whether a socket has data or has been closed, or the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def first_server() -> ForkServerHandle | None:

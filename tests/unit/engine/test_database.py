@@ -6,6 +6,7 @@ import gc
 import os
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -297,3 +298,32 @@ def test_pages_in_memory_are_large(path):
             (sizes[place],) = connection.execute("PRAGMA page_size").fetchone()
         database.close()
     assert sizes == {":memory:": 8192, path: 2048}
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced by a copy", "replaced by a new file"])
+def test_a_file_that_is_gone_is_not_worked_on(path, database, how):
+    with database.statement() as connection:
+        connection.execute("CREATE TABLE kept (n)")
+    copy = Path(f"{path}.copy")
+    copy.write_bytes(Path(path).read_bytes())
+    Path(path).unlink()
+    if how == "replaced by a copy":
+        copy.rename(path)
+    elif how == "replaced by a new file":
+        Database(path).close()
+    for use in (database.transaction, database.statement, database.read):
+        with pytest.raises(BrokerError, match="was deleted or replaced while it was open"), use():
+            pytest.fail("it was used")
+    for call in (database.changes, lambda: database.change("DELETE FROM kept", ())):
+        with pytest.raises(BrokerError, match="restart the processes that use it"):
+            call()
+    database.close()
+
+
+def test_a_file_that_is_back_is_used_again(path, database):
+    """A rename away and back, as some backups do it."""
+    Path(path).rename(f"{path}.away")
+    with pytest.raises(BrokerError, match="deleted or replaced"):
+        database.changes()
+    Path(f"{path}.away").rename(path)
+    database.changes()

@@ -2,6 +2,7 @@
 
 import logging
 import select
+import signal
 import sys
 
 import pytest
@@ -64,6 +65,29 @@ def test_starts_that_fail_are_tried_again_after_longer_and_longer(caplog):
     pool.close()
     assert tries == [0, 1, 3, 7, 15]
     assert not caplog.records
+
+
+def test_a_server_that_does_not_answer_is_resumed_then_killed(tmp_path, monkeypatch, caplog):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nsleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    server = ForkServerHandle()
+    for now in (0.0, 100.0):
+        server.check(now)  # nothing was asked for
+    forked = server.fork({}, [])
+    for now in (101.0, 105.9):
+        server.check(now)
+    assert caplog.text == ""
+    server.check(106.0)
+    assert "it is resumed (SIGCONT)" in caplog.text
+    server.check(110.9)
+    assert "it is replaced" not in caplog.text
+    server.check(111.0)
+    assert "it is replaced with its pool" in caplog.text
+    assert server._process.wait(5) == -signal.SIGKILL
+    server.close()
+    forked.close()
 
 
 def test_an_interpreter_that_is_not_there_is_logged(monkeypatch, caplog):
