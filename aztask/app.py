@@ -173,9 +173,12 @@ class App:
     ) -> Task[..., Any]:
         name = options.get("name") or f"{self.name}.{function.__name__}"
         if name in self.tasks:
+            earlier = self.tasks[name].function
+            proposal = f"{self.name}.{function.__module__}.{function.__name__}"
             raise DuplicateTask(
-                f"two functions are registered as {name!r}: {function.__module__}."
-                f"{function.__qualname__} and an earlier one; give one of them name=..."
+                f"two functions are registered as {name!r}: {earlier.__module__}."
+                f"{earlier.__qualname__} and {function.__module__}.{function.__qualname__}; give "
+                f"one of them a name, for example @app.task(name={proposal!r})"
             )
         asked = options.get("retry_strategy")
         options = {"retry": self.retry, "retry_strategy": self.settings.retry_strategy, **options}

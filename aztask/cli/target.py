@@ -53,7 +53,7 @@ def find_app(*, required: str = "") -> App:
         return load_app(spec)
     except ConfigurationError as error:
         if isinstance(error.__cause__, ConfigurationError):
-            raise
+            raise error.__cause__ from None
         raise ImportFailed(str(error)) from error
 
 

@@ -37,6 +37,7 @@ def test_json(cli, broker):
     for arguments in (("queues", "--json"), ("queues", "list", "--json")):
         (line,) = cli(*arguments).out.splitlines()
         assert json.loads(line)["queue"] == "one"
+        assert json.loads(line)["total"] == 0, "as in the table"
     assert cli("queues", "--json", "create", "x").code == 2
 
 

@@ -119,3 +119,10 @@ def test_a_wrong_address_is_one_line_without_the_secret(cli, address, variable):
     for secret in (SECRET, "SECRETPASS", "SECRET-not", "SECRET!!"):
         assert secret not in ended.err
     assert ended.error
+
+
+def test_a_wrong_setting_is_not_called_an_import_error(cli):
+    module = cli.module("wrong_setting", "from aztask import App\napp = App('x', lease=-1)\n")
+    ended = cli("-A", module, "tasks")
+    assert ended.code == 4
+    assert "cannot be imported" not in ended.error
