@@ -33,7 +33,6 @@ from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_option
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_BROKER = "local://"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
@@ -76,7 +75,8 @@ class App:
 
         * `name`: a short text, such as "shop".
         * `broker`: a URL, a connection string (docs/reference/urls.md) or a `Broker`. Default:
-          AZTASK_BROKER, else ``local://``.
+          AZTASK_BROKER. Without either, the first send and a starting worker raise
+          ConfigurationError.
         * `results`: a URL, a connection string or a `ResultStore`. Default: AZTASK_RESULTS, else no
           results are kept.
         * `events`: a directory for lifecycle events. Default: AZTASK_EVENTS, else none are written.
@@ -104,7 +104,7 @@ class App:
             signing_keys=[key.reveal().encode() for key in self.settings.signing_keys],
         )
         self._connections = Connections(
-            broker or read_environment("AZTASK_BROKER") or DEFAULT_BROKER,
+            broker or read_environment("AZTASK_BROKER"),
             results or read_environment("AZTASK_RESULTS"),
             poll_ceiling=self.settings.poll_ceiling_seconds,
         )
