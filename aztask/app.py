@@ -372,7 +372,7 @@ class App:
 
 
 def _module_names(include: Sequence[str]) -> tuple[str, ...]:
-    """`include`, checked. Raises ConfigurationError."""
+    """Check the module names that `App` includes, and return them. Raises ConfigurationError."""
     if isinstance(include, str) or not isinstance(include, Sequence):
         raise ConfigurationError(
             f'include takes a list of module names, such as ["shop.images"], not {include!r}'

@@ -198,5 +198,5 @@ def set_only_slot(alone: bool) -> None:
 
 
 def blocks_its_worker() -> bool:
-    """True in a task of a worker that runs no other task meanwhile."""
+    """True in a task whose worker runs one task at a time."""
     return _only_slot.get() and _current.get() is not None
