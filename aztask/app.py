@@ -33,7 +33,6 @@ from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_option
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_BROKER = "local://"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
@@ -76,7 +75,8 @@ class App:
 
         * `name`: a short text, such as "shop".
         * `broker`: a URL, a connection string (docs/reference/urls.md) or a `Broker`. Default:
-          AZTASK_BROKER, else ``local://``.
+          AZTASK_BROKER. Without either, the first send and a starting worker raise
+          ConfigurationError.
         * `results`: a URL, a connection string or a `ResultStore`. Default: AZTASK_RESULTS, else no
           results are kept.
         * `events`: a directory for lifecycle events. Default: AZTASK_EVENTS, else none are written.
@@ -104,7 +104,7 @@ class App:
             signing_keys=[key.reveal().encode() for key in self.settings.signing_keys],
         )
         self._connections = Connections(
-            broker or read_environment("AZTASK_BROKER") or DEFAULT_BROKER,
+            broker or read_environment("AZTASK_BROKER"),
             results or read_environment("AZTASK_RESULTS"),
             poll_ceiling=self.settings.poll_ceiling_seconds,
         )
@@ -173,9 +173,12 @@ class App:
     ) -> Task[..., Any]:
         name = options.get("name") or f"{self.name}.{function.__name__}"
         if name in self.tasks:
+            earlier = self.tasks[name].function
+            proposal = f"{self.name}.{function.__module__}.{function.__name__}"
             raise DuplicateTask(
-                f"two functions are registered as {name!r}: {function.__module__}."
-                f"{function.__qualname__} and an earlier one; give one of them name=..."
+                f"two functions are registered as {name!r}: {earlier.__module__}."
+                f"{earlier.__qualname__} and {function.__module__}.{function.__qualname__}; give "
+                f"one of them a name, for example @app.task(name={proposal!r})"
             )
         asked = options.get("retry_strategy")
         options = {"retry": self.retry, "retry_strategy": self.settings.retry_strategy, **options}
@@ -369,7 +372,7 @@ class App:
 
 
 def _module_names(include: Sequence[str]) -> tuple[str, ...]:
-    """`include`, checked. Raises ConfigurationError."""
+    """Check the module names that `App` includes, and return them. Raises ConfigurationError."""
     if isinstance(include, str) or not isinstance(include, Sequence):
         raise ConfigurationError(
             f'include takes a list of module names, such as ["shop.images"], not {include!r}'

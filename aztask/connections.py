@@ -30,6 +30,12 @@ ADAPTERS: Final[dict[type, str]] = {
 another service neither need its SDK nor wait for it."""
 
 
+NO_BROKER: Final = (
+    "no broker is named: set AZTASK_BROKER, or give App(..., broker=...); local:// keeps the "
+    "queues in a file of this directory"
+)
+
+
 class Connections:
     """Opens the broker and the result store at their first use.
 
@@ -38,20 +44,28 @@ class Connections:
 
     def __init__(
         self,
-        broker: str | Broker,
+        broker: str | Broker | None,
         results: str | ResultStore | None,
         *,
         poll_ceiling: float = 1.0,
     ) -> None:
         """Parse the addresses now, so that a wrong one is reported at once.
 
+        * `broker`: None is reported when the broker is first needed, so that a module can be
+          imported without it.
         * `poll_ceiling`: the longest pause in seconds between two polls of an empty queue, for
           services that are polled.
         """
         self._broker_target = parse_broker(broker) if isinstance(broker, str) else broker
         self._results_target = parse_results(results) if isinstance(results, str) else results
         self.broker_text = broker if isinstance(broker, str) else None
-        self._shown = mask(broker) if isinstance(broker, str) else type(broker).__name__
+        self._shown = (
+            mask(broker)
+            if isinstance(broker, str)
+            else "none"
+            if broker is None
+            else type(broker).__name__
+        )
         self._poll_ceiling = poll_ceiling
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -64,7 +78,7 @@ class Connections:
         return self._shown
 
     def broker(self) -> Broker:
-        """The broker, opened if it is not open yet."""
+        """The broker, opened if it is not open yet. Raises ConfigurationError without one."""
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 self._check_process()
@@ -116,6 +130,8 @@ class Connections:
             return broker
         if isinstance(target, Broker):
             return target
+        if target is None:
+            raise ConfigurationError(NO_BROKER)
         raise ConfigurationError(f"{self._shown} is not a broker; give a URL or a Broker")
 
     def _open_results(self) -> ResultStore:

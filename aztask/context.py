@@ -175,6 +175,7 @@ class Context:
         self.saved = state
 
 
+_only_slot: contextvars.ContextVar[bool] = contextvars.ContextVar("aztask-slot", default=False)
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("aztask", default=None)
 
 
@@ -189,3 +190,13 @@ def current_context() -> Context | None:
 def set_current_context(context: Context | None) -> None:
     """Set the task that runs in this thread from now on; None for none. Workers call this."""
     _current.set(context)
+
+
+def set_only_slot(alone: bool) -> None:
+    """Note whether the worker runs only one task at a time. Pool processes call this."""
+    _only_slot.set(alone)  # such a process runs its tasks in the thread that sets this
+
+
+def blocks_its_worker() -> bool:
+    """True in a task whose worker runs one task at a time."""
+    return _only_slot.get() and _current.get() is not None

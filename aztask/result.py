@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from aztask.context import blocks_its_worker
 from aztask.errors import (
     CodecError,
     ConfigurationError,
@@ -16,6 +18,8 @@ from aztask.errors import (
     TaskFailed,
 )
 from aztask.results.base import ResultStore, RunRecord, State
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -98,6 +102,12 @@ class AsyncResult(Generic[R]):
             if record is not None and record.state.final:
                 return self._value(record)
             remaining = 1.0 if give_up_at is None else give_up_at - time.monotonic()
+            if version == 0 and blocks_its_worker():
+                logger.warning(
+                    "a task waits for task %s, but its worker runs one task at a time: only "
+                    "another worker can run it; raise -c, or do not wait inside a task",
+                    self.id,
+                )
             if remaining <= 0:
                 raise ResultTimeout(
                     f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"

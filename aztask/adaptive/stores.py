@@ -72,7 +72,8 @@ def _blob(container: str, account: str | None) -> LeaseStore:
         module = importlib.import_module(BLOB_MODULE)
     except ImportError:
         raise ConfigurationError(
-            "lease advice in a blob needs azure-storage-blob; install aztask[blob]"
+            "lease advice in a blob needs azure-storage-blob; install it "
+            "with: pip install 'aztask[blob]'"
         ) from None
     store: LeaseStore = module.LeaseBlob(address)
     return store

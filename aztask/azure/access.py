@@ -33,7 +33,8 @@ def default_credential() -> TokenCredential:
         identity = importlib.import_module("azure.identity")  # an extra, and slow to import
     except ImportError:
         raise ConfigurationError(
-            "Entra ID needs azure-identity; install aztask[identity], or give a connection string"
+            "Entra ID needs azure-identity; install it with: pip install 'aztask[identity]', or "
+            "give a connection string"
         ) from None
     quiet_sdk("azure.identity")  # its errors hold the same long text that it logs
     credential: TokenCredential = identity.DefaultAzureCredential()

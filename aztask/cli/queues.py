@@ -112,7 +112,7 @@ def _print_queues(*, as_json: bool) -> None:
     if as_json:
         for stats in found:
             more = _lease_record(learned, stats.queue, leases) if learned else {}
-            print_json({**asdict(stats), **more})
+            print_json({**asdict(stats), "total": _living(stats), **more})
         return
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
     rows: list[list[Any]] = [[stats.queue, _living(stats), *_counts(stats)] for stats in found]

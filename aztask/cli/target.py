@@ -27,7 +27,7 @@ def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
     required: the command that cannot do without -A, for the error. creates: whether the command may
     create the default queue file.
     """
-    app = find_app(required=required)
+    app = find_app(required=required, default_file=not creates)
     if not creates:
         _check_default_file()
     try:
@@ -36,8 +36,10 @@ def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
         app.close()
 
 
-def find_app(*, required: str = "") -> App:
+def find_app(*, required: str = "", default_file: bool = False) -> App:
     """As `open_app`, without closing.
+
+    default_file: without -A and AZTASK_BROKER, use the queue file of the working directory.
 
     Raises ImportFailed if the module cannot be imported, or the ConfigurationError that its own
     settings raised.
@@ -48,12 +50,13 @@ def find_app(*, required: str = "") -> App:
             raise click.UsageError(
                 f"{required} needs an app: name it with -A module:app or in AZTASK_APP"
             )
-        return App(NAMELESS)
+        named = read_environment("AZTASK_BROKER") or not default_file
+        return App(NAMELESS, broker=None if named else "local://")
     try:
         return load_app(spec)
     except ConfigurationError as error:
         if isinstance(error.__cause__, ConfigurationError):
-            raise
+            raise error.__cause__ from None
         raise ImportFailed(str(error)) from error
 
 

@@ -30,9 +30,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
@@ -105,7 +108,20 @@ def _to_ext(value: Any) -> Any:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     name = type(value).__qualname__
-    raise TypeError(f"a value of type {name} has no encoding; pass plain data instead")
+    raise TypeError(f"a value of type {name} has no encoding; pass {_instead_of(value)} instead")
+
+
+def _instead_of(value: Any) -> str:
+    """The plain data that stands for a value without an encoding."""
+    if isinstance(value, Set):
+        return "a list, such as sorted(value),"
+    if isinstance(value, PurePath):
+        return "str(path)"
+    if isinstance(value, Enum):
+        return "its .value"
+    if is_dataclass(value):
+        return "dataclasses.asdict(value)"
+    return "plain data"
 
 
 def _from_ext(code: int, data: bytes) -> Any:

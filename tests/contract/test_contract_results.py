@@ -160,6 +160,9 @@ def test_a_recorded_run_answers_with_its_settlement(
 def test_a_disowned_start_does_not_count_and_anybody_may_take_it(results: ResultStore) -> None:
     results.start([a_start("one")])
     results.disown([(KEY, "one")])
+    record = results.get("a")
+    assert record is not None
+    assert (record.state, record.starts) == (State.PENDING, 0)
     (answer,) = results.start([a_start("two", position=2)])
     assert isinstance(answer, Owned)
     assert answer.starts == 1

@@ -39,7 +39,7 @@ def test_making_an_app_does_no_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_name_is_taken_once() -> None:
     app = App("x", broker="local://:memory:")
     app.task(len)
-    with pytest.raises(DuplicateTask, match=r"two functions are registered as 'x.len'"):
+    with pytest.raises(DuplicateTask, match=r"name='x.builtins.len'"):
         app.task(len)
     assert repr(app) == "<App x: 1 tasks>"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from aztask import App
 from aztask.connections import Connections
 from aztask.errors import ConfigurationError
 
@@ -44,3 +45,30 @@ def test_no_secret_is_shown():
         "Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0"
     )
     assert "c2VjcmV0" not in Connections(text, None).shown()
+
+
+@pytest.mark.parametrize("use", ["send", "delay", "map", "broker"])
+def test_without_a_broker_the_first_use_says_what_to_set(use, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AZTASK_BROKER", raising=False)
+    app = App("shop")
+    task = app.task(len)
+    actions = {
+        "send": lambda: app.send("shop.len", ["a"]),
+        "delay": lambda: task.delay("a"),
+        "map": lambda: task.map([("a",)]),
+        "broker": lambda: app.broker,
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        actions[use]()
+    assert str(caught.value).startswith("no broker is named: set AZTASK_BROKER, or give App(")
+    assert "local://" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    app.close()
+
+
+def test_the_environment_names_the_broker(monkeypatch):
+    monkeypatch.setenv("AZTASK_BROKER", "local://:memory:")
+    app = App("shop")
+    assert app.broker.capabilities.name == "local"
+    app.close()

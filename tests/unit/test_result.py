@@ -1,5 +1,7 @@
 """Results of invocations, on a store in memory."""
 
+import contextvars
+
 import pytest
 
 from aztask import (
@@ -10,8 +12,11 @@ from aztask import (
     TaskExpired,
     TaskFailed,
 )
+from aztask.context import Context, TaskLease, set_current_context, set_only_slot
+from aztask.message.message import TaskMessage
 from aztask.results.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete
+from aztask.support.clock import SYSTEM_CLOCK
 
 
 @pytest.fixture
@@ -82,3 +87,23 @@ def test_without_a_store_every_question_says_so():
     with pytest.raises(ConfigurationError, match="no result store is configured"):
         app.result("a").get(timeout=0)
     app.close()
+
+
+@pytest.mark.parametrize(("alone", "running", "warns"), [(1, 1, 1), (0, 1, 0), (1, 0, 0)])
+def test_a_task_that_waits_in_the_only_slot_of_its_worker_is_warned(caplog, alone, running, warns):
+    app = App("shop", broker="local://:memory:", results="local://:memory:")
+    lease = TaskLease(SYSTEM_CLOCK.monotonic() + 60, ask=lambda seconds: None)
+    message = TaskMessage("parent", "shop.add", "default", b"")
+    context = Context(message, delivery_count=1, lease=lease, save=lambda state: None)
+
+    def wait():
+        set_only_slot(bool(alone))
+        set_current_context(context if running else None)
+        with pytest.raises(ResultTimeout):
+            app.result("child").get(timeout=0)
+
+    contextvars.copy_context().run(wait)
+    app.close()
+    assert ("a task waits for task child, but its worker runs one task" in caplog.text) is bool(
+        warns
+    )

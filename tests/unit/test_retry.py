@@ -271,7 +271,7 @@ def test_an_unknown_strategy_is_refused_with_a_hint():
 
 
 def test_the_apps_strategy_is_that_of_tasks_which_name_none():
-    app = App("shop", retry_strategy="hold")
+    app = App("shop", broker="local://:memory:", retry_strategy="hold")
     assert app.task(len).retry_strategy == "hold"
     assert app.task(name="other", retry_strategy="abandon")(len).retry_strategy == "abandon"
     assert App("plain").task(len).retry_strategy == "resubmit"

@@ -61,7 +61,8 @@ class ConnectionOptions:
             )
         if websockets and importlib.util.find_spec("websocket") is None:
             raise ConfigurationError(
-                "AMQP over WebSockets needs websocket-client; install aztask[websockets]"
+                "AMQP over WebSockets needs websocket-client; install it "
+                "with: pip install 'aztask[websockets]'"
             )
         bundle = environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE")
         return cls(websockets, endpoint, bundle or None)

@@ -294,7 +294,10 @@ class StorageQueueBroker:
         self._usable()
         check_name(queue)
         if session is not None:
-            raise CapabilityError("Storage queues have no sessions; use Service Bus")
+            raise CapabilityError(
+                f"queue {queue!r} is declared with sessions=True, but Storage queues have no "
+                "sessions; remove it, or use Service Bus or local://"
+            )
         if not 0 < lease <= CAPABILITIES.max_lease_seconds:
             raise ConfigurationError(
                 f"a lease of {lease!r} s is not possible here; choose more than 0 and at most "

@@ -100,7 +100,8 @@ _SAVE = """
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _DISOWN = """
-    UPDATE runs SET owner = NULL, starts = starts - 1
+    UPDATE runs SET owner = NULL, starts = starts - 1,
+        state = CASE WHEN starts <= 1 AND failures + snoozes = 0 THEN 'pending' ELSE state END
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _EXPECT = """

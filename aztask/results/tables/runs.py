@@ -204,7 +204,10 @@ class Runs:
         def decide(run: Run | None) -> RowUpdate[None]:
             if run is None or run.owner != owner or run.state is not State.STARTED:
                 return RowUpdate(None)
-            return RowUpdate(None, replace(run, owner="", starts=run.starts - 1))
+            fresh = run.starts <= 1 and not run.failures and not run.snoozes
+            state = State.PENDING if fresh else run.state
+            given_back = replace(run, owner="", starts=run.starts - 1, state=state)
+            return RowUpdate(None, given_back)
 
         current = self._take(key, owner) or self.read(call, key)
         if current is not None:

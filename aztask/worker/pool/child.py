@@ -23,6 +23,7 @@ import sys
 import threading
 from typing import Any, Final, NoReturn
 
+from aztask.context import set_only_slot
 from aztask.hooks import WorkerInfo
 from aztask.loading import load_app
 from aztask.support.display import safe_str, storable
@@ -86,6 +87,7 @@ class Child:
         slots = setup["slots"]
         self._slots = [InterruptSlot(index, main_thread=slots == 1) for index in range(slots)]
         self._app_spec: str = setup["app"]
+        set_only_slot(setup.get("alone", False))
         self._worker: int = setup["worker"]
         self._name: str = setup["name"]
 

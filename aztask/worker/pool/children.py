@@ -74,6 +74,7 @@ class PoolProcess:
         setup = {
             "app": plan.app,
             "slots": slots,
+            "alone": plan.processes * slots == 1,
             "worker": os.getpid(),
             "name": plan.worker,
             "path": [path for path in sys.path if path],

@@ -304,7 +304,8 @@ def _open_blobs(settings: Settings) -> BlobTarget | None:
         adapter = importlib.import_module(ADAPTER)
     except ImportError:
         raise ConfigurationError(
-            "uploading events needs azure-storage-blob; install aztask[blob], or unset "
+            "uploading events needs azure-storage-blob; install it "
+            "with: pip install 'aztask[blob]', or unset "
             "events_container and AZTASK_EVENTS_CONTAINER"
         ) from None
     blobs: BlobTarget = adapter.EventBlobs(address)

@@ -37,6 +37,7 @@ def test_json(cli, broker):
     for arguments in (("queues", "--json"), ("queues", "list", "--json")):
         (line,) = cli(*arguments).out.splitlines()
         assert json.loads(line)["queue"] == "one"
+        assert json.loads(line)["total"] == 0, "as in the table"
     assert cli("queues", "--json", "create", "x").code == 2
 
 
@@ -54,7 +55,8 @@ def test_options_of_create_are_applied(cli, broker):
 def test_the_app_says_how_its_queues_are_made(cli, broker):
     cli.module(
         "queues_shop",
-        "from aztask import App\napp = App('shop')\napp.queue('slow', duplicate_window=120.0)\n",
+        "from aztask import App\napp = App('shop', broker='local://')\n"
+        "app.queue('slow', duplicate_window=120.0)\n",
     )
     assert cli("-A", "queues_shop", "queues", "create", "slow").code == 0
     assert broker.engine.queue("slow").duplicate_window == 120.0

@@ -119,3 +119,31 @@ def test_a_wrong_address_is_one_line_without_the_secret(cli, address, variable):
     for secret in (SECRET, "SECRETPASS", "SECRET-not", "SECRET!!"):
         assert secret not in ended.err
     assert ended.error
+
+
+def test_a_wrong_setting_is_not_called_an_import_error(cli):
+    module = cli.module("wrong_setting", "from aztask import App\napp = App('x', lease=-1)\n")
+    ended = cli("-A", module, "tasks")
+    assert ended.code == 4
+    assert "cannot be imported" not in ended.error
+
+
+@pytest.mark.parametrize("command", [("worker", "--burst"), ("send", "shop.len", "--args", "[1]")])
+def test_an_app_without_a_broker_neither_works_nor_sends(cli, command):
+    module = cli.module("no_broker", "from aztask import App\napp = App('shop')\napp.task(len)\n")
+    ended = cli(*command, "-A", module)
+    assert ended.code == 4
+    assert ended.err.splitlines()[-1].startswith("aztask: error: no broker is named: set AZTASK_B")
+    assert not (cli.folder / ".aztask").exists()
+
+
+def test_sending_without_an_app_and_a_broker_creates_no_file(cli):
+    ended = cli("send", "shop.add")
+    assert ended.code == 4
+    assert "AZTASK_BROKER" in ended.error
+    assert not (cli.folder / ".aztask").exists()
+
+
+def test_the_queue_file_of_the_directory_is_read_without_being_named(cli):
+    cli.app().send("shop.add", [1, 2], task_id="a")
+    assert "default" in cli("queues").out

@@ -48,13 +48,15 @@ def test_the_defaults_are_those_of_the_worker():
 
 
 def test_an_app_without_tasks_is_warned_of_with_the_modules_it_imported():
-    (line,) = surplus(App("shop", include=["shop.tasks"]), "shop:app", ())
+    (line,) = surplus(
+        App("shop", broker="local://:memory:", include=["shop.tasks"]), "shop:app", ()
+    )
     assert "app shop has no tasks: it imported shop, shop.tasks;" in line
     assert "include=[...]" in line
 
 
 def test_a_given_queue_that_no_task_uses_is_warned_of():
-    app = App("shop")
+    app = App("shop", broker="local://:memory:")
     app.task(queue="images")(len)
     app.queue("slow", lease=300)
     (line,) = surplus(app, "shop:app", ("images", "slow", "default", "imagse"))

@@ -3,7 +3,9 @@
 import datetime as dt
 import enum
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import PurePosixPath
 
 import msgpack
 import pytest
@@ -140,3 +142,29 @@ def test_most_values_are_not_read_to_check_their_keys(value, monkeypatch):
     data = pack(value)
     monkeypatch.setattr("aztask.message.serializer.unpack", lambda data: pytest.fail("it was read"))
     check_keys(data)
+
+
+@dataclass
+class Spot:
+    x: int
+
+
+class Tint(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ({1, 2}, "a list, such as sorted(value), instead"),
+        (frozenset(), "a list, such as sorted(value), instead"),
+        (PurePosixPath("/a"), "str(path) instead"),
+        (Tint.RED, "its .value instead"),
+        (Spot(1), "dataclasses.asdict(value) instead"),
+        (object(), "plain data instead"),
+    ],
+)
+def test_a_refused_value_says_what_to_write_instead(value, instead):
+    with pytest.raises(TypeError) as caught:
+        pack({"a": [value]})
+    assert str(caught.value).endswith(f"has no encoding; pass {instead}")
