@@ -1,6 +1,7 @@
 """An envelope in the engine's payload, and what comes back out of it."""
 
 import math
+import tracemalloc
 
 import msgpack
 import pytest
@@ -60,3 +61,16 @@ def test_a_delay_becomes_a_due_time():
 def test_a_delay_that_is_no_number_of_seconds_is_refused(delay):
     with pytest.raises(ConfigurationError, match="a delay is a number of seconds"):
         new_message(FULL, delay, 100.0)
+
+
+def test_a_payload_has_limits_before_it_is_unpacked():
+    flood = msgpack.packb([1, b"", {"h": [[]] * 2_000_000}, *[None] * 9])
+    tracemalloc.start()
+    try:
+        envelope = envelope_of(flood)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert envelope.body == flood
+    assert envelope.content_type == "application/octet-stream"
+    assert peak < len(flood)
