@@ -201,8 +201,7 @@ class Settings:
         False,
         "bool",
         flag,
-        "Write the arguments as text into the headers `argsrepr` and `kwargsrepr`, for Celery's "
-        "tools. Then they are readable wherever headers are shown.",
+        "Write the arguments as text into `argsrepr` and `kwargsrepr`, for Celery's tools.",
         example="True",
     )
     poll_ceiling_seconds: float = setting(
