@@ -23,6 +23,7 @@ from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.held import HeldLease, LeaseTerms
 from aztask.message.codec import Codec
+from aztask.message.signatures import SignatureRules
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
@@ -102,6 +103,13 @@ class App:
             serializer=self.settings.serializer,
             accept=self.settings.accept,
             signing_keys=[key.reveal().encode() for key in self.settings.signing_keys],
+            signatures=SignatureRules(
+                old=self.settings.old_signatures,
+                max_age=lambda queue: self.queue_settings(queue).signature_max_age_seconds,
+                clock_skew=self.settings.signature_clock_skew_seconds,
+            ),
+            id_key=self.settings.id_key.reveal().encode() if self.settings.id_key else None,
+            argsrepr=self.settings.argsrepr,
         )
         self._connections = Connections(
             broker or read_environment("AZTASK_BROKER"),

@@ -25,6 +25,11 @@ class AppOptions(TypedDict, total=False):
     serializer: str
     accept: Sequence[str]
     signing_keys: Sequence[str | Secret]
+    id_key: str | Secret
+    old_signatures: bool
+    signature_max_age: float | timedelta
+    signature_clock_skew: float | timedelta
+    argsrepr: bool
     poll_ceiling: float | timedelta
     default_queue: str
     retry_strategy: RetryStrategy
@@ -48,3 +53,4 @@ class QueueOptionNames(TypedDict, total=False):
     time_to_live: float | timedelta
     sessions: bool
     adaptive: bool | tuple[float, float]
+    signature_max_age: float | timedelta

@@ -28,13 +28,15 @@ from aztask.address.addresses import (
 )
 from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
-from aztask.lease.bounds import read_bounds
+from aztask.lease.bounds import check_leases, read_bounds
 from aztask.lease.state import NO_RENEWAL
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
 from aztask.support.checks import (
     count,
     directory,
     flag,
+    key,
+    keys_of,
     one_of,
     part,
     seconds,
@@ -50,7 +52,7 @@ from aztask.support.settings import (
     check_all,
     fields_of,
     inherited,
-    option_of,
+    options_of,
     read_environment,
     setting,
     table_of,
@@ -61,7 +63,6 @@ __all__ = [
     "QueueSettings",
     "read_environment",
     "environment_options",
-    # Addresses
     "parse_broker",
     "parse_results",
     "BrokerAddress",
@@ -70,17 +71,12 @@ __all__ = [
     "ServiceBusAddress",
     "StorageQueueAddress",
     "TablesAddress",
-    # Durations
     "parse_duration",
-    # Secrets
     "Secret",
     "SecretFilter",
     "mask",
     "printable",
 ]
-
-LONGEST_LEASE: Final = 7 * 86400.0
-"""Seconds: the longest visibility time-out of a Storage queue. aztask applies it to all brokers."""
 
 EARLIEST_RENEWAL: Final = 0.05
 LATEST_RENEWAL: Final = 0.85
@@ -165,8 +161,48 @@ class Settings:
         (),
         "Sequence[str | Secret]",
         secrets(SHORTEST_KEY),
-        "Keys that sign messages: the first signs, all verify. Without keys nothing is signed.",
+        "Keys that sign messages: the first signs, all verify. Without keys nothing is signed. The "
+        "variable holds one key, or several with spaces or line breaks between them.",
         example="[key]",
+        variable="AZTASK_SIGNING_KEYS",
+        from_text=keys_of,
+    )
+    id_key: Secret | None = setting(
+        None,
+        "str | Secret",
+        key(SHORTEST_KEY),
+        "Makes message ids that strangers cannot guess. Do not rotate it with the signing keys.",
+        example="key",
+        variable="AZTASK_ID_KEY",
+    )
+    old_signatures: bool = setting(
+        True,
+        "bool",
+        flag,
+        "Also write and accept the signatures of aztask 0.1. aztask 0.3 will refuse them.",
+        example="False",
+    )
+    signature_max_age_seconds: float = setting(
+        0.0,
+        "float | timedelta",
+        seconds(),
+        "Refuse signed messages that could first be received longer ago than this; 0 for no limit. "
+        "Choose more than your longest backlog, retry delay and run together.",
+        example="86400.0",
+    )
+    signature_clock_skew_seconds: float = setting(
+        300.0,
+        "float | timedelta",
+        seconds(),
+        "By how much the clocks of senders and workers may differ, for `signature_max_age`.",
+        example="60.0",
+    )
+    argsrepr: bool = setting(
+        False,
+        "bool",
+        flag,
+        "Write the arguments as text into `argsrepr` and `kwargsrepr`, for Celery's tools.",
+        example="True",
     )
     poll_ceiling_seconds: float = setting(
         1.0,
@@ -260,7 +296,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_all(self)
-        _check_leases(self.lease_seconds, self.max_lease_seconds)
+        check_leases(self.lease_seconds, self.max_lease_seconds)
         _check_upload(self)
         if self.lease_advice is None and self.lease_advice_account is not None:
             raise ConfigurationError(
@@ -318,12 +354,13 @@ class QueueSettings:
         example="True",
     )
     adaptive: bool | tuple[float, float] | None = inherited(Settings, "adaptive")
+    signature_max_age_seconds: float | None = inherited(Settings, "signature_max_age_seconds")
 
     def __post_init__(self) -> None:
         text("a queue's name", self.name)
         check_all(self)
         if self.lease_seconds is not None and self.max_lease_seconds is not None:
-            _check_leases(self.lease_seconds, self.max_lease_seconds)
+            check_leases(self.lease_seconds, self.max_lease_seconds)
         if self.adaptive is not None:
             read_bounds(self.adaptive, self.max_lease_seconds)
 
@@ -339,22 +376,14 @@ class QueueSettings:
         Raises ConfigurationError if they contradict each other, for example if the queue's lease is
         longer than the app's ``max_lease_seconds``.
         """
-        own = {
-            name: value
-            for name in ("lease_seconds", "max_lease_seconds", "max_deliveries", "adaptive")
-            if (value := getattr(self, name)) is not None
-        }
+        shared = table_of(Settings).keys() & table_of(QueueSettings).keys()
+        own = {name: value for name in shared if (value := getattr(self, name)) is not None}
         return replace(settings, **own)
 
 
 def environment_options(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The app settings that environment variables give. Raises ConfigurationError."""
-    found = {
-        option_of(name): read_environment(row.variable, environ)
-        for name, row in table_of(Settings).items()
-        if row.variable
-    }
-    return {option: value for option, value in found.items() if value is not None}
+    return options_of(Settings, environ)
 
 
 def _check_upload(settings: Settings) -> None:
@@ -367,16 +396,4 @@ def _check_upload(settings: Settings) -> None:
         raise ConfigurationError(
             "events_container needs a directory that the events are written to first: give "
             "events=DIRECTORY or AZTASK_EVENTS"
-        )
-
-
-def _check_leases(lease: float, max_lease: float) -> None:
-    if lease > LONGEST_LEASE:
-        raise ConfigurationError(
-            f"lease_seconds is {lease:g}; no service holds a message for more than 7 days at once"
-        )
-    if max_lease <= lease:
-        raise ConfigurationError(
-            f"max_lease_seconds ({max_lease:g}) must be longer than lease_seconds ({lease:g}): "
-            "it limits the lease with all its renewals; raise it or shorten the lease"
         )

@@ -29,7 +29,7 @@ from aztask.deadletters.letters import DeadLetterView, Group, Selection
 from aztask.deadletters.positions import Positions
 from aztask.deadletters.sweep import HeldLetter, Replacement, Report, Sweep, joint
 from aztask.errors import CodecError, ConfigurationError
-from aztask.message.headers import SIGNATURE
+from aztask.message.headers import SIGNATURES
 from aztask.message.message import TaskMessage
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
@@ -257,10 +257,13 @@ class DeadLetters:
         message = letter.message
         if message is None:
             name = f"{self.queue} {letter.position} {letter.envelope.message_id}"
-            fresh = str(uuid.uuid5(uuid.NAMESPACE_OID, f"aztask-replay {name}"))
+            fresh = self._app.codec.keyed_id(
+                str(uuid.uuid5(uuid.NAMESPACE_OID, f"aztask-replay {name}"))
+            )
             envelope = replace(letter.envelope, message_id=fresh, delay=0.0, expires_at=None)
             return Replacement(envelope, None)
-        if SIGNATURE in letter.envelope.headers and not self._app.settings.signing_keys:
+        signed = SIGNATURES & letter.envelope.headers.keys()
+        if signed and not self._app.settings.signing_keys:
             raise ConfigurationError(
                 "the dead letters are signed and no signing key is configured here; name the app "
                 "with -A, so that its key signs the replay"
@@ -271,7 +274,7 @@ class DeadLetters:
     def _view(self, found: Peeked | Delivery) -> DeadLetterView:
         message, problem = None, ""
         try:
-            message = self._app.codec.from_envelope(found.envelope, self.queue)
+            message = self._app.codec.from_envelope(found.envelope, self.queue, any_age=True)
         except CodecError as error:
             problem = str(error)
         return DeadLetterView(

@@ -1,7 +1,7 @@
 """The codec: a message into an envelope and back, arguments into bytes and back.
 
 Rules
-1. Order of reading: signature, size, headers; the body stays bytes. Only `Codec.decode_arguments`
+1. Order of reading: sizes, signature, headers; the body stays bytes. Only `Codec.decode_arguments`
    reads it, after `aztask.message.bounds` has checked the bytes.
 2. Two formats exist, msgpack and json, both through Kombu's registry. Pickle and yaml are never
    read or written, whatever is configured: decoding them can run code.
@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import hmac
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,6 @@ from aztask.message.compression import decompress
 from aztask.message.envelope import NO_PROPERTIES, Envelope
 from aztask.message.headers import (
     COMPRESSION,
-    SIGNATURE,
     check_outgoing,
     read_headers,
     read_text,
@@ -41,7 +41,8 @@ from aztask.message.headers import (
 )
 from aztask.message.jsonvalues import check_json_values
 from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
-from aztask.message.signing import Signer
+from aztask.message.signatures import SignatureRules, Signatures
+from aztask.message.signing import check_key
 from aztask.support.display import one_line
 from aztask.support.frozen import build
 
@@ -67,6 +68,9 @@ class Codec:
         accept: Sequence[str] = ("msgpack", "json"),
         limits: MessageLimits = MessageLimits(),
         signing_keys: Sequence[bytes] = (),
+        signatures: SignatureRules = SignatureRules(),
+        id_key: bytes | None = None,
+        argsrepr: bool = False,
     ) -> None:
         """Raises ConfigurationError.
 
@@ -75,18 +79,30 @@ class Codec:
         * `limits`: what a message may contain.
         * `signing_keys`: see `aztask.message.signing`; with one or more, unsigned messages are
           refused.
+        * `signatures`: when a signature is accepted.
+        * `id_key`: makes message ids that strangers cannot guess. At least 16 bytes.
+        * `argsrepr`: True to write the headers ``argsrepr`` and ``kwargsrepr``.
         """
         self.serializer = serializer
         self.content_type = _content_type(serializer)
         self.accept = frozenset(_content_type(name) for name in accept)
         self.limits = limits
-        self._signer = Signer(signing_keys)
+        self.argsrepr = argsrepr
+        self._signatures = Signatures(signing_keys, signatures)
+        if id_key is not None:
+            check_key(id_key, "the id key")
+        self._id_key = id_key
         register_msgpack()
 
     @property
     def signs(self) -> bool:
         """True if messages are signed."""
-        return bool(self._signer)
+        return bool(self._signatures)
+
+    @property
+    def customized(self) -> bool:
+        """True if messages differ from those of a codec without keys and ``argsrepr``."""
+        return self.signs or self._id_key is not None or self.argsrepr
 
     # -- arguments ---------------------------------------------------------------------------
 
@@ -165,17 +181,12 @@ class Codec:
             headers = write_headers(message)
         except ValueError as error:
             raise EncodeError(f"the eta or expiry cannot be written: {error}") from None
-        if self._signer:
-            parts = _signed_parts(
-                message.body, message.content_type, message.content_encoding, message.queue, headers
-            )
-            headers[SIGNATURE] = self._signer.sign(parts)
-        return build(
+        envelope = build(
             Envelope,
             {
                 "body": message.body,
                 "headers": headers,
-                "message_id": message.message_id,
+                "message_id": self.message_id(message),
                 "content_type": message.content_type,
                 "content_encoding": message.content_encoding,
                 "subject": message.task,
@@ -188,9 +199,39 @@ class Codec:
                 "problem": "",
             },
         )
+        if not self._signatures:
+            return envelope
+        try:
+            return self._signatures.signed(envelope, message.queue)
+        except DecodeError as error:
+            raise EncodeError(str(error)) from None
 
-    def from_envelope(self, envelope: Envelope, queue: str) -> TaskMessage:
+    def message_id(self, message: TaskMessage) -> str:
+        """The message id under which `message` is sent.
+
+        Without an id key it is `TaskMessage.message_id`, with one a keyed hash of that.
+        """
+        return self.keyed_id(message.message_id)
+
+    def keyed_id(self, message_id: str) -> str:
+        """``keyed-`` and 64 hexadecimal digits; without an id key, `message_id` itself.
+
+        The digits are the HMAC-SHA256 of ``aztask-id:1`` and `message_id`. Equal ids stay equal, so
+        duplicate detection works as before, but only owners of the key can tell the id of a clone
+        that is still to come.
+        """
+        if self._id_key is None:
+            return message_id
+        data = b"aztask-id:1" + message_id.encode("utf-8", "surrogatepass")
+        return "keyed-" + hmac.digest(self._id_key, data, "sha256").hex()
+
+    def from_envelope(
+        self, envelope: Envelope, queue: str, *, any_age: bool = False
+    ) -> TaskMessage:
         """The message in `envelope`, received from `queue`; its body is not decoded.
+
+        * `any_age`: accept a signature of any age, for messages that were set aside: dead letters
+          and deferred messages.
 
         Celery's protocol 2 is read too, with Kombu's base64 or compressed bodies. Raises
         ContentRefused (signature, size, content type) and DecodeError (headers).
@@ -198,11 +239,8 @@ class Codec:
         body, headers, problem = envelope.body, envelope.headers, envelope.problem
         if problem or not isinstance(body, bytes) or not isinstance(headers, Mapping):
             raise DecodeError(problem or "an envelope is a body of bytes and a map of headers")
-        if self._signer:
-            parts = _signed_parts(
-                body, envelope.content_type, envelope.content_encoding, queue, headers
-            )
-            self._signer.verify(parts, headers.get(SIGNATURE))
+        if self._signatures:
+            self._signatures.verify(envelope, queue, self.limits, any_age=any_age)
         check_size(len(body), self.limits)
         content_type = self._check_content(envelope.content_type, envelope.content_encoding)
         values = read_headers(headers, self.limits)
@@ -328,34 +366,6 @@ def _check_embed(embed: object) -> None:
             f"the message embeds {one_line(', '.join(asked), 100)}, which aztask does not run;"
             " send each task by itself"
         )
-
-
-def _signed_parts(
-    body: bytes, content_type: object, encoding: object, queue: str, headers: Mapping[str, Any]
-) -> list[bytes]:
-    """The parts that a signature covers, from the raw headers; an absent counter counts as 0."""
-    saved = headers.get("aztask-saved")
-    return [
-        body,
-        _part(headers.get("task")),
-        _part(headers.get("id")),
-        _part(queue),
-        _part(headers.get("aztask-generation", 0)),
-        _part(headers.get("aztask-hop", 0)),
-        _part(content_type),
-        _part(encoding),
-        bytes(saved) if isinstance(saved, bytes | bytearray | memoryview) else _part(saved),
-    ]
-
-
-def _part(value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**64:
-        return b"%d" % value
-    if value is None:
-        return b""
-    raise DecodeError(f"a signed header holds {type(value).__name__}, not text or a number")
 
 
 def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:

@@ -29,7 +29,10 @@ PROTOCOL: Final = 1
 
 VERSION: Final = "aztask-version"
 SIGNATURE: Final = "aztask-signature"
+SIGNATURE_2: Final = "aztask-signature-2"
+SIGNATURES: Final = frozenset({SIGNATURE, SIGNATURE_2})
 COMPRESSION: Final = "compression"
+SAVED: Final = "aztask-saved"
 
 ID_LIMIT = 1024
 TASK_LIMIT = 512
@@ -51,7 +54,7 @@ _OPTIONAL: Final = {
     "argsrepr": "argsrepr",
     "kwargsrepr": "kwargsrepr",
     "origin": "origin",
-    "aztask-saved": "saved",
+    SAVED: "saved",
     "aztask-pointer": "pointer",
     "aztask-unknown-since": "unknown_since",
     "traceparent": "traceparent",
@@ -141,9 +144,7 @@ def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str,
         values["time_limit"], values["soft_time_limit"] = values.pop("timelimit")
     retries = values.pop("retries", 0)
     values.setdefault("resubmit_count", retries)
-    saved = values.get("saved")
-    if saved is not None and len(saved) > limits.body_bytes:
-        raise DecodeError(f"aztask-saved has {len(saved)} bytes; at most {limits.body_bytes}")
+    _check_saved(values.get("saved"), limits)
     if extra:
         check_extra(extra, limits)
         values["extra"] = extra
@@ -259,7 +260,21 @@ def _number(header: str, value: object) -> float:
     return number
 
 
-def check_extra(extra: Mapping[Any, Any], limits: MessageLimits) -> None:
+def check_before_signature(headers: Mapping[Any, Any], limits: MessageLimits) -> None:
+    """Raise DecodeError for headers that are too large, too many or too deep to be signed."""
+    others = {name: value for name, value in headers.items() if name != SAVED}
+    check_extra(others, limits, EXTRA_ITEMS + len(_FIELDS) + len(_CONSUMED))
+    _check_saved(headers.get(SAVED), limits)
+
+
+def _check_saved(saved: object, limits: MessageLimits) -> None:
+    if isinstance(saved, bytes | str) and len(saved) > limits.body_bytes:
+        raise DecodeError(f"{SAVED} has {len(saved)} bytes; at most {limits.body_bytes}")
+
+
+def check_extra(
+    extra: Mapping[Any, Any], limits: MessageLimits, most_items: int = EXTRA_ITEMS
+) -> None:
     """Raise DecodeError unless every broker can pass these headers on."""
     stack: list[tuple[str, Any, int]] = [
         (name, value, 1) for name, value in extra.items() if read_text("a header's name", name)
@@ -268,9 +283,9 @@ def check_extra(extra: Mapping[Any, Any], limits: MessageLimits) -> None:
     while stack:
         name, value, depth = stack.pop()
         count += 1
-        if count > EXTRA_ITEMS or depth > EXTRA_DEPTH:
+        if count > most_items or depth > EXTRA_DEPTH:
             raise DecodeError(
-                f"header {name} holds too much: at most {EXTRA_ITEMS} further values,"
+                f"header {name} holds too much: at most {most_items} further values,"
                 f" {EXTRA_DEPTH} levels deep"
             )
         if isinstance(value, Mapping):
@@ -333,11 +348,11 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     "aztask-snooze-count": ("snooze_count", _read_count),
     "aztask-delivery-base": ("delivery_base", _read_count),
     "aztask-unknown-since": ("unknown_since", read_time),
-    "aztask-saved": ("saved", _read_bytes),
+    SAVED: ("saved", _read_bytes),
     "aztask-pointer": ("pointer", _read_position),
     "aztask-lease-seconds": ("lease_seconds", _read_lease),
     "aztask-ordered": ("ordered", _read_flag),
 }
 
-_CONSUMED = frozenset({"lang", VERSION, SIGNATURE, COMPRESSION})
+_CONSUMED = frozenset({"lang", VERSION, SIGNATURE, SIGNATURE_2, COMPRESSION})
 """Headers that are not passed on: they are written anew, or describe bytes that are gone."""

@@ -1,16 +1,13 @@
-"""Signatures: an HMAC-SHA256 over everything that decides which code runs on which data.
+"""The HMAC-SHA256 of a message's parts, with one or several keys.
 
 Rules
-1. It covers the body, task, id, queue, generation and hop; also the content type and encoding (how
-   the body is read) and the checkpoint, because a task reads that too. Every part is preceded by
-   its length, so that two different messages never give the same bytes.
+1. Every part is preceded by its length, so that two different messages never give the same bytes.
+   The version comes first, so that a signature of one version never fits another.
 2. The first key signs; every key verifies. To rotate: add the new key at the end everywhere, then
    move it to the front everywhere, then remove the old one.
-3. Verification happens before anything is decoded, and takes the same time for every wrong
-   signature. No error shows a key.
+3. Verification takes the same time for every wrong signature. No error shows a key.
 
-A signature hides nothing. It does not prevent that an attacker sends the same message again,
-either: the recorded outcome of ``(id, generation, hop)`` does that if a result store is configured.
+`aztask.message.signatures` says what is signed and when a signature is accepted.
 """
 
 from __future__ import annotations
@@ -35,11 +32,7 @@ class Signer:
         if isinstance(keys, bytes | str):
             raise ConfigurationError("signing_keys must be a list of keys; write [key]")
         for number, key in enumerate(keys, start=1):
-            if not isinstance(key, bytes) or len(key) < KEY_BYTES:
-                raise ConfigurationError(
-                    f"signing key {number} must be bytes, at least {KEY_BYTES} of them;"
-                    " for example from secrets.token_bytes(32)"
-                )
+            check_key(key, f"signing key {number}")
         self._keys = tuple(keys)
 
     def __bool__(self) -> bool:
@@ -48,27 +41,48 @@ class Signer:
     def __repr__(self) -> str:
         return f"<Signer: {len(self._keys)} keys>"
 
-    def sign(self, parts: Sequence[bytes]) -> str:
+    def sign(self, parts: Sequence[bytes], version: int = 1) -> str:
         """The signature of `parts`: ``hmac-sha256:`` and 64 hexadecimal digits."""
-        return SCHEME + hmac.digest(self._keys[0], _frame(parts), "sha256").hex()
+        return SCHEME + hmac.digest(self._keys[0], _frame(parts, version), "sha256").hex()
 
-    def verify(self, parts: Sequence[bytes], signature: object) -> None:
-        """Raise ContentRefused unless one of the keys made `signature` over `parts`."""
-        if not isinstance(signature, str) or not signature:
-            raise ContentRefused(
-                "the message is not signed; give the sender a signing key, or remove the keys"
-            )
-        framed, given = _frame(parts), signature.encode("utf-8", "replace")
-        matches = [
+    def matches(self, parts: Sequence[bytes], signature: str, version: int = 1) -> bool:
+        """Whether one of the keys made `signature` over `parts`."""
+        framed, given = _frame(parts, version), signature.encode("utf-8", "replace")
+        found = [
             hmac.compare_digest((SCHEME + hmac.digest(key, framed, "sha256").hex()).encode(), given)
             for key in self._keys
         ]
-        if not any(matches):
-            raise ContentRefused(
-                "the signature does not match: the message was changed on its way or to another"
-                " queue, or its sender signs with a key that is not configured here"
-            )
+        return any(found)
+
+    def verify(self, parts: Sequence[bytes], signature: object, version: int = 1) -> None:
+        """Raise ContentRefused unless one of the keys made `signature` over `parts`."""
+        if not signature or not isinstance(signature, str):
+            raise refusal(None)
+        if not self.matches(parts, signature, version):
+            raise refusal(signature)
 
 
-def _frame(parts: Sequence[bytes]) -> bytes:
-    return b"aztask:1" + b"".join([len(part).to_bytes(8, "big") + part for part in parts])
+def refusal(signature: object) -> ContentRefused:
+    """The error for a message whose signature is missing or does not match."""
+    if not isinstance(signature, str) or not signature:
+        return ContentRefused(
+            "the message is not signed; give the sender a signing key, or remove the keys"
+        )
+    return ContentRefused(
+        "the signature does not match: the message was changed on its way or to another queue, or"
+        " its sender signs with a key that is not configured here"
+    )
+
+
+def check_key(key: object, what: str) -> None:
+    """Raise ConfigurationError unless `key` is bytes, at least `KEY_BYTES` of them."""
+    if not isinstance(key, bytes) or len(key) < KEY_BYTES:
+        raise ConfigurationError(
+            f"{what} must be bytes, at least {KEY_BYTES} of them;"
+            " for example from secrets.token_bytes(32)"
+        )
+
+
+def _frame(parts: Sequence[bytes], version: int) -> bytes:
+    framed = [len(part).to_bytes(8, "big") + part for part in parts]
+    return b"aztask:%d" % version + b"".join(framed)

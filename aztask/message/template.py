@@ -66,11 +66,12 @@ class Template:
         body, _, _ = self._codec.encode_arguments(_NO_ARGUMENTS, kwargs)
         headers = self._headers.copy()
         headers["id"] = headers["root_id"] = task_id
-        headers["kwargsrepr"] = short_repr(kwargs, len(body)) if kwargs else "{}"
+        if self._codec.argsrepr:
+            headers["kwargsrepr"] = _shown(kwargs, body)
         values = self._envelope.copy()
         values["body"] = body
         values["headers"] = headers
-        values["message_id"] = f"{task_id}:0:0"
+        values["message_id"] = self._codec.keyed_id(f"{task_id}:0:0")
         values["correlation_id"] = task_id
         return build(Envelope, values)
 
@@ -89,7 +90,7 @@ class Template:
             ]
         made = []
         pack, small, check = formats.pack, self._small, self._codec.check_written
-        checked = False
+        checked, shows = False, self._codec.argsrepr
         for task_id, row in zip(task_ids, rows, strict=True):
             kwargs = dict(zip(names, row, strict=True))
             if not checked:  # the names are the same in all rows
@@ -99,10 +100,11 @@ class Template:
             if len(body) >= small:
                 check(body, formats.MSGPACK)
             formats.check_keys(body)
-            shown = short_repr(kwargs, len(body))
-            headers = {**self._headers, "id": task_id, "root_id": task_id, "kwargsrepr": shown}
+            headers = {**self._headers, "id": task_id, "root_id": task_id}
+            if shows:
+                headers["kwargsrepr"] = _shown(kwargs, body)
             values = {**self._envelope, "body": body, "headers": headers}
-            values["message_id"] = f"{task_id}:0:0"
+            values["message_id"] = self._codec.keyed_id(f"{task_id}:0:0")
             values["correlation_id"] = task_id
             made.append(build(Envelope, values))
         return made
@@ -120,11 +122,15 @@ class Template:
             "content_encoding": content_encoding,
             "root_id": task_id,
             "expires": self._expires_at,
-            "argsrepr": "()",
-            "kwargsrepr": short_repr(kwargs, len(body)) if kwargs else "{}",
             "origin": self._origin,
         }
+        if self._codec.argsrepr:
+            values |= {"argsrepr": "()", "kwargsrepr": _shown(kwargs, body)}
         return build(TaskMessage, values)
 
     def _slow(self, task_id: str, kwargs: dict[str, Any]) -> Envelope:
         return self._codec.to_envelope(self.message(task_id, kwargs), delay=self._delay)
+
+
+def _shown(kwargs: dict[str, Any], body: bytes) -> str:
+    return short_repr(kwargs, len(body)) if kwargs else "{}"

@@ -161,9 +161,10 @@ class Sender:
             "content_encoding": content_encoding,
             "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
             "parent_id": parent.task_id if parent else None,
-            "argsrepr": short_repr(call.args, len(body)),
-            "kwargsrepr": short_repr(call.kwargs, len(body)) if call.kwargs else "{}",
         }
+        if self._codec.argsrepr:
+            values["argsrepr"] = short_repr(call.args, len(body))
+            values["kwargsrepr"] = short_repr(call.kwargs, len(body)) if call.kwargs else "{}"
         return build(TaskMessage, values)
 
     def _open_publisher(self) -> Publisher:
@@ -177,8 +178,9 @@ class Sender:
     def _emit_unconfirmed(self, messages: Sequence[TaskMessage], error: SendUnconfirmed) -> None:
         """Write events for a batch of which the broker confirmed only a part."""
         doubtful = {envelope.message_id for envelope in error.unconfirmed}
-        self._emit("enqueued", [each for each in messages if each.message_id not in doubtful])
-        self._emit("send_unconfirmed", [each for each in messages if each.message_id in doubtful])
+        pairs = [(each, self._codec.message_id(each) in doubtful) for each in messages]
+        self._emit("enqueued", [each for each, in_doubt in pairs if not in_doubt])
+        self._emit("send_unconfirmed", [each for each, in_doubt in pairs if in_doubt])
 
     def _emit(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
         with self._lock:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.display import one_line
 from aztask.support.durations import to_seconds
 from aztask.support.masking import Secret, printable
+
+_MAKE_A_KEY: Final = "make one with python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -111,6 +113,33 @@ def secret(name: str, value: Any) -> Secret:
     return value if isinstance(value, Secret) else Secret(text(name, value))
 
 
+def key(shortest: int) -> Check:
+    """Check one key of at least `shortest` characters and wrap it; no error shows it."""
+
+    def check(name: str, value: Any) -> Secret:
+        if not isinstance(value, str | Secret):
+            raise ConfigurationError(f"{name} is not text")
+        wrapped = Secret(value) if isinstance(value, str) else value
+        if len(wrapped.reveal()) < shortest:
+            raise ConfigurationError(f"{name} is shorter than {shortest} characters; {_MAKE_A_KEY}")
+        return wrapped
+
+    return check
+
+
+def keys_of(text: str) -> list[Secret]:
+    """The keys in the text of a variable or a file, separated by white space.
+
+    Raises ConfigurationError if there is none: an empty file must not switch signing off.
+    """
+    keys = [Secret(each) for each in text.split()]
+    if not keys:
+        raise ConfigurationError(
+            "AZTASK_SIGNING_KEYS or its file holds no key; write a key, or unset the variable"
+        )
+    return keys
+
+
 def secrets(shortest: int) -> Check:
     """Check a list of signing keys of at least `shortest` characters and wrap each as a `Secret`.
 
@@ -120,18 +149,8 @@ def secrets(shortest: int) -> Check:
     def check(name: str, value: Any) -> tuple[Secret, ...]:
         if isinstance(value, str | bytes | Secret) or not isinstance(value, Sequence):
             raise ConfigurationError(f"{name} is a list of keys; write [key]")
-        keys = []
-        for number, key in enumerate(value, start=1):
-            wrapped = Secret(key) if isinstance(key, str) else key
-            if not isinstance(wrapped, Secret):
-                raise ConfigurationError(f"signing key {number} is not text")
-            if len(wrapped.reveal()) < shortest:
-                raise ConfigurationError(
-                    f"signing key {number} is shorter than {shortest} characters; make one with "
-                    "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-                )
-            keys.append(wrapped)
-        return tuple(keys)
+        one = key(shortest)
+        return tuple(one(f"signing key {n}", each) for n, each in enumerate(value, start=1))
 
     return check
 

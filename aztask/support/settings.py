@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,7 @@ class Setting:
     * `example`: a value, in Python's notation.
     * `variable`: the environment variable that sets it, "" for none.
     * `optional`: True if None is allowed.
+    * `from_text`: makes the option's value from the variable's text; None keeps the text.
     """
 
     takes: str
@@ -44,13 +45,21 @@ class Setting:
     example: str
     variable: str = ""
     optional: bool = False
+    from_text: Callable[[str], Any] | None = None
 
 
 def setting(
-    default: Any, takes: str, check: Check, text: str, *, example: str, variable: str = ""
+    default: Any,
+    takes: str,
+    check: Check,
+    text: str,
+    *,
+    example: str,
+    variable: str = "",
+    from_text: Callable[[str], Any] | None = None,
 ) -> Any:
     """Declare a field of a settings class. The parameters are those of `Setting`."""
-    row = Setting(takes, check, text, example, variable, default is None)
+    row = Setting(takes, check, text, example, variable, default is None, from_text)
     return field(default=default, metadata={_KEY: row})
 
 
@@ -99,6 +108,16 @@ def fields_of(kind: type[Any], options: Mapping[str, Any], what: str) -> dict[st
             raise ConfigurationError(f"{what} is given {name} twice; keep one of them")
         given[name] = value
     return given
+
+
+def options_of(kind: type[Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The options that environment variables give. Raises ConfigurationError."""
+    found: dict[str, Any] = {}
+    for name, row in table_of(kind).items():
+        text = read_environment(row.variable, environ) if row.variable else None
+        if text is not None:
+            found[option_of(name)] = row.from_text(text) if row.from_text else text
+    return found
 
 
 def read_environment(name: str, environ: Mapping[str, str] = os.environ) -> str | None:

@@ -303,7 +303,7 @@ class Channel(virtual.Channel):
             return DeadLetter(EXPIRED, "its expiry had passed when a consumer received it")
         try:
             fields = to_message(envelope, self.link.options.limits)
-            self.link.check_body(fields["body"], envelope.content_type)
+            self.link.check_body(fields["body"], fields["content_type"])
         except CodecError as error:
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
         return fields

@@ -21,6 +21,7 @@ from aztask.message.compression import decompress
 from aztask.message.envelope import Envelope
 from aztask.message.headers import COMPRESSION, read_time, to_iso
 from aztask.message.message import MESSAGE_ID_LIMIT
+from aztask.message.signatures import ANNOUNCED
 from aztask.support.durations import to_seconds
 
 LONGEST_DELAY: Final = 6 * 86400.0
@@ -143,7 +144,7 @@ def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
     compression = headers.pop(COMPRESSION, None)
     return {
         "body": decompress(body, compression, limits) if compression else body,
-        "content_type": envelope.content_type,
+        "content_type": envelope.content_type.removesuffix(ANNOUNCED),
         "content_encoding": envelope.content_encoding,
         "headers": headers,
         "properties": properties,

@@ -13,6 +13,7 @@ MODULES = (
     "aztask.retry",
     "aztask.settlement",
     "aztask.message.codec",
+    "aztask.message.signatures",
     "aztask.message.signing",
     "aztask.message.message",
     "aztask.message.headers",

@@ -82,6 +82,10 @@ def test_durations_that_make_no_sense_are_refused_by_name(name, value):
         ({"signing_keys": KEY}, r"write \[key\]"),
         ({"signing_keys": [KEY, "short-secret"]}, "signing key 2 is shorter than 16"),
         ({"signing_keys": [KEY.encode()]}, "signing key 1 is not text"),
+        ({"id_key": "short-secret"}, "id_key is shorter than 16"),
+        ({"id_key": KEY.encode()}, "id_key is not text"),
+        ({"old_signatures": 1}, "old_signatures is True or False"),
+        ({"signature_max_age": -1}, "signature_max_age"),
         ({"default_queue": ""}, "default_queue"),
         ({"default_queue": 5}, "default_queue"),
         ({"events": 5}, "path of a directory"),
@@ -148,6 +152,28 @@ def test_the_environment_says_where_events_go(tmp_path):
     assert str(settings.events_target) == "blob://devstoreaccount1/events/shop"
     assert "UseDevelopmentStorage" not in repr(settings)
     assert environment_options({}) == {}
+
+
+def test_keys_come_from_the_environment_or_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}-new\n{KEY}\n")
+    options = environment_options(
+        {"AZTASK_SIGNING_KEYS_FILE": str(file), "AZTASK_ID_KEY": f"{KEY}-id"}
+    )
+    settings = Settings.from_options(options)
+    assert settings.signing_keys == (Secret(f"{KEY}-new"), Secret(KEY))
+    assert settings.id_key == Secret(f"{KEY}-id")
+    assert KEY not in repr(settings)
+    one = Settings.from_options(environment_options({"AZTASK_SIGNING_KEYS": KEY}))
+    assert one.signing_keys == (Secret(KEY),)
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n "])
+def test_an_empty_file_of_keys_does_not_switch_signing_off(tmp_path, content):
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match="holds no key"):
+        environment_options({"AZTASK_SIGNING_KEYS_FILE": str(file)})
 
 
 def test_the_environment_gives_a_value_or_a_file(tmp_path):

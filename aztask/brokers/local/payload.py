@@ -15,7 +15,14 @@ from typing import Final
 import msgpack
 
 from aztask.engine import NewMessage
-from aztask.errors import ConfigurationError, EncodeError, MessageTooLarge
+from aztask.errors import (
+    ConfigurationError,
+    ContentRefused,
+    DecodeError,
+    EncodeError,
+    MessageTooLarge,
+)
+from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
 from aztask.support.frozen import build
 
@@ -36,6 +43,9 @@ _ORDER: Final = (
     "expires_at",
     "properties",
 )
+_LIMITS: Final = MessageLimits(body_bytes=MESSAGE_LIMIT, depth=16, items=4096)
+_SMALL: Final = 4096
+"""Bytes of a payload that cannot hold more than `_LIMITS` allows, so that it needs no check."""
 _UNREADABLE: Final = "application/octet-stream"
 _TEXT: Final[frozenset[type]] = frozenset({str})
 _TEXT_OR_NONE: Final[frozenset[type]] = frozenset({str, type(None)})
@@ -84,8 +94,10 @@ def payload_of(envelope: Envelope, limit: int = MESSAGE_LIMIT) -> bytes:
 def envelope_of(payload: bytes) -> Envelope:
     """The envelope that `payload_of` packed, without a delay."""
     try:
+        if len(payload) > _SMALL:
+            check_msgpack(payload, _LIMITS)
         version, *fields = msgpack.unpackb(payload, strict_map_key=False)
-    except (TypeError, ValueError, msgpack.UnpackException):
+    except (TypeError, ValueError, DecodeError, ContentRefused, msgpack.UnpackException):
         return Envelope(payload, content_type=_UNREADABLE)
     if version != _VERSION or len(fields) != len(_ORDER):
         return Envelope(payload, content_type=_UNREADABLE)

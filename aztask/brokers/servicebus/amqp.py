@@ -22,6 +22,7 @@ from azure.servicebus._pyamqp.message import Header, Message, Properties
 from aztask.brokers.servicebus.values import (
     ERRORS,
     Unreadable,
+    check_items,
     end_of,
     pairs_of,
     read_value,
@@ -30,6 +31,9 @@ from aztask.brokers.servicebus.values import (
 from aztask.support.display import one_line
 
 _Sections = dict[str, Any]
+
+MOST_ITEMS: Final = 262_144
+"""Values in one section of a message, in all levels: at most about 20 MB of memory."""
 
 
 class Damaged(Message):
@@ -56,12 +60,16 @@ def read_message(payload: bytes | bytearray | memoryview) -> Message:
         try:
             code, start = _descriptor(raw, position)
             name, keep = _SECTIONS.get(code, (f"section 0x{code:02x}", _ignore))
+            if len(raw) > MOST_ITEMS:  # fewer bytes hold fewer values
+                check_items(raw, start, MOST_ITEMS)
             value, position = read_value(raw, start)
             keep(sections, value)
         except ERRORS as error:
             problem = problem or f"the {name} at byte {begin} cannot be read: {reason_of(error)}"
             position = end_of(raw, start)
-            if name == _APPLICATION:  # they may hold the service's dead-letter reason
+            if (
+                name == _APPLICATION and len(raw) <= MOST_ITEMS
+            ):  # they may hold the service's dead-letter reason
                 sections.setdefault("application_properties", {}).update(pairs_of(raw, start))
     return damaged(raw, problem, **sections) if problem else Message(**sections)
 

@@ -75,6 +75,37 @@ def end_of(raw: bytes, position: int) -> int:
     return min(position + 1 + int(size), len(raw))
 
 
+def check_items(buffer: bytes, position: int, limit: int) -> None:
+    """Raise Unreadable if the value at `position` holds more than `limit` values, in all levels.
+
+    It builds nothing and stops at the limit, so it costs little even for many megabytes. Malformed
+    bytes raise one of `ERRORS`, or nothing: reading them finds the problem.
+    """
+    items, ends = 0, [end_of(buffer, position)]
+    while ends:
+        if position >= ends[-1]:
+            position = max(position, ends.pop())
+            continue
+        items += 1
+        while buffer[position] == 0:
+            position = end_of(buffer, position + 1)
+        code = buffer[position]
+        if code >> 4 in (0xC, 0xD):
+            ends.append(end_of(buffer, position))
+            position += 3 if code >> 4 == 0xC else 9
+        elif code >> 4 in (0xE, 0xF):
+            width, end = 1 if code < 0xF0 else 4, end_of(buffer, position)
+            _, count = (_TWO_OCTETS if width == 1 else _TWO_UINTS).unpack_from(buffer, position + 1)
+            kind = buffer[position + 1 + 2 * width]
+            # what is inside lists in an array is not counted: each of its bytes counts instead
+            items += end - position if kind >= 0xC0 or kind == 0 else count
+            position = end
+        else:
+            position = end_of(buffer, position)
+        if items > limit:
+            raise Unreadable(f"it holds more than {limit:,} values")
+
+
 def _described(buffer: bytes, position: int, depth: int) -> tuple[Any, int]:
     """A described value without its descriptor, which aztask does not need."""
     _check_depth(depth)

@@ -30,7 +30,15 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from aztask.brokers.base import MessageState, Peeked, Position
 from aztask.brokers.servicebus.reading import damage_of
-from aztask.errors import ConfigurationError, EncodeError, InvalidQueueName, MessageTooLarge
+from aztask.errors import (
+    ConfigurationError,
+    ContentRefused,
+    DecodeError,
+    EncodeError,
+    InvalidQueueName,
+    MessageTooLarge,
+)
+from aztask.message.bounds import MessageLimits, check_msgpack
 from aztask.message.envelope import Envelope
 from aztask.support.masking import printable
 
@@ -51,6 +59,8 @@ UNREADABLE: Final = "application/octet-stream"
 LONGEST_LIFE: Final = (2**32 - 1) / 1000
 """The longest time to live in an AMQP header, seconds (part 3, 3.2.1: ttl is uint milliseconds)."""
 
+_PACKED_LIMITS: Final = MessageLimits(depth=16, items=4096)
+"""Limits of `PACKED`: more than the codec accepts, and little memory. A checkpoint may be long."""
 _OVERHEAD: Final = 64
 _LATEST: Final = datetime(9998, 12, 31, tzinfo=UTC).timestamp()
 _REASON: Final = b"DeadLetterReason"
@@ -271,13 +281,25 @@ def _headers_of(
     packed = application_properties.get(PACKED.encode())
     if packed is not None:
         try:
-            content = msgpack.unpackb(base64.b64decode(packed), strict_map_key=False)
+            content = _unpacked(packed)
             headers.update(content["headers"])
             properties.update(content["properties"])
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        except (ValueError, TypeError, KeyError, DecodeError, msgpack.UnpackException):
             headers[PACKED] = _readable(packed)
     expires_at = application_properties.get(EXPIRES_AT.encode())
     return headers, properties, expires_at if isinstance(expires_at, float) else None
+
+
+def _unpacked(packed: Any) -> Any:
+    """The content of `PACKED`. Raises ContentRefused before it is unpacked if it is too much."""
+    if len(packed) > _PACKED_LIMITS.body_bytes * 4 // 3 + 4:
+        raise ContentRefused(
+            f"the property {PACKED} has {len(packed)} bytes; at most"
+            f" {_PACKED_LIMITS.body_bytes * 4 // 3 + 4} are read"
+        )
+    data = base64.b64decode(packed)
+    check_msgpack(data, _PACKED_LIMITS)
+    return msgpack.unpackb(data, strict_map_key=False)
 
 
 def _readable(value: Any) -> Any:

@@ -28,10 +28,13 @@ from aztask.app import App
 from aztask.brokers.base import Position
 from aztask.deadletters.positions import Positions
 from aztask.deadletters.view import DeadLetters, DeadLetterView, Report, Selection
-from aztask.errors import CapabilityError, ConfigurationError
+from aztask.errors import CapabilityError, CodecError, ConfigurationError
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
 from aztask.results.deadindex import index_for
 from aztask.spark.dealing import deal
 from aztask.spark.submission.target import Target
+from aztask.support.display import short_repr
 
 PAGE: Final = 250
 DEFAULT_SLICES: Final = 8
@@ -60,8 +63,8 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """One row for each dead letter. id: the task id, else the message id, else ``@POSITION``.
-signature: see `aztask.deadletters.signature`. args, kwargs: as their sender printed them,
-shortened. problem: why the message cannot be decoded, "" if it can."""
+signature: see `aztask.deadletters.signature`. args, kwargs: as text, shortened.
+problem: why the message cannot be decoded, "" if it can."""
 
 
 def dead_letters(
@@ -170,7 +173,7 @@ def _read(target: Target, part: Slice) -> Iterator[pa.RecordBatch]:
     with target.open() as app:
         paged = app.broker.capabilities.paged_peek
         for page in pages(DeadLetters(app, part.queue), part, paged=paged):
-            yield pa.RecordBatch.from_pylist([row_of(letter) for letter in page], SCHEMA)
+            yield pa.RecordBatch.from_pylist([row_of(letter, app.codec) for letter in page], SCHEMA)
 
 
 def plan(app: App, queue: str, slices: int) -> list[Slice]:
@@ -238,9 +241,10 @@ def pages(letters: DeadLetters, part: Slice, *, paged: bool) -> Iterator[Sequenc
         after = page[-1].position
 
 
-def row_of(letter: DeadLetterView) -> dict[str, Any]:
+def row_of(letter: DeadLetterView, codec: Codec) -> dict[str, Any]:
     """A dead letter as a row of `SCHEMA`."""
     message = letter.message
+    args, kwargs = _arguments(message, codec) if message else (None, None)
     return {
         "queue": letter.queue,
         "position": str(letter.position),
@@ -255,11 +259,23 @@ def row_of(letter: DeadLetterView) -> dict[str, Any]:
         "resubmit_count": letter.resubmit_count,
         "generation": message.generation if message else None,
         "origin": _text(message.origin) if message else None,
-        "args": _text(message.argsrepr) if message else None,
-        "kwargs": _text(message.kwargsrepr) if message else None,
+        "args": _text(args),
+        "kwargs": _text(kwargs),
         "body_bytes": len(letter.envelope.body),
         "problem": _text(letter.problem),
     }
+
+
+def _arguments(message: TaskMessage, codec: Codec) -> tuple[str | None, str | None]:
+    """The arguments as text, from the headers or else from the body; None if it is damaged."""
+    if message.argsrepr is not None or message.kwargsrepr is not None:
+        return message.argsrepr, message.kwargsrepr
+    try:
+        args, kwargs = codec.decode_arguments(message)
+    except CodecError:
+        return None, None
+    size = len(message.body)
+    return short_repr(args, size), short_repr(kwargs, size)
 
 
 def _text(text: str | None) -> str | None:

@@ -259,9 +259,7 @@ class _Partition:
         if len(envelopes) == 1:
             (envelope,) = envelopes
             self._unconfirmed.pop(envelope.message_id, None)
-            self._fail(
-                f"task {envelope.correlation_id} {envelope.headers.get('kwargsrepr')}: {error}"
-            )
+            self._fail(f"task {envelope.correlation_id}: {error}")
             return
         middle = len(envelopes) // 2
         self._deliver(envelopes[:middle])

@@ -166,12 +166,12 @@ def _home_of(task: Task[..., Any] | str) -> str | None:
 def _check_writable_without(task: Task[..., Any]) -> None:
     """Raise ConfigurationError if only the app itself can write messages for the task.
 
-    Executors that do not import the app use the default serializer and sign nothing.
+    Executors that do not import the app use the default serializer and have no keys.
     """
     codec: Codec | None = getattr(task.sender, "codec", None)
-    if codec is not None and (codec.signs or codec.serializer != Codec().serializer):
+    if codec is not None and (codec.customized or codec.serializer != Codec().serializer):
         raise ConfigurationError(
-            f"the app of task {task.name!r} signs its messages or has its own serializer, which "
+            f"the app of task {task.name!r} has keys, argsrepr=True or its own serializer, which "
             "executors get only by importing it: name it, app='module:app'"
         )
 

@@ -120,7 +120,7 @@ class Pointers:
         item.lease = Lease.of(delivery)
         self._keeper.hold(item.receiver, [item.lease])
         try:
-            message = self._app.codec.from_envelope(delivery.envelope, item.queue)
+            message = self._app.codec.from_envelope(delivery.envelope, item.queue, any_age=True)
         except CodecError as error:
             item.decide(DeadLetter(UNDECODABLE, str(error)))
             return

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from aztask import App
+from aztask.errors import ContentRefused
 from aztask.results.base import Finish, Outcome, RunKey, Start, State
 from aztask.settlement import Complete
 
@@ -142,3 +144,19 @@ def end(app, task_id, *, state="succeeded", **outcome):
     app.results.start([Start(key, "shop.add", "sums", 1, "me", "w", 1e9)])
     done = Outcome(State(state), Complete(), at=1e9 + 1, duration=0.5, **outcome)
     assert app.results.record([Finish(key, "me", done)]) == [True]
+
+
+def test_it_signs_without_an_app_with_keys_from_the_environment(cli, tmp_path):
+    key = "k" * 32
+    file = tmp_path / "key"
+    file.write_text(key + "\n")
+    variables = {"AZTASK_SIGNING_KEYS_FILE": str(file), "AZTASK_ID_KEY": "i" * 32}
+    ended = cli("send", "shop.add", "-q", "sums", AZTASK_BROKER=cli.address, **variables)
+    assert (ended.code, ended.err) == (0, "")
+    app = App("shop", broker=cli.address, signing_keys=[key], old_signatures=False)
+    (peeked,) = app.broker.peek("sums")
+    assert app.codec.from_envelope(peeked.envelope, "sums").task == "shop.add"
+    assert peeked.envelope.message_id.startswith("keyed-")
+    other = App("shop", broker=cli.address, signing_keys=["x" * 32])
+    with pytest.raises(ContentRefused):
+        other.codec.from_envelope(peeked.envelope, "sums")

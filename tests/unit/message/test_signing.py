@@ -127,8 +127,8 @@ def test_a_changed_envelope_is_refused(changed):
         ("aztask-generation", 2),
         ("aztask-saved", b"t"),
         ("aztask-saved", None),
-        ("aztask-signature", SCHEME + "0" * 64),
-        ("aztask-signature", "ünïcödé"),
+        ("aztask-signature-2", "2:1:1:" + SCHEME + "0" * 64),
+        ("aztask-signature-2", "ünïcödé"),
     ],
 )
 def test_a_changed_header_is_refused(header, value):
@@ -150,7 +150,12 @@ def test_an_unsigned_message_is_refused_where_keys_are_configured(signature):
     codec = Codec(signing_keys=[OLD])
     envelope = codec.to_envelope(MESSAGE)
     unsigned = dataclasses.replace(
-        envelope, headers={**envelope.headers, "aztask-signature": signature}
+        envelope,
+        headers={
+            **envelope.headers,
+            "aztask-signature": signature,
+            "aztask-signature-2": signature,
+        },
     )
     with pytest.raises(ContentRefused, match="not signed"):
         codec.from_envelope(unsigned, "pay")

@@ -8,6 +8,7 @@ import pytest
 from aztask.errors import ContentRefused, EncodeError
 from aztask.message.bounds import MessageLimits
 from aztask.message.codec import Codec
+from aztask.message.signatures import SignatureRules
 from aztask.message.template import Template
 
 KWARGS = {
@@ -18,6 +19,7 @@ KWARGS = {
     "raw": b"\x00\xff",
     "tags": ["x", None, {"deep": [1.5, True]}],
 }
+FROZEN = SignatureRules(now=lambda: 1_800_000_000.0)
 KEY = b"0123456789abcdef0123456789abcdef"
 
 
@@ -26,8 +28,9 @@ KEY = b"0123456789abcdef0123456789abcdef"
     "options", [{}, {"delay": 5.0}, {"expires_at": 1_900_000_000.5}], ids=["plain", "delay", "end"]
 )
 @pytest.mark.parametrize("keys", [(), (KEY,)], ids=["unsigned", "signed"])
-def test_an_envelope_equals_the_codec_s(kwargs, options, keys):
-    codec = Codec(signing_keys=keys)
+@pytest.mark.parametrize("id_key", [None, KEY], ids=["plain ids", "keyed ids"])
+def test_an_envelope_equals_the_codec_s(kwargs, options, keys, id_key):
+    codec = Codec(signing_keys=keys, signatures=FROZEN, id_key=id_key, argsrepr=id_key is not None)
     template = Template(codec, "shop.resize", "bulk", **options)
     message = template.message("id-1", kwargs)
     plain = codec.to_envelope(message, delay=options.get("delay", 0.0))
@@ -38,7 +41,7 @@ def test_an_envelope_equals_the_codec_s(kwargs, options, keys):
 
 
 def test_each_envelope_is_its_own():
-    template = Template(Codec(), "shop.resize", "bulk")
+    template = Template(Codec(argsrepr=True), "shop.resize", "bulk")
     first, second = template.envelope("a", {"n": 1}), template.envelope("b", {"n": 2})
     assert (first.message_id, first.headers["id"], first.correlation_id) == ("a:0:0", "a", "a")
     assert (second.message_id, second.headers["root_id"]) == ("b:0:0", "b")

@@ -1,6 +1,7 @@
 """An envelope in the engine's payload, and what comes back out of it."""
 
 import math
+import tracemalloc
 
 import msgpack
 import pytest
@@ -89,3 +90,16 @@ def test_a_field_of_a_wrong_type_is_named(number, value):
     else:
         text = f"the message's payload is damaged: its {name} is {type(value).__name__}"
         assert (envelope.body, envelope.problem) == (payload, text)
+
+
+def test_a_payload_has_limits_before_it_is_unpacked():
+    flood = msgpack.packb([1, b"", {"h": [[]] * 2_000_000}, *[None] * 9])
+    tracemalloc.start()
+    try:
+        envelope = envelope_of(flood)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert envelope.body == flood
+    assert envelope.content_type == "application/octet-stream"
+    assert peak < len(flood)

@@ -336,3 +336,38 @@ def test_no_change_of_a_message_raises(data) -> None:
         raw[data.draw(some.integers(0, len(raw) - 1))] = data.draw(some.integers(0, 255))
     message = read_message(raw[: data.draw(some.integers(0, len(raw)))])
     assert isinstance(message, Message)
+
+
+def _list32(code: int, count: int, items: bytes) -> bytes:
+    return bytes([code]) + (len(items) + 4).to_bytes(4) + count.to_bytes(4) + items
+
+
+COUNT = 2_000_000
+FLOODS = {
+    "empty lists": _list32(0xD0, COUNT, b"\x45" * COUNT),
+    "nested": _list32(0xD0, COUNT // 1000, _list32(0xD0, 1000, b"\x45" * 1000) * (COUNT // 1000)),
+    "array": b"\xf0"
+    + (COUNT * 2 + 5).to_bytes(4)
+    + COUNT.to_bytes(4)
+    + b"\x61"
+    + b"\x7f" * COUNT * 2,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_a_property_with_millions_of_values_costs_no_memory(flood):
+    raw = APPLICATION + _list32(0xD1, 2, b"\xa1\x01h" + flood) + BODY
+    tracemalloc.start()
+    try:
+        message = read_message(raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(message, Damaged)
+    assert "holds more than 262,144 values" in message.problem
+    assert peak < 2 * len(raw)
+
+
+def test_a_long_body_is_no_flood():
+    message = read_message(DATA + b"\xb0" + COUNT.to_bytes(4) + b"\x45" * COUNT)
+    assert not isinstance(message, Damaged)

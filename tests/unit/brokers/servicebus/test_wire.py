@@ -1,9 +1,12 @@
 """Envelopes as Service Bus messages: what is native, what is packed, what is refused."""
 
+import base64
 import math
+import tracemalloc
 import uuid
 from decimal import Decimal
 
+import msgpack
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp._encode import encode_payload
@@ -176,3 +179,23 @@ def test_whatever_is_in_a_message_only_that_message_is_refused():
     assert (
         "TypeError" in envelope_of(message).problem or "Attribute" in envelope_of(message).problem
     )
+
+
+PACKED_FLOODS = {
+    "many": msgpack.packb({"headers": {}, "properties": {"p": [[]] * 2_000_000}}),
+    "long": msgpack.packb({"headers": {"h": bytes(20 << 20)}, "properties": {}}),
+}
+
+
+@pytest.mark.parametrize("content", PACKED_FLOODS.values(), ids=PACKED_FLOODS)
+def test_packed_headers_have_limits_before_they_are_unpacked(content):
+    packed = base64.b64encode(content)
+    message = received(application_properties={PACKED.encode(): packed}, data=[b"x"])
+    tracemalloc.start()
+    try:
+        envelope = envelope_of(message)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "ContentRefused" in envelope.problem
+    assert peak < 3 * len(packed)

@@ -1,0 +1,202 @@
+"""What the signature of a message covers, how it travels, and when it is accepted.
+
+Rules
+1. The signature, version 2, covers the body, the time of sending, the queue and everything that a
+   worker or a task reads: all headers except those of `NOT_SIGNED`, the content type and encoding,
+   the session, the correlation id and ``reply_to``. A header that is added, changed or removed on
+   the way makes it wrong.
+2. Version 1, of aztask 0.1, covers less. While `SignatureRules.old` is true both versions are
+   written, and version 1 alone is accepted from senders that know no other. aztask 0.3 will neither
+   write nor accept it.
+3. An attacker cannot turn a message of both versions into one of version 1: its content type
+   announces version 2 (`ANNOUNCED`), and version 1 covers the content type.
+4. Headers are checked for size, count and depth before a signature is computed over them.
+
+A signature hides nothing. It does not stop an attacker from sending the same message again, either:
+the recorded outcome of ``(id, generation, hop)`` does, as long as results are kept, and after that
+`SignatureRules.max_age`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgpack
+
+from aztask.errors import ContentRefused, DecodeError
+from aztask.message.bounds import MessageLimits, check_size
+from aztask.message.envelope import Envelope
+from aztask.message.headers import SIGNATURE, SIGNATURE_2, check_before_signature
+from aztask.message.signing import SCHEME, Signer, refusal
+
+NOT_SIGNED: Final = frozenset(
+    {SIGNATURE, SIGNATURE_2, "traceparent", "tracestate", "baggage", "Diagnostic-Id"}
+)
+"""Headers that are ignored, because tracing adds or replaces them on the way.
+
+The last one is what the Azure SDKs add; the others are those of W3C Trace Context and Baggage.
+"""
+
+ANNOUNCED: Final = "; aztask-signature=2"
+"""The parameter of the content type that announces version 2 (rule 3)."""
+
+VERSION: Final = 2
+_VALUE: Final = re.compile(rf"2:([0-9]{{1,17}}):([0-9]{{1,17}}):({SCHEME}[0-9a-f]{{64}})", re.ASCII)
+_LONGEST_DELAY: Final = 3e9
+
+
+def _no_max_age(queue: str) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class SignatureRules:
+    """When a signature is accepted.
+
+    * `old`: write and accept version 1, too (rule 2).
+    * `max_age`: queue -> seconds after which a message is refused, 0 for no limit. They count from
+      the time at which the message could first be received: when it was sent, plus its delay.
+    * `clock_skew`: seconds by which the clocks of sender and worker may differ.
+    * `now`: the time, UTC epoch seconds.
+    """
+
+    old: bool = True
+    max_age: Callable[[str], float] = _no_max_age
+    clock_skew: float = 300.0
+    now: Callable[[], float] = time.time
+
+
+class Signatures:
+    """Signs envelopes and verifies them; without a key it does neither."""
+
+    __slots__ = ("_rules", "_signer")
+
+    def __init__(self, keys: Sequence[bytes], rules: SignatureRules) -> None:
+        """Raises ConfigurationError for a wrong key."""
+        self._signer = Signer(keys)
+        self._rules = rules
+
+    def __bool__(self) -> bool:
+        return bool(self._signer)
+
+    def signed(self, envelope: Envelope, queue: str) -> Envelope:
+        """The envelope with its signatures. Raises DecodeError for a value that has no bytes."""
+        old = self._rules.old
+        content_type = envelope.content_type + ANNOUNCED if old else envelope.content_type
+        envelope = replace(envelope, content_type=content_type)
+        sent = self._rules.now()
+        delay = envelope.delay if 0 <= envelope.delay < _LONGEST_DELAY else 0.0
+        times = (round(sent * 1e6), round((sent + delay) * 1e6))
+        signature = self._signer.sign(_parts(envelope, queue, times), VERSION)
+        headers = {**envelope.headers, SIGNATURE_2: f"2:{times[0]}:{times[1]}:{signature}"}
+        if old:
+            headers[SIGNATURE] = self._signer.sign(_old_parts(envelope, queue))
+        return replace(envelope, headers=headers)
+
+    def verify(
+        self, envelope: Envelope, queue: str, limits: MessageLimits, *, any_age: bool = False
+    ) -> None:
+        """Raise ContentRefused unless the envelope is signed for `queue` and not too old.
+
+        * `any_age`: skip the check of the age.
+
+        Raises DecodeError for headers that exceed the limits (rule 4).
+        """
+        check_size(len(envelope.body), limits)
+        check_before_signature(envelope.headers, limits)
+        signature = envelope.headers.get(SIGNATURE_2)
+        found = _VALUE.fullmatch(signature) if isinstance(signature, str) else None
+        if found is not None:
+            times = (int(found[1]), int(found[2]))
+            if self._signer.matches(_parts(envelope, queue, times), found[3], VERSION):
+                if not any_age:
+                    self._check_age(times[0] / 1e6, times[1] / 1e6, queue)
+                return
+        old = envelope.headers.get(SIGNATURE)
+        if self._rules.old and ANNOUNCED not in str(envelope.content_type):
+            # A worker of aztask 0.1 signs its clones with version 1, and carries on a version 2
+            # that was made for the original: a wrong one does not count here.
+            self._signer.verify(_old_parts(envelope, queue), old or signature)
+        elif old and not signature:
+            raise ContentRefused(
+                "the message has only a signature of version 1, which is not accepted: update its"
+                " sender, or set old_signatures=True during a rolling upgrade"
+            )
+        else:
+            raise refusal(signature)
+
+    def _check_age(self, sent: float, due: float, queue: str) -> None:
+        limit = self._rules.max_age(queue)
+        if not limit:
+            return
+        now, skew = self._rules.now(), self._rules.clock_skew
+        if sent > now + skew:
+            raise ContentRefused(
+                f"the message was signed {sent - now:.0f} s in the future; set the clocks of"
+                f" sender and worker, which may differ by {skew:g} s (signature_clock_skew)"
+            )
+        if now - due > limit + skew:
+            raise ContentRefused(
+                f"the message is {now - due:.0f} s old, and queue {queue} accepts at most"
+                f" {limit:g} s (signature_max_age); replay it from the dead letters to run it"
+            )
+
+
+def _parts(envelope: Envelope, queue: str, times: tuple[int, int]) -> list[bytes]:
+    """What version 2 covers: one msgpack list of everything but the body, then the body."""
+    properties = envelope.properties
+    covered = [
+        *times,
+        queue,
+        envelope.content_type,
+        envelope.content_encoding,
+        envelope.correlation_id,
+        envelope.session,
+        properties.get("reply_to") or None,
+        properties.get("body_encoding") or None,
+        _in_order({name: v for name, v in envelope.headers.items() if name not in NOT_SIGNED}),
+    ]
+    try:
+        return [msgpack.packb(covered), envelope.body]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DecodeError(f"a signed header cannot be written: {error}") from None
+
+
+def _in_order(value: Any) -> Any:
+    """The value with the keys of its maps in order, so that a broker may reorder them."""
+    if isinstance(value, Mapping):
+        return {name: _in_order(value[name]) for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_in_order(each) for each in value]
+    return value
+
+
+def _old_parts(envelope: Envelope, queue: str) -> list[bytes]:
+    """What version 1 covers; an absent counter counts as 0."""
+    headers = envelope.headers
+    saved = headers.get("aztask-saved")
+    return [
+        envelope.body,
+        _part(headers.get("task")),
+        _part(headers.get("id")),
+        _part(queue),
+        _part(headers.get("aztask-generation", 0)),
+        _part(headers.get("aztask-hop", 0)),
+        _part(envelope.content_type),
+        _part(envelope.content_encoding),
+        bytes(saved) if isinstance(saved, bytes | bytearray | memoryview) else _part(saved),
+    ]
+
+
+def _part(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**64:
+        return b"%d" % value
+    if value is None:
+        return b""
+    raise DecodeError(f"a signed header holds {type(value).__name__}, not text or a number")
