@@ -9,7 +9,7 @@ import click
 from aztask.app import App
 from aztask.cli.failures import NotFound, visible
 from aztask.cli.listing import warn_of_damage
-from aztask.cli.options import app_option, json_option
+from aztask.cli.options import Text, app_option, json_option
 from aztask.cli.output import (
     iso_time,
     local_time,
@@ -26,7 +26,7 @@ from aztask.settlement import name_of
 
 @click.command("result")
 @app_option
-@click.argument("task_id", required=False, metavar="[ID]")
+@click.argument("task_id", type=Text(), required=False, metavar="[ID]")
 @click.option(
     "--state",
     type=click.Choice([each.value for each in State]),

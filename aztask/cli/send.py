@@ -20,6 +20,7 @@ from aztask.errors import (
     UnknownTask,
     did_you_mean,
 )
+from aztask.support.masking import printable
 from aztask.task import SendOptions
 
 
@@ -84,11 +85,16 @@ def command(
 
 
 def _check_texts(task: str, options: dict[str, Any]) -> None:
-    """Refuse empty values: they mostly come from unset shell variables."""
+    """Refuse empty values, which mostly come from unset shell variables, and unprintable ids."""
     for name, value in (("TASK", task), *options.items()):
         if value == "":
             option = name if name == "TASK" else f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is empty; is a shell variable unset?")
+    task_id = options.get("task_id", "")
+    if not task_id.isprintable():
+        raise click.UsageError(
+            f"--task-id {printable(task_id, 60)} holds characters that cannot be printed"
+        )
 
 
 def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) -> None:

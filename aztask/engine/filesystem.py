@@ -77,6 +77,10 @@ def prepare(path: str) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise ConfigurationError(f"{path!r} is a directory; give the path of the queue file")
+        if target.exists() and not target.is_file():
+            raise ConfigurationError(
+                f"{path!r} is a device, a pipe or a socket; give the path of the queue file"
+            )
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigurationError(
