@@ -9,11 +9,12 @@ import click
 
 from aztask.app import App
 from aztask.brokers.base import Peeked
-from aztask.cli.failures import CommandFailed, NotFound, visible
+from aztask.cli.failures import CommandFailed, NotFound
 from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import Text, app_option
 from aztask.cli.target import open_app, results_of
 from aztask.results.base import State
+from aztask.support.display import visible
 
 WILL: Final = {
     False: "continues to its end; it will not be retried (--running stops it)",

@@ -9,7 +9,7 @@ import click
 from aztask.app import App
 from aztask.cli.failures import CommandFailed
 from aztask.cli.options import Duration, JsonValue, app_option
-from aztask.cli.output import print_json
+from aztask.cli.output import to_json
 from aztask.cli.target import app_spec, open_app, results_of
 from aztask.errors import (
     EncodeError,
@@ -113,7 +113,7 @@ def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _print_value(get: Any, task_id: str, timeout: float | None) -> None:
     try:
-        print_json(get(timeout=timeout))
+        click.echo(to_json(get(timeout=timeout)))  # the value as it is: programs read it
     except TaskFailed as error:
         raise CommandFailed(f"task {task_id} failed: {error}") from error
     except (TaskCancelled, TaskExpired, ResultTimeout) as error:

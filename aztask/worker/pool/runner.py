@@ -50,6 +50,7 @@ from aztask.support.clock import boot_seconds
 from aztask.support.display import safe_str, storable
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
+from aztask.support.masking import mask
 from aztask.task import Task
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
@@ -252,7 +253,7 @@ def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:
 
 
 def _described(error: BaseException) -> tuple[str, str, str]:
-    """(type, text, traceback) of an error, shortened and cleaned for a record."""
+    """(type, text, traceback) of an error, for a record: cut, cleaned, secrets masked."""
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001  # a user's __str__ may fail as well
@@ -263,6 +264,6 @@ def _described(error: BaseException) -> tuple[str, str, str]:
         lines = ""
     return (
         storable(type(error).__name__, NAME_CHARACTERS),
-        storable(text, ERROR_CHARACTERS),
-        storable(lines[-TRACEBACK_CHARACTERS:], TRACEBACK_CHARACTERS),
+        storable(mask(text[: 2 * ERROR_CHARACTERS]), ERROR_CHARACTERS),
+        storable(mask(lines[-2 * TRACEBACK_CHARACTERS :])[-TRACEBACK_CHARACTERS:]),
     )

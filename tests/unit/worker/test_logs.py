@@ -80,3 +80,14 @@ def test_what_tells_of_every_request_is_silent(clean, capsys):
 def test_a_pool_process_can_take_the_settings_over(clean, log_format):
     configure(log_format, logging.DEBUG)
     assert configured() == (log_format, logging.DEBUG)
+
+
+def test_plain_lines_hold_no_control_characters(clean, capsys):
+    out = write(capsys, "plain", "a\x1b[2J\r\u202eb\n2026 INFO forged")
+    first, second = out.splitlines()
+    assert first.endswith("a\\x1b[2J\\r\\u202eb")
+    assert second == "    2026 INFO forged"
+    try:
+        raise ValueError("\x1b[31mred")
+    except ValueError:
+        assert "ValueError: \\x1b[31mred" in write(capsys, "plain", "x", exc_info=True)
