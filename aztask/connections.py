@@ -152,7 +152,9 @@ class Connections:
         database = self._databases.get(address.path)
         if database is None:
             database = Database(
-                address.path, durability="full" if address.full_durability else "process"
+                address.path,
+                durability="full" if address.full_durability else "process",
+                group=address.group,
             )
             self._databases[address.path] = database
         return database

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 from aztask.message.envelope import Envelope
 from aztask.support.display import storable
 from aztask.support.durations import LONGEST_SECONDS
+from aztask.support.masking import mask
 
 REASON_LIMIT = 1024
 """Characters allowed in a reason and in a description: Service Bus allows 1024 each [measured]."""
@@ -53,19 +54,24 @@ class Defer:
     counted: bool = True
 
 
+def _public(text: str) -> str:
+    # Masked before the cut, which could leave half a key that no pattern knows.
+    return storable(mask(text[: 8 * REASON_LIMIT]), REASON_LIMIT)
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Move the message to the dead letters.
 
-    Both texts are cut, and escaped where needed, to fit every service.
+    Both texts are cut, and escaped where needed, to fit every service. Secrets are masked.
     """
 
     reason: str
     description: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", storable(self.reason, REASON_LIMIT))
-        object.__setattr__(self, "description", storable(self.description, REASON_LIMIT))
+        object.__setattr__(self, "reason", _public(self.reason))
+        object.__setattr__(self, "description", _public(self.description))
 
 
 @dataclass(frozen=True, slots=True)

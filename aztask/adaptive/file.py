@@ -29,6 +29,7 @@ from aztask.adaptive.document import (
     to_json,
 )
 from aztask.errors import BrokerUnavailable, DecodeError
+from aztask.support.private import make_directory, make_file
 
 
 class LeaseFile:
@@ -101,8 +102,9 @@ class LeaseFile:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, Path(f"{self.path}.lock").open("wb") as file:
+        make_directory(self.path.parent)
+        make_file(lock := Path(f"{self.path}.lock"))
+        with self._lock, lock.open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

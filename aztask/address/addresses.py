@@ -20,10 +20,12 @@ class LocalAddress:
 
     * `path`: an absolute file name, or ``:memory:`` (this process only).
     * `full_durability`: every commit reaches the disk before it is confirmed.
+    * `group`: the group that a new file is shared with; None: only the user may read it.
     """
 
     path: str
     full_durability: bool = False
+    group: str | None = None
 
     @property
     def in_memory(self) -> bool:
@@ -31,7 +33,9 @@ class LocalAddress:
         return self.path == MEMORY
 
     def __str__(self) -> str:
-        return f"local://{self.path}{'?durable=full' if self.full_durability else ''}"
+        options = ["durable=full"] if self.full_durability else []
+        options += [f"group={self.group}"] if self.group else []
+        return f"local://{self.path}{'?' if options else ''}{'&'.join(options)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 * Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
   ``local:///absolute/path.db``, ``local://:memory:``, each with ``?durable=full`` if it must
-  survive power loss; ``servicebus://NAMESPACE`` or a full host name (Entra ID);
+  survive power loss, and ``?group=NAME`` if the users of a group share it;
+  ``servicebus://NAMESPACE`` or a full host name (Entra ID);
   ``storagequeue://ACCOUNT`` or a full host name (Entra ID); an Azure connection string
   (`aztask.address.connection_strings`).
 * Results: ``local://...``, ``tables://ACCOUNT``, a storage connection string.
@@ -63,6 +64,8 @@ _NAMESPACE = re.compile(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
 _CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*")
 _PREFIX = re.compile(r"[A-Za-z0-9=-][A-Za-z0-9_=.-]*(/[A-Za-z0-9=-][A-Za-z0-9_=.-]*)*")
 _LONGEST_PREFIX = 500
+_LOCAL_OPTIONS = ("durable", "group")
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}\$?")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 
 
@@ -199,7 +202,7 @@ def _local(rest: str) -> LocalAddress:
             )
         if path.endswith("/") or _CONTROL.search(path):
             raise wrong(f"{printable(path)} is not a file name", "write local:///absolute/path.db")
-    return LocalAddress(path, _full_durability(query))
+    return LocalAddress(path, *_local_options(query))
 
 
 def _unquoted(location: str) -> str:
@@ -211,25 +214,30 @@ def _unquoted(location: str) -> str:
         ) from None
 
 
-def _full_durability(query: str) -> bool:
-    options = parse_qsl(query, keep_blank_values=True)
-    if not options and query:
-        options = [(query, "")]
-    if len(options) > 1:
-        raise wrong("a local:// URL has one option at most", "write ?durable=full")
-    for name, value in options:
-        if name != "durable":
-            hint = did_you_mean(name, ["durable"])
+def _local_options(query: str) -> tuple[bool, str | None]:
+    """(whether every commit is synced, the group that a new file is shared with)."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if not pairs and query:
+        pairs = [(query, "")]
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise wrong("a local:// URL has an option twice", "write each option once")
+    for name in options:
+        if name not in _LOCAL_OPTIONS:
+            hint = did_you_mean(name, _LOCAL_OPTIONS)
             raise ConfigurationError(
-                f"local:// has no option {printable(name)}.{hint} Write ?durable=full or nothing."
+                f"local:// has no option {printable(name)}.{hint} Write ?durable=full, ?group=NAME "
+                "or nothing."
             )
-        if value not in ("full", "normal"):
-            raise wrong(
-                f"durable={printable(value)} is not known",
-                "write ?durable=full (survives power loss) or ?durable=normal (the default)",
-            )
-        return value == "full"
-    return False
+    durable, group = options.get("durable", "normal"), options.get("group")
+    if durable not in ("full", "normal"):
+        raise wrong(
+            f"durable={printable(durable)} is not known",
+            "write ?durable=full (survives power loss) or ?durable=normal (the default)",
+        )
+    if group is not None and not _GROUP.fullmatch(group):
+        raise wrong(f"group={printable(group)} is not a group's name", "write ?group=NAME")
+    return durable == "full", group
 
 
 def _azure_host(rest: str, scheme: str, name: re.Pattern[str], suffix: str) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
+from aztask.support.display import safe_str
 from aztask.support.masking import SecretFilter
 
 _LOGGERS: Final = (
@@ -27,7 +28,8 @@ _LOGGERS: Final = (
 def default_credential() -> TokenCredential:
     """The credential that azure-identity finds in the environment.
 
-    Raises ConfigurationError if azure-identity is not installed.
+    Raises ConfigurationError if azure-identity is not installed, or if a variable that it reads is
+    malformed.
     """
     try:
         identity = importlib.import_module("azure.identity")  # an extra, and slow to import
@@ -37,7 +39,15 @@ def default_credential() -> TokenCredential:
             "give a connection string"
         ) from None
     quiet_sdk("azure.identity")  # its errors hold the same long text that it logs
-    credential: TokenCredential = identity.DefaultAzureCredential()
+    try:
+        credential: TokenCredential = identity.DefaultAzureCredential()
+    except (
+        Exception
+    ) as error:  # each credential in the chain reads its own variables, and may raise anything
+        raise ConfigurationError(
+            f"azure-identity cannot use its environment variables: {safe_str(error)}; check "
+            "AZURE_AUTHORITY_HOST, AZURE_TENANT_ID and the other AZURE_, IDENTITY_ and MSI_ ones"
+        ) from error
     return credential
 
 

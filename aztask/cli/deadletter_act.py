@@ -8,9 +8,10 @@ from functools import partial
 import click
 
 from aztask.cli.confirm import confirm
-from aztask.cli.failures import CommandFailed, visible
+from aztask.cli.failures import CommandFailed
 from aztask.cli.output import plural
 from aztask.deadletters.view import DeadLetters, Report
+from aztask.support.display import visible
 
 Act = Callable[[DeadLetters, Callable[[Report], None]], Report]
 

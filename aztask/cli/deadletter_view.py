@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.cli.failures import visible
 from aztask.cli.output import iso_time, local_time, print_fields, print_json, to_json
 from aztask.deadletters.letters import DeadLetterView
 from aztask.errors import CodecError
+from aztask.support.display import visible
 
 SHOWN_BYTES = 256
 

@@ -28,13 +28,14 @@ from aztask.cli.demo_work import (
     register,
 )
 from aztask.cli.demo_worker import DemoWorker
-from aztask.cli.failures import CommandFailed, NotFound, visible
+from aztask.cli.failures import CommandFailed, NotFound
 from aztask.cli.options import json_option
 from aztask.cli.output import plural, print_fields, print_json, print_table
 from aztask.cli.progress import Progress
 from aztask.cli.target import results_of
 from aztask.result import AsyncResult
 from aztask.results.base import RunRecord, State
+from aztask.support.display import visible
 
 CHECK_SECONDS = 0.05
 SLOWEST = 5

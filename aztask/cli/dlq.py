@@ -17,7 +17,7 @@ from aztask.cli.deadletter_view import print_letter, summary
 from aztask.cli.failures import NotFound
 from aztask.cli.group import Group
 from aztask.cli.listing import all_queues, skipping, warn_of_damage
-from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
+from aztask.cli.options import NameList, Rate, Text, all_names, app_option, json_option
 from aztask.cli.output import iso_time, local_time, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.deadletters.letters import Group as LetterGroup
@@ -50,10 +50,12 @@ def queues_option(function: Command) -> Command:
 def selection_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add ids and filters; the command gets them as one `Selection`."""
 
-    @click.argument("ids", nargs=-1, metavar="[ID]...")
-    @click.option("--task", help="Select those of this task.")
-    @click.option("--reason", help="Select those with this dead-letter reason.")
-    @click.option("--signature", help="Select those with this error signature; see groups.")
+    @click.argument("ids", nargs=-1, type=Text(), metavar="[ID]...")
+    @click.option("--task", type=Text(), help="Select those of this task.")
+    @click.option("--reason", type=Text(), help="Select those with this dead-letter reason.")
+    @click.option(
+        "--signature", type=Text(), help="Select those with this error signature; see groups."
+    )
     @click.option("--all", "everything", is_flag=True, help="Select all.")
     @wraps(function)
     def gathered(
@@ -81,10 +83,12 @@ def selection_options(function: Callable[..., None]) -> Callable[..., None]:
 @command.command("list")
 @app_option
 @queues_option
-@click.option("--task", help="Only those of this task.")
-@click.option("--reason", help="Only those with this dead-letter reason.")
-@click.option("--signature", help="Only those with this error signature; see groups.")
-@click.option("--limit", type=click.IntRange(1), default=100, help="List at most this many.")
+@click.option("--task", type=Text(), help="Only those of this task.")
+@click.option("--reason", type=Text(), help="Only those with this dead-letter reason.")
+@click.option("--signature", type=Text(), help="Only those with this error signature; see groups.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=100, help="List at most this many."
+)
 @json_option
 def list_(
     queues: Sequence[tuple[str, ...]],
@@ -172,7 +176,7 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
 
 @command.command("show")
 @app_option
-@click.argument("letter_id", metavar="ID")
+@click.argument("letter_id", type=Text(), metavar="ID")
 @queues_option
 @json_option
 def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> None:

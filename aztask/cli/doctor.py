@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from aztask.app import App
-from aztask.cli.failures import FAILURE, OK, diagnose, visible
+from aztask.cli.failures import FAILURE, OK, diagnose
 from aztask.cli.listing import all_queues
 from aztask.cli.options import (
     LONGEST_LEASE,
@@ -23,6 +23,7 @@ from aztask.cli.output import plural, print_json
 from aztask.cli.target import open_app
 from aztask.doctor.examination import examine
 from aztask.errors import AztaskError
+from aztask.support.display import visible
 from aztask.support.finding import Finding, Level
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}

@@ -21,7 +21,8 @@ from aztask.emulator.options import ADMIN_PORT, AMQP_PORT, AMQPS_PORT, Options
 from aztask.emulator.trace import tracer
 from aztask.emulator.view import take_view
 from aztask.errors import ConfigurationError
-from aztask.support.durations import parse_duration
+from aztask.support.durations import LONGEST_SECONDS, parse_duration
+from aztask.support.masking import printable
 
 REFRESH_SECONDS = 1.0
 SPARE = 100  # the view takes at most 1/100 of the emulator's time
@@ -35,9 +36,12 @@ def _offset(_context: click.Context, _parameter: click.Parameter, value: str) ->
     text = value.strip()
     sign = -1.0 if text.startswith("-") else 1.0
     try:
-        return sign * parse_duration(text.lstrip("+-"))
+        seconds = parse_duration(text.lstrip("+-"))
     except ConfigurationError as error:
         raise click.BadParameter(str(error)) from error
+    if seconds > LONGEST_SECONDS:
+        raise click.BadParameter(f"{printable(text, 40)} is more than ten years; check the unit")
+    return sign * seconds
 
 
 @click.command("emulator")

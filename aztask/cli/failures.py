@@ -24,6 +24,7 @@ from aztask.errors import (
     SendUnconfirmed,
     UnknownTask,
 )
+from aztask.support.display import visible
 from aztask.support.masking import mask
 
 OK: Final = 0
@@ -113,18 +114,6 @@ def _of_the_system(error: SystemExit | OSError) -> tuple[int, str]:
 def one_line(text: str) -> str:
     """`text` for a terminal: without secrets, line breaks and control characters."""
     return visible(mask(" ".join(line.strip() for line in text.splitlines() if line.strip())))
-
-
-def visible(text: str) -> str:
-    """`text` with control characters, ANSI codes and lone surrogates as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character
-        if character.isprintable()
-        else character.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for character in text
-    )
 
 
 def _click_text(error: click.ClickException) -> str:

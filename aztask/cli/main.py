@@ -36,6 +36,9 @@ COMMANDS = {
     "spark": "Submit tasks from Spark, and learn from their events.",
 }
 
+SILENT = ("worker",)
+"""Commands that print nothing on stdout."""
+
 EPILOG = (
     "Exit codes: 0 ok, 1 failure, 2 usage or import error, 3 broker unreachable, "
     "4 configuration or permission, 5 not found. Every option has an environment variable, for "
@@ -75,12 +78,17 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run Python functions as background tasks on Azure queues, under auto-renewing leases."""
+    if sys.stdout is None and ctx.invoked_subcommand not in SILENT:
+        raise failures.CommandFailed(
+            "stdout is closed, so nothing was done; open it, for example with >/dev/null"
+        )
     if os.environ.get("NO_COLOR"):
         ctx.color = False
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -92,6 +100,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001  # the one place that turns errors into codes
         return failures.report(error)
     return code if isinstance(code, int) else failures.OK
+
+
+def _open_closed_streams() -> None:
+    """Point closed standard streams to /dev/null.
+
+    Otherwise the next file, a queue's or a socket, gets the number of a closed stream, and what a
+    library or a child process prints ends up in it. Python's own stream stays None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            os.set_inheritable(null, True)
 
 
 def main() -> NoReturn:

@@ -79,7 +79,7 @@ class JsonValue(click.ParamType[Any]):
         if isinstance(value, self._kind):
             return value
         try:
-            found = json.loads(value, parse_constant=_refuse)
+            found = json.loads(value, parse_constant=_refuse, parse_float=_finite)
         except RecursionError:
             self.fail("it is nested too deeply", param, ctx)
         except ValueError as error:
@@ -87,6 +87,30 @@ class JsonValue(click.ParamType[Any]):
         if not isinstance(found, self._kind):
             self.fail(f"{printable(value, 60)} is not a {self.name}", param, ctx)
         return found
+
+
+class Text(click.ParamType[str]):
+    """A name or an id: not empty, and text that every store can hold.
+
+    new: it names something that is about to exist, so characters that cannot be printed are refused
+    too. An id that you look up may hold them: another program may have chosen it.
+    """
+
+    name = "text"
+
+    def __init__(self, *, new: bool = False) -> None:
+        self._new = new
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text; fails with a usage error."""
+        text = str(value)
+        if not text.strip():
+            self.fail("it is empty; is a shell variable unset?", param, ctx)
+        if "\0" in text or (not text.isascii() and _undecodable(text)):
+            self.fail(f"{printable(text, 60)} is not valid text in UTF-8", param, ctx)
+        if self._new and not text.isprintable():
+            self.fail(f"{printable(text, 60)} holds characters that cannot be printed", param, ctx)
+        return text
 
 
 class NameList(click.ParamType[tuple[str, ...]]):
@@ -106,6 +130,11 @@ class NameList(click.ParamType[tuple[str, ...]]):
         return names
 
 
+def _undecodable(text: str) -> bool:
+    """Whether it holds lone surrogates, which stand for bytes that were not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def queues_option(text: str) -> Callable[[Command], Command]:
     """Add ``-Q a,b``, which may be repeated: `all_names` joins the values. text: its help."""
     option: Callable[[Command], Command] = click.option(
@@ -117,6 +146,13 @@ def queues_option(text: str) -> Callable[[Command], Command]:
 def all_names(given: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     """The names of a repeatable option, each once, in order."""
     return tuple(dict.fromkeys(name for names in given for name in names))
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{printable(number, 40)} is larger than any float")
+    return value
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -1,6 +1,6 @@
 """What commands print on stdout: tables for people, JSON lines for programs.
 
-Control characters in foreign text never reach a terminal: see `aztask.cli.failures.visible`.
+Secrets are masked in both. Control characters in foreign text never reach a terminal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from aztask.cli.failures import visible
-from aztask.support.display import short_repr
+from aztask.support.display import short_repr, visible
+from aztask.support.masking import mask
 
 STATE_COLOURS = {
     "succeeded": "green",
@@ -36,8 +36,8 @@ GAP = "  "
 
 
 def print_json(value: Any) -> None:
-    """Print any value as one line of JSON."""
-    click.echo(to_json(value))
+    """Print any value as one line of JSON, secrets masked."""
+    click.echo(mask(to_json(value)))
 
 
 def to_json(value: Any) -> str:
@@ -105,7 +105,7 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.2f}"
-    return visible(str(value))
+    return visible(mask(str(value)))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

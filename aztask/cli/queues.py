@@ -12,13 +12,13 @@ from aztask.adaptive.document import LeaseDocument
 from aztask.app import App
 from aztask.brokers.base import QueueStats
 from aztask.cli.confirm import confirm, dry_run_option, yes_option
-from aztask.cli.failures import visible
 from aztask.cli.group import Group
 from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.target import open_app
 from aztask.results.base import Provisioned
+from aztask.support.display import visible
 
 
 @click.group("queues", cls=Group, invoke_without_command=True)

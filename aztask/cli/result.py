@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from aztask.app import App
-from aztask.cli.failures import NotFound, visible
+from aztask.cli.failures import NotFound
 from aztask.cli.listing import warn_of_damage
-from aztask.cli.options import app_option, json_option
+from aztask.cli.options import Text, app_option, json_option
 from aztask.cli.output import (
     iso_time,
     local_time,
@@ -22,11 +22,13 @@ from aztask.cli.target import open_app, results_of
 from aztask.errors import CodecError
 from aztask.results.base import ResultStore, RunRecord, State
 from aztask.settlement import name_of
+from aztask.support.display import visible
+from aztask.support.masking import mask
 
 
 @click.command("result")
 @app_option
-@click.argument("task_id", required=False, metavar="[ID]")
+@click.argument("task_id", type=Text(), required=False, metavar="[ID]")
 @click.option(
     "--state",
     type=click.Choice([each.value for each in State]),
@@ -134,7 +136,7 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
     if outcome is not None and outcome.traceback:
         click.echo()
         for line in outcome.traceback.splitlines():
-            click.echo(visible(line))
+            click.echo(visible(mask(line)))
 
 
 def _print_runs(runs: list[RunRecord]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from aztask.cli.options import Duration, all_names, app_option, json_option, queues_option
+from aztask.cli.options import Duration, Text, all_names, app_option, json_option, queues_option
 from aztask.cli.output import iso_time, print_json, print_table, span
 from aztask.cli.target import open_app, results_of
 from aztask.cli.workers import readable_workers, state_of
@@ -25,7 +25,7 @@ class _Row(NamedTuple):
 @click.command("running")
 @app_option
 @queues_option("Only tasks from these queues: a,b or -Q a -Q b.")
-@click.option("--task", help="Only runs of this task.")
+@click.option("--task", type=Text(), help="Only runs of this task.")
 @click.option(
     "--longer",
     type=Duration(),

@@ -9,7 +9,7 @@ import click
 from aztask.app import App
 from aztask.cli.failures import CommandFailed
 from aztask.cli.options import Duration, JsonValue, app_option
-from aztask.cli.output import print_json
+from aztask.cli.output import to_json
 from aztask.cli.target import app_spec, open_app, results_of
 from aztask.errors import (
     EncodeError,
@@ -20,6 +20,7 @@ from aztask.errors import (
     UnknownTask,
     did_you_mean,
 )
+from aztask.support.masking import printable
 from aztask.task import SendOptions
 
 
@@ -84,11 +85,16 @@ def command(
 
 
 def _check_texts(task: str, options: dict[str, Any]) -> None:
-    """Refuse empty values: they mostly come from unset shell variables."""
+    """Refuse empty values, which mostly come from unset shell variables, and unprintable ids."""
     for name, value in (("TASK", task), *options.items()):
         if value == "":
             option = name if name == "TASK" else f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is empty; is a shell variable unset?")
+    task_id = options.get("task_id", "")
+    if not task_id.isprintable():
+        raise click.UsageError(
+            f"--task-id {printable(task_id, 60)} holds characters that cannot be printed"
+        )
 
 
 def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -107,7 +113,7 @@ def _check_call(app: App, task: str, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _print_value(get: Any, task_id: str, timeout: float | None) -> None:
     try:
-        print_json(get(timeout=timeout))
+        click.echo(to_json(get(timeout=timeout)))  # the value as it is: programs read it
     except TaskFailed as error:
         raise CommandFailed(f"task {task_id} failed: {error}") from error
     except (TaskCancelled, TaskExpired, ResultTimeout) as error:

@@ -17,7 +17,7 @@ import click
 from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
-from aztask.cli.options import LONGEST_LEASE, Duration, all_names, app_option, queues_option
+from aztask.cli.options import LONGEST_LEASE, Duration, Text, all_names, app_option, queues_option
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
@@ -61,7 +61,7 @@ FULL_PAUSE = 5.0
 @click.option(
     "--burst", is_flag=True, help="End when the queues are empty, delayed messages included."
 )
-@click.option("--max-tasks", type=click.IntRange(1), help="End after this many tasks.")
+@click.option("--max-tasks", type=click.IntRange(1, 2**53), help="End after this many tasks.")
 @click.option(
     "--shutdown-timeout",
     type=Duration(),
@@ -98,7 +98,8 @@ FULL_PAUSE = 5.0
 )
 @click.option(
     "--name",
-    default="",
+    type=Text(new=True),
+    default=None,
     show_default=False,
     help="Name the worker. [default: made of host and process id]",
 )
@@ -153,6 +154,7 @@ def _start(
     reload: bool,
 ) -> bool:
     """Work until stopped; returns whether to restart, for --reload."""
+    options["name"] = options["name"] or ""
     app = find_app(required="a worker")
     try:
         asked = all_names(queues)

@@ -55,7 +55,7 @@ class Options:
                 raise ConfigurationError(f"{name} {port} is not a port: 0 to 65535")
         if not self.shared_access_key and not is_loopback(self.host):
             raise ConfigurationError(
-                f"listening on {self.host} admits other machines: set a shared access key"
+                f"listening on {self.host!r} admits other machines: set a shared access key"
                 " (AZTASK_EMULATOR_SHARED_ACCESS_KEY) or use 127.0.0.1"
             )
 

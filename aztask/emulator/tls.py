@@ -12,6 +12,7 @@ import ssl
 from pathlib import Path
 
 from aztask.errors import ConfigurationError
+from aztask.support.private import make_directory, make_file
 
 try:
     from cryptography import x509
@@ -42,7 +43,7 @@ def server_context(directory: Path, host: str) -> tuple[ssl.SSLContext, Path]:
                 f" pip install cryptography, or put {CERTIFICATE_FILE} and {KEY_FILE}"
                 f" into {directory}"
             )
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         _make(certificate, key, host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -66,7 +67,7 @@ def _make(certificate: Path, key: Path, host: str) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(private, hashes.SHA256())
     )
-    key.touch(mode=0o600)
+    make_file(key)
     key.write_bytes(
         private.private_bytes(
             serialization.Encoding.PEM,
@@ -74,6 +75,7 @@ def _make(certificate: Path, key: Path, host: str) -> None:
             serialization.NoEncryption(),
         )
     )
+    make_file(certificate)
     certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
 

@@ -54,19 +54,25 @@ class Database:
     path: a file, created with its directories if missing, or ``":memory:"``.
     durability: see `Durability`.
     busy_seconds: how long to wait for another process's transaction.
+    group: the group that a new file is shared with; None makes it readable by this user alone.
 
     ``key`` is equal for databases of the same file. Raises ConfigurationError if the path is not
     writable, on a network file system, or a file of another program.
     """
 
     def __init__(
-        self, path: str, *, durability: Durability = "process", busy_seconds: float = 10.0
+        self,
+        path: str,
+        *,
+        durability: Durability = "process",
+        busy_seconds: float = 10.0,
+        group: str | None = None,
     ) -> None:
         self._connection: sqlite3.Connection | None = None
         self._forked = False
         if durability not in ("process", "full"):
             raise ConfigurationError(f"durability is 'process' or 'full', not {durability!r}")
-        self.path = IN_MEMORY if path == IN_MEMORY else prepare(path)
+        self.path = IN_MEMORY if path == IN_MEMORY else prepare(path, group)
         self.key = f"{IN_MEMORY}{next(_serial)}" if path == IN_MEMORY else self.path
         self._lock = threading.RLock()
         self._watch: Watch | None = None

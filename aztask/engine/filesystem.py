@@ -7,11 +7,14 @@ fails silently, so network file systems are refused before the file is touched.
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from aztask.errors import ConfigurationError
+from aztask.support.private import make_directory, make_file
 
 _NETWORK = """
 nfs nfs4 cifs smb3 smbfs ncpfs afs 9p ceph glusterfs lustre beegfs gpfs ocfs2 gfs2 orangefs davfs
@@ -65,8 +68,11 @@ def refuse_network(directory: str) -> None:
         )
 
 
-def prepare(path: str) -> str:
-    """Create the directory of `path`; returns the absolute path without links.
+def prepare(path: str, group: str | None = None) -> str:
+    """Create `path`, empty, and its directory; returns the absolute path without links.
+
+    Both are private, or shared with `group`, the name of a group. SQLite gives its log files the
+    owner and mode of the database file (sqlite.org/src, os_unix.c, findCreateFileMode).
 
     Raises ConfigurationError, in one line, if the path cannot be a queue file.
     """
@@ -74,15 +80,22 @@ def prepare(path: str) -> str:
         raise ConfigurationError(f"{path!r} cannot be a file name; give the path of the queue file")
     try:
         target = Path(os.path.realpath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
+        group_id = None if group is None else _group_id(group)
+        make_directory(target.parent, group_id)
         if target.is_dir():
             raise ConfigurationError(f"{path!r} is a directory; give the path of the queue file")
+        if target.exists() and not target.is_file():
+            raise ConfigurationError(
+                f"{path!r} is a device, a pipe or a socket; give the path of the queue file"
+            )
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigurationError(
             f"cannot use {path!r} as the queue file: {why}; choose a writable place"
         ) from error
     refuse_network(str(target.parent))
+    with contextlib.suppress(OSError):  # SQLite's own error says more
+        make_file(target, group_id)
     return str(target)
 
 
@@ -93,6 +106,15 @@ def identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _group_id(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except (KeyError, ValueError):
+        raise ConfigurationError(
+            f"this machine has no group {group!r}; create it, or name another with ?group=NAME"
+        ) from None
 
 
 def boot_id() -> str:

@@ -35,6 +35,7 @@ from typing import BinaryIO, Final, Protocol, Self
 
 from aztask.events.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.private import FILE_MODE, make_directory
 
 __all__ = [
     "Event",
@@ -203,7 +204,7 @@ class FileEventSink:
 
         If the process dies between creating and locking, an empty file is left over: see `recover`.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         recover(self._directory)
         self._hour = int(self._clock.wall() // 3600)
         utc = time.gmtime(self._hour * 3600)
@@ -300,13 +301,13 @@ def _publish_file(path: Path, *, empty: bool) -> None:
         path.unlink()
         return
     target = _published(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(target.parent)
     path.rename(target)
 
 
 def _create_locked(path: Path) -> int | None:
     """A new file, open and locked; None if another process took it before it was locked."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), path.stat()):

@@ -56,6 +56,18 @@ def one_line(text: str, limit: int = LINE_LIMIT) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
+def visible(text: str) -> str:
+    """`text` with control characters, ANSI codes and lone surrogates as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable()
+        else character.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for character in text
+    )
+
+
 def storable(text: str, limit: int | None = None) -> str:
     """`text` cut to `limit` characters, in a form that every store, codec and service can write.
 

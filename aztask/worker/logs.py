@@ -17,6 +17,7 @@ from aztask.context import current_context
 from aztask.message.message import TaskMessage
 from aztask.retry import EXPIRED
 from aztask.settlement import DeadLetter, Decision, Resubmit
+from aztask.support.display import visible
 from aztask.support.masking import SecretFilter
 
 FORMATS: Final = ("plain", "json")
@@ -45,6 +46,14 @@ class PlainFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record; control characters are escapes, and further lines are indented.
+
+        So no text that is logged can move the cursor or look like a record of its own.
+        """
+        first, *rest = super().format(record).split("\n")
+        return "\n".join([visible(first), *(f"    {visible(line)}" for line in rest)])
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         """The line, with the task's id before the message if a task runs."""

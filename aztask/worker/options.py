@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.support.masking import printable
 from aztask.worker.logs import LOG_TASKS
 
 POOLS = ("processes", "threads")
@@ -52,6 +53,10 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         if not self.queues:
             raise ConfigurationError("a worker needs at least one queue; name it with -Q")
+        if not self.name.isprintable():
+            raise ConfigurationError(
+                f"the worker name {printable(self.name, 60)} holds unprintable characters"
+            )
         if self.pool not in POOLS:
             raise ConfigurationError(
                 f"there is no pool {self.pool!r}; pools are {', '.join(POOLS)}."

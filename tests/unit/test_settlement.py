@@ -116,3 +116,10 @@ def test_a_time_that_no_calendar_knows_is_no_settlement(due, good):
     else:
         with pytest.raises(TypeError):
             from_record(record)
+
+
+def test_a_dead_letter_tells_no_secret():
+    letter = DeadLetter("bad", "cannot open AccountKey=c2VjcmV0c2VjcmV0;x " + "y" * 2000)
+    assert "c2VjcmV0" not in letter.description
+    assert letter.description.startswith("cannot open AccountKey=****;x")
+    assert len(letter.description) == REASON_LIMIT

@@ -12,7 +12,6 @@ import click
 
 from aztask.cli.confirm import dry_run_option, yes_option
 from aztask.cli.deadletter_act import act_on
-from aztask.cli.failures import visible
 from aztask.cli.group import Group
 from aztask.cli.options import NameList, Rate, all_names, app_option, json_option
 from aztask.cli.output import local_time, print_json, print_table
@@ -21,6 +20,7 @@ from aztask.cli.spark.session import SessionOptions, open_session, session_optio
 from aztask.cli.target import app_spec, open_app
 from aztask.deadletters.view import DeadLetters, Report
 from aztask.spark.submission.target import Target
+from aztask.support.display import visible
 
 COLUMNS = ("id", "queue", "task", "reason", "enqueued_at", "resubmit_count", "description")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from aztask.cli.failures import visible
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import print_json
 from aztask.cli.target import app_spec
 from aztask.spark.packing import pack
+from aztask.support.display import visible
 
 
 @click.command("pack")

@@ -9,7 +9,6 @@ import click
 
 from aztask.adaptive.document import LeaseDocument, LeaseStore
 from aztask.app import App
-from aztask.cli.failures import visible
 from aztask.cli.options import (
     LONGEST_LEASE,
     Duration,
@@ -24,6 +23,7 @@ from aztask.cli.target import find_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
 from aztask.lease.bounds import MIN_SAMPLES, SHORTEST, Bounds
+from aztask.support.display import visible
 
 
 @click.command("recommend")

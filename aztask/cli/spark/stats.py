@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from aztask.cli.failures import visible
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import plural, print_json, print_table
 from aztask.cli.spark.events import events_options
 from aztask.cli.spark.session import SessionOptions, open_session
 from aztask.errors import ConfigurationError
+from aztask.support.display import visible
 
 COLUMNS = {
     "runs": "runs",

@@ -23,6 +23,7 @@ from aztask.retry import describe
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.support.clock import Clock
 from aztask.support.display import storable
+from aztask.support.masking import mask
 from aztask.worker.logs import next_step
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
 from aztask.worker.pipeline.work import Step, WorkItem, message_of
@@ -172,6 +173,6 @@ class Verdicts:
     ) -> None:
         if isinstance(settlement, DeadLetter) and not error_type:
             error_type, error = settlement.reason, settlement.description
-        texts = (storable(error_type), storable(error), storable(trace))
+        texts = (storable(error_type), storable(mask(error)), storable(mask(trace)))
         outcome = Outcome(state, settlement, None, *texts, self._clock.wall(), item.duration)
         item.decide(settlement, outcome)

@@ -56,6 +56,7 @@ from aztask.support.clock import boot_seconds
 from aztask.support.display import safe_str, storable, traceback_of
 from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
+from aztask.support.masking import mask
 from aztask.task import Task
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
@@ -307,13 +308,16 @@ def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:
 
 
 def _described(error: BaseException) -> tuple[str, str, str]:
-    """(type, text, traceback) of an error, shortened and cleaned for a record."""
+    """(type, text, traceback) of an error, for a record: cut, cleaned, secrets masked."""
     try:
         text = str(error)
     except BaseException as broken:  # noqa: BLE001  # a user's __str__ may fail or exit as well
         text = f"(its text cannot be read: {type(broken).__name__})"
     return (
         storable(type(error).__name__, NAME_CHARACTERS),
-        storable(text, ERROR_CHARACTERS),
-        storable(traceback_of(error)[-TRACEBACK_CHARACTERS:], TRACEBACK_CHARACTERS),
+        storable(mask(text[: 2 * ERROR_CHARACTERS]), ERROR_CHARACTERS),
+        storable(
+            mask(traceback_of(error)[-2 * TRACEBACK_CHARACTERS :])[-TRACEBACK_CHARACTERS:],
+            TRACEBACK_CHARACTERS,
+        ),
     )

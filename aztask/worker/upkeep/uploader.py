@@ -30,6 +30,7 @@ from aztask.errors import BrokerError, ConfigurationError
 from aztask.events.event import Event
 from aztask.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.private import FILE_MODE
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ class Uploader:
         """Whether it is our turn. The lock ends with the process; without locks all workers try."""
         try:
             fd = os.open(
-                self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
+                self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
             )
         except FileNotFoundError:
             yield False  # the directory does not exist: no event was written yet

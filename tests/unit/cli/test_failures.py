@@ -4,16 +4,9 @@ import click
 import pytest
 
 from aztask import errors
-from aztask.cli.failures import (
-    CommandFailed,
-    ImportFailed,
-    NotFound,
-    diagnose,
-    one_line,
-    report,
-    visible,
-)
+from aztask.cli.failures import CommandFailed, ImportFailed, NotFound, diagnose, one_line, report
 from aztask.config import Secret
+from aztask.support.display import visible
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,112 @@ def test_colour_is_given_up_when_asked(cli, monkeypatch):
     cli.app().broker.declare("default")
     assert "\x1b[1m" in cli("queues", AZTASK_BROKER=cli.address).out
     assert "\x1b" not in cli("queues", NO_COLOR="1").out
+
+
+UNDECODABLE = "\udcff\udcfe"
+ESCAPES = "a\x1b[31m\x07b"
+HUGE = "99999999999999999999999"
+WRONG_INPUT = [
+    (["result", "--limit", HUGE], 2, "--limit"),
+    (["dlq", "list", "--limit", HUGE], 2, "--limit"),
+    (["worker", "-A", "wrongs", "--burst", "--max-tasks", HUGE], 2, "--max-tasks"),
+    (["worker", "-A", "wrongs", "--burst", "--concurrency", HUGE], 2, "--concurrency"),
+    (["worker", "-A", "wrongs", "--burst", "--prefetch", HUGE], 2, "--prefetch"),
+    (
+        ["worker", "-A", "wrongs", "--burst", "--lease", "60s", "--max-lease", "10s"],
+        4,
+        "must be longer",
+    ),
+    (
+        ["worker", "-A", "wrongs", "--burst", "--name", UNDECODABLE],
+        2,
+        "'\\udcff\\udcfe' is not valid text",
+    ),
+    (
+        ["worker", "-A", "wrongs", "--burst", "--name", ESCAPES],
+        2,
+        "a\\x1b[31m\\x07b' holds characters",
+    ),
+    (["worker", "-A", "wrongs", "-Q", UNDECODABLE], 4, "cannot name a queue"),
+    (["worker", "-A", ESCAPES], 2, "does not name an app"),
+    (["worker", "-A", ""], 2, "does not name an app"),
+    (["cancel", "nosuch"], 5, "no task has the id nosuch"),
+    (["cancel", ESCAPES], 5, "no task has the id a\\x1b[31m\\x07b"),
+    (["cancel", UNDECODABLE], 2, "is not valid text"),
+    (["cancel", ""], 2, "is empty"),
+    (["result", "nosuch"], 5, "no task 'nosuch'"),
+    (["result", ESCAPES], 5, "no task"),
+    (["result", UNDECODABLE], 2, "is not valid text"),
+    (["result", ""], 2, "is empty"),
+    (["running", "--task", UNDECODABLE], 2, "is not valid text"),
+    (["dlq", "list", "--task", UNDECODABLE], 2, "is not valid text"),
+    (["dlq", "list", "--reason", ""], 2, "is empty"),
+    (["dlq", "list", "-Q", ""], 2, "empty name"),
+    (["dlq", "list", "-Q", UNDECODABLE], 4, "cannot name a queue"),
+    (["dlq", "show", ""], 2, "is empty"),
+    (["dlq", "show", ESCAPES], 5, "no dead letter"),
+    (["dlq", "show", f"@{HUGE}"], 5, "no dead letter"),
+    (["dlq", "replay", "--yes", UNDECODABLE], 2, "is not valid text"),
+    (["dlq", "replay", "--yes", f"@{HUGE}"], 5, "no dead letter"),
+    (["dlq", "purge", "--yes", ESCAPES], 5, "no dead letter has the id a\\x1b[31m\\x07b"),
+    (["queues", "create", ""], 4, "not empty"),
+    (["queues", "create", ESCAPES], 4, "cannot name a queue"),
+    (["queues", "delete", "--yes", UNDECODABLE], 4, "cannot name a queue"),
+    (["send", ESCAPES], 2, "cannot be printed"),
+    (["send", UNDECODABLE], 2, "cannot be printed"),
+    (["send", "t", "--task-id", ESCAPES], 2, "--task-id 'a\\x1b[31m\\x07b' holds characters"),
+    (["send", "t", "--task-id", UNDECODABLE], 2, "--task-id '\\udcff\\udcfe'"),
+    (["send", "t", "--session", UNDECODABLE], 2, "session"),
+    (["send", "t", "-q", ESCAPES], 4, "cannot name a queue"),
+    (["send", "t", "--args", "[1e999]"], 2, "larger than any float"),
+    (["send", "t", "--args", '["\udcff"]'], 2, "--help"),
+    (["emulator", "--clock-offset", "1000000h", "--config", "missing"], 2, "more than ten years"),
+    (["emulator", "--clock-offset", "-1000000h", "--config", "missing"], 2, "more than ten years"),
+    (["emulator", "--host", ""], 4, "listening on ''"),
+    (["emulator", "--queue", UNDECODABLE], 4, "is not a queue name"),
+    (
+        ["emulator", "--data", "/dev/null", "--port", "0", "--admin-port", "0"],
+        4,
+        "is a device, a pipe or a socket",
+    ),
+    (["demo", ""], 2, "does not exist"),
+]
+WRONG_VARIABLES = [
+    ({"AZTASK_BROKER": "local:///dev/null"}, 4, "'/dev/null' is a device, a pipe or a socket"),
+    ({"AZTASK_BROKER": "local:///dev/null/x"}, 4, "cannot use '/dev/null/x'"),
+    ({"AZTASK_BROKER": UNDECODABLE}, 4, "control character"),
+    ({"AZTASK_BROKER": "Endpoint=sb://[::1"}, 4, "the host name in Endpoint is not valid"),
+    ({"AZTASK_BROKER": "servicebus://"}, 4, "names nothing"),
+    ({"AZTASK_RESULTS": "tables://"}, 4, "names nothing"),
+    ({"AZTASK_QUEUES_JSON": UNDECODABLE}, 2, "--json"),
+    ({"AZTASK_EVENTS_CONTAINER": "blob://", "AZTASK_EVENTS": "e"}, 4, "not a name of a blob"),
+    (
+        {"AZTASK_BROKER": "servicebus://shop-bus", "AZURE_AUTHORITY_HOST": "http://["},
+        4,
+        "azure-identity cannot use its environment variables",
+    ),
+    (
+        {"AZTASK_BROKER": "storagequeue://shop", "AZURE_AUTHORITY_HOST": "http://["},
+        4,
+        "azure-identity cannot use its environment variables",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"), WRONG_INPUT, ids=[ascii(" ".join(r[0])) for r in WRONG_INPUT]
+)
+def test_wrong_input_is_one_line_and_the_right_exit_code(cli, arguments, code, text):
+    cli.module("wrongs", APP)
+    ended = cli(*arguments, AZTASK_BROKER=cli.address, AZTASK_RESULTS=cli.address)
+    assert text in ended.error
+    assert (ended.code, ended.out) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "text"), WRONG_VARIABLES, ids=[ascii(r[0]) for r in WRONG_VARIABLES]
+)
+def test_a_wrong_variable_is_one_line_and_the_right_exit_code(cli, variables, code, text):
+    ended = cli("queues", **{"AZTASK_BROKER": cli.address, **variables})
+    assert text in ended.error
+    assert (ended.code, ended.out) == (code, "")

@@ -7,7 +7,17 @@ import click
 import pytest
 
 from aztask.cli import output
-from aztask.cli.output import ago, fit, iso_time, local_time, plural, to_json
+from aztask.cli.output import (
+    ago,
+    fit,
+    iso_time,
+    local_time,
+    plural,
+    print_fields,
+    print_json,
+    print_table,
+    to_json,
+)
 
 
 def test_json_of_what_a_message_can_hold():
@@ -122,3 +132,14 @@ def test_how_long_ago(seconds, text):
 def test_plural():
     assert plural(1, "queue") == "1 queue"
     assert plural(2500, "queue") == "2,500 queues"
+
+
+def test_neither_tables_nor_json_tell_a_secret(capsys):
+    text = "AccountKey=c2VjcmV0c2VjcmV0;\x1b[31m"
+    print_table(["error"], [[text]])
+    print_fields([("error", text)])
+    print_json({"error": text})
+    out = capsys.readouterr().out
+    assert out.count("AccountKey=****") == 3
+    assert "c2VjcmV0" not in out
+    assert "\x1b" not in out

@@ -114,3 +114,14 @@ def test_what_follows_a_failure(decision, fields, options, words):
     message = TaskMessage("id-1", "shop.add", "default", b"", **fields)
     given = {"max_retries": 3, "strategy": "resubmit", "now": 1000.0, **options}
     assert next_step(decision, message, **given) == words
+
+
+def test_plain_lines_hold_no_control_characters(clean, capsys):
+    out = write(capsys, "plain", "a\x1b[2J\r\u202eb\n2026 INFO forged")
+    first, second = out.splitlines()
+    assert first.endswith("a\\x1b[2J\\r\\u202eb")
+    assert second == "    2026 INFO forged"
+    try:
+        raise ValueError("\x1b[31mred")
+    except ValueError:
+        assert "ValueError: \\x1b[31mred" in write(capsys, "plain", "x", exc_info=True)

@@ -19,7 +19,7 @@ from aztask.worker.logs import configure
 from aztask.worker.pool.board import Board
 from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
-from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner
+from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner, _described
 
 app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, delay=5.0))
 
@@ -275,3 +275,14 @@ def test_control_packets_about_other_deliveries_are_ignored(bench):
     bench.runner.handle("renewed", 99, 1.0)
     bench.runner.handle("lost", 99, "gone")
     bench.runner.interrupt([bench.slot], 99, "limit", "soft limit")
+
+
+def test_a_recorded_error_tells_no_secret():
+    try:
+        raise OSError("no access with SharedAccessKey=c2VjcmV0c2VjcmV0;")
+    except OSError as error:
+        kind, text, trace = _described(error)
+    assert kind == "OSError"
+    assert text == "no access with SharedAccessKey=****;"
+    assert "SharedAccessKey=****" in trace
+    assert "c2VjcmV0c2" not in trace.splitlines()[-1]
