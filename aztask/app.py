@@ -99,18 +99,7 @@ class App:
         self._lease_given = "lease" in options
         self.tasks: dict[str, Task[..., Any]] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self.codec = Codec(
-            serializer=self.settings.serializer,
-            accept=self.settings.accept,
-            signing_keys=[key.reveal().encode() for key in self.settings.signing_keys],
-            signatures=SignatureRules(
-                old=self.settings.old_signatures,
-                max_age=lambda queue: self.queue_settings(queue).signature_max_age_seconds,
-                clock_skew=self.settings.signature_clock_skew_seconds,
-            ),
-            id_key=self.settings.id_key.reveal().encode() if self.settings.id_key else None,
-            argsrepr=self.settings.argsrepr,
-        )
+        self.codec = self._new_codec()
         self._connections = Connections(
             broker or read_environment("AZTASK_BROKER"),
             results or read_environment("AZTASK_RESULTS"),
@@ -125,6 +114,21 @@ class App:
         self.on_event = self.hooks.event
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
+        )
+
+    def _new_codec(self) -> Codec:
+        settings = self.settings
+        return Codec(
+            serializer=settings.serializer,
+            accept=settings.accept,
+            signing_keys=[key.reveal().encode() for key in settings.signing_keys],
+            signatures=SignatureRules(
+                old=settings.old_signatures,
+                max_age=lambda queue: self.queue_settings(queue).signature_max_age_seconds,
+                clock_skew=settings.signature_clock_skew_seconds,
+            ),
+            id_key=settings.id_key.reveal().encode() if settings.id_key else None,
+            argsrepr=settings.argsrepr,
         )
 
     def __repr__(self) -> str:

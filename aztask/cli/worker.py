@@ -159,9 +159,9 @@ def _start(
     try:
         asked = all_names(queues)
         settings = WorkerOptions(queues=asked or tuple(app.queue_names()), **options)
+        _check_with_room(app, settings)
         for warning in surplus(app, app_spec() or "", asked):
             logger.warning("%s", warning)
-        _check_with_room(app, settings)
         return _run(app, settings, server, reload=reload)
     finally:
         app.close()

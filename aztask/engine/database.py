@@ -54,8 +54,7 @@ class Database:
     path: a file, created with its directories if missing, or ``":memory:"``.
     durability: see `Durability`.
     busy_seconds: how long to wait for another process's transaction.
-    group: the group that a new file is shared with; None makes it readable by this user alone.
-
+    group: the group that a new file is shared with; None: this user alone.
     ``key`` is equal for databases of the same file. Raises ConfigurationError if the path is not
     writable, on a network file system, or a file of another program.
     """
