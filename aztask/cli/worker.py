@@ -21,7 +21,7 @@ from aztask.cli.options import LONGEST_LEASE, Duration, Text, all_names, app_opt
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
-from aztask.errors import AztaskError, ConfigurationError, QueueFull, did_you_mean
+from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
 from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
@@ -159,9 +159,13 @@ def _start(
     try:
         asked = all_names(queues)
         settings = WorkerOptions(queues=asked or tuple(app.queue_names()), **options)
-        _check_with_room(app, settings)
-        for warning in surplus(app, app_spec() or "", asked):
-            logger.warning("%s", warning)
+        warnings = surplus(app, app_spec() or "", asked)
+        try:
+            _check_with_room(app, settings)
+        except QueueNotFound:  # misspelt, perhaps: a warning names the queue that is meant
+            _log_warnings(warnings)
+            raise
+        _log_warnings(warnings)
         return _run(app, settings, server, reload=reload)
     finally:
         app.close()
@@ -224,6 +228,11 @@ def _warn(app: App, options: WorkerOptions) -> None:
             logger.warning("%s", finding)
     except AztaskError as error:  # the worker continues: its intakes retry
         logger.warning("the queues' settings were not checked: %s", error)
+
+
+def _log_warnings(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        logger.warning("%s", warning)
 
 
 def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:

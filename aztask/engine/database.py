@@ -42,8 +42,7 @@ _PAGE_BYTES: Final = 2048  # small messages change few bytes: half of SQLite's p
 # million messages on pages of 2 KiB, a commit takes up to 4 ms; with these larger pages a send
 # takes as long as in an empty database.
 _MEMORY_PAGE_BYTES: Final = 8192
-_CHECKPOINT_PAGES: Final = 2000
-_LOG_BYTES: Final = 16 * 1024 * 1024  # the log file is truncated to this size after a burst
+_CHECKPOINT_PAGES, _LOG_BYTES = 2000, 16 * 1024 * 1024  # the log file's size after a burst
 _SQLITE: Final = (3, 35, 0)  # the first version with RETURNING (sqlite.org/lang_returning.html)
 _serial = itertools.count(1)
 
@@ -55,8 +54,8 @@ class Database:
     durability: see `Durability`.
     busy_seconds: how long to wait for another process's transaction.
     group: the group that a new file is shared with; None: this user alone.
-    ``key`` is equal for databases of the same file. Raises ConfigurationError if the path is not
-    writable, on a network file system, or a file of another program.
+    ``key`` is equal for databases of the same file. Raises ConfigurationError if the path is
+    not writable, on a network file system, or a file of another program.
     """
 
     def __init__(

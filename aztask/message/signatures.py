@@ -53,6 +53,10 @@ def _no_max_age(queue: str) -> float:
     return 0.0
 
 
+def _now() -> float:
+    return time.time()
+
+
 @dataclass(frozen=True)
 class SignatureRules:
     """When a signature is accepted.
@@ -67,7 +71,7 @@ class SignatureRules:
     old: bool = True
     max_age: Callable[[str], float] = _no_max_age
     clock_skew: float = 300.0
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = _now
 
 
 class Signatures:
