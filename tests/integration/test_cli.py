@@ -303,6 +303,7 @@ class TestReload:
         assert worker.wait(20) == 0
 
     def test_a_changed_source_starts_the_worker_anew(self, folder):
+        without_app = {"AZTASK_APP": "", "AZTASK_BROKER": "local://", "AZTASK_RESULTS": "local://"}
         log = folder.path / "log"
         with log.open("wb") as stream:
             worker = folder.start("worker", "-c", "1", "--reload", stdout=stream, stderr=stream)
@@ -312,10 +313,7 @@ class TestReload:
         source = folder.path / "shop.py"
         source.write_text("def (")
         wait_until(lambda: "does not compile" in log.read_text(), 20, "the mistake is seen")
-        assert (
-            folder.run(*send, environment={"AZTASK_APP": "", "AZTASK_RESULTS": "local://"})[1]
-            == "1\n"
-        )
+        assert folder.run(*send, environment=without_app)[1] == "1\n"
         source.write_text(SHOP.replace("return 1", "return 2"))
         wait_until(lambda: log.read_text().count("queues default") == 2, 30, "it starts anew")
         assert folder.run(*send)[1] == "2\n"
