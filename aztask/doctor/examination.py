@@ -67,6 +67,14 @@ def examine(
     """
     what = f"{app.name}: {len(app.tasks)} tasks" if named else "none was given with -A"
     yield fine("app", "app", f"{what}; queues {', '.join(queues)}")
+    if app.settings.signing_keys and not app.settings.id_key:
+        yield warning(
+            "app",
+            "id-key",
+            "messages are signed, but their ids can be guessed: a sender without a key could make "
+            "duplicate detection drop a task or its retry",
+            "set id_key or AZTASK_ID_KEY, the same for all senders and workers",
+        )
     yield from _of_broker(app, queues, Expectations(lease, named))
     yield from _of_results(app)
     yield from _of_events(app)

@@ -131,7 +131,7 @@ def _names(node: Function) -> list[str]:
 def entry(name: str, *, how: str | None = None, without: Sequence[str] = ()) -> str:
     """The section of a class or a function, or of all classes of a module.
 
-    how, without: as above. Raises ValueError where a method that is left out does not exist.
+    how, without: as above. Raises ValueError if `without` names a method that does not exist.
     """
     module, _, last = name.rpartition(".")
     code = source(module)
