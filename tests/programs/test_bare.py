@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +32,26 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def npm_settings() -> dict[str, str]:
+    """Where the system's npm, if there is one, keeps its registry and its certificates.
+
+    npm looks beside its own program, so another one would miss what reaches the registry here.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        return {}
+    command = [npm, "config", "get", "globalconfig"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {"npm_config_globalconfig": done.stdout.strip()}
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("what", TESTS)
 def test_a_machine_without_the_programs(bare_path: Path, what: str) -> None:
-    environment = {**os.environ, "PATH": str(bare_path)}
+    environment = {**os.environ, **npm_settings(), "PATH": str(bare_path)}
     environment.pop("JAVA_HOME", None)
+    # The test within ends first, so that its traceback is part of what is shown.
+    environment["PYTEST_TIMEOUT"] = "500"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS[what]]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
