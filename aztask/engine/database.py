@@ -19,6 +19,7 @@ import itertools
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -44,6 +45,12 @@ _PAGE_BYTES: Final = 2048  # small messages change few bytes: half of SQLite's p
 _MEMORY_PAGE_BYTES: Final = 8192
 _CHECKPOINT_PAGES, _LOG_BYTES = 2000, 16 * 1024 * 1024  # the log file's size after a burst
 _SQLITE: Final = (3, 35, 0)  # the first version with RETURNING (sqlite.org/lang_returning.html)
+_CHECK_SECONDS: Final = 0.001
+"""How long a file counts as the one that was opened before its path is checked again.
+
+The check costs as much as a tenth of a send. What is sent within these seconds of a deletion is
+lost with the file, like everything that was sent to it before.
+"""
 _serial = itertools.count(1)
 
 
@@ -80,6 +87,7 @@ class Database:
         self._at_end: list[Callable[[bool], None]] = []
         self._connection = _open(self.path, durability, busy_seconds)
         self._identity = None if self.path == IN_MEMORY else identity(self.path)
+        self._checked = time.monotonic()
         _open_databases.add(self)
 
     def transaction(self) -> Transaction:
@@ -202,9 +210,7 @@ class Database:
             self._lock.acquire()
             connection: sqlite3.Connection | None = self._connection
             if connection is not None:
-                if self._depth or self._identity is None:
-                    return connection
-                if identity(self.path) == self._identity:
+                if self._depth or self._is_in_place():
                     return connection
                 self._lock.release()
                 raise BrokerError(
@@ -217,6 +223,16 @@ class Database:
                 f"{self.path} was opened before this process was forked; open it again here"
             )
         raise BrokerError(f"{self.path} is closed; open it again")
+
+    def _is_in_place(self) -> bool:
+        """Whether the path leads to the opened file, as seen at most `_CHECK_SECONDS` ago."""
+        now = time.monotonic()
+        if self._identity is None or now - self._checked < _CHECK_SECONDS:
+            return True
+        if identity(self.path) != self._identity:
+            return False
+        self._checked = now
+        return True
 
     def _begin(self) -> sqlite3.Connection:
         connection = self._enter()

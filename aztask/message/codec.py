@@ -186,7 +186,9 @@ class Codec:
             {
                 "body": message.body,
                 "headers": headers,
-                "message_id": self.message_id(message),
+                "message_id": (
+                    message.message_id if self._id_key is None else self.message_id(message)
+                ),
                 "content_type": message.content_type,
                 "content_encoding": message.content_encoding,
                 "subject": message.task,

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -91,14 +90,14 @@ class Sender:
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
             batch_ids = [own_id or new_id() for _ in batch]
-            sent = Sending(name, queue, batch_ids)
-            with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
-                messages = self._messages(_with_headers(common, sent.headers), batch, batch_ids)
-                try:
-                    self._publish(queue, messages, options.get("delay", 0.0))
-                except SendUnconfirmed as error:
-                    self._emit_unconfirmed(messages, error)
-                    raise
+            delay = options.get("delay", 0.0)
+            if self._hooks.send:
+                sent = Sending(name, queue, batch_ids)
+                with self._hooks.send.around(sent):
+                    fields = _with_headers(common, sent.headers)
+                    messages = self._send_batch(fields, batch, batch_ids, delay)
+            else:
+                messages = self._send_batch(common, batch, batch_ids, delay)
             ids += batch_ids
             if own_id:
                 self._expect(messages)
@@ -112,12 +111,23 @@ class Sender:
                 self._sink[1].close()
             self._sink = self._publisher = None
 
-    def _publish(self, queue: str, messages: Sequence[TaskMessage], delay: float) -> None:
+    def _send_batch(
+        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str], delay: float
+    ) -> list[TaskMessage]:
+        """Publish one message per call; the messages."""
+        pairs = zip(calls, ids, strict=True)
+        messages = [self._message(common, call, task_id) for call, task_id in pairs]
+        queue = common["queue"]
         publisher = self._open_publisher()
-        if len(messages) == 1:
-            publisher.publish(queue, messages[0], delay=delay)
-        else:
-            publisher.publish_many(queue, messages, delay=delay)
+        try:
+            if len(messages) == 1:
+                publisher.publish(queue, messages[0], delay=delay)
+            else:
+                publisher.publish_many(queue, messages, delay=delay)
+        except SendUnconfirmed as error:
+            self._emit_unconfirmed(messages, error)
+            raise
+        return messages
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:
         """The generation to send; None if the task id is known and not forced.
@@ -143,12 +153,6 @@ class Sender:
                 RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING)
                 for message in messages
             )
-
-    def _messages(
-        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str]
-    ) -> list[TaskMessage]:
-        pairs = zip(calls, ids, strict=True)
-        return [self._message(common, call, task_id) for call, task_id in pairs]
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
         parent = current_context()

@@ -476,6 +476,7 @@ def test_a_worker_and_a_client_notice_that_the_queue_file_was_replaced(site: Sit
     assert site.app().result("a").get(timeout=30) == "a"
     for name in ("queues.db", "queues.db-wal", "queues.db-shm"):
         (site.folder / name).unlink(missing_ok=True)
+    time.sleep(0.01)  # an open file counts as in place for a millisecond
     with pytest.raises(BrokerError, match="was deleted or replaced while it was open"):
         site.app().send(work.name, ["lost"], task_id="lost")
     fresh = App("ledger", broker=site.broker, results=site.results)

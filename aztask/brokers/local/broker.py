@@ -119,7 +119,8 @@ class LocalBroker:
         self._usable()
         now = self._clock.wall()
         messages = [new_message(envelope, envelope.delay, now) for envelope in envelopes]
-        self._ensure(queue, sessions=_in_sessions(envelopes))
+        if queue not in self._ensured:  # asked here too, because most queues are known
+            self._ensure(queue, sessions=_in_sessions(envelopes))
         try:
             self.engine.send(queue, messages)
         except QueueNotFound:  # another process deleted it since

@@ -6,6 +6,7 @@ import gc
 import os
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -300,12 +301,25 @@ def test_pages_in_memory_are_large(path):
     assert sizes == {":memory:": 8192, path: 2048}
 
 
+CHECKED_AGAIN = 0.002  # seconds after which the path of an open file is checked again
+
+
+def test_a_busy_user_notices_too_that_the_file_is_gone(path, database):
+    """Each use within the time of one check does not put the next check off."""
+    Path(path).unlink()
+    until = time.monotonic() + 10 * CHECKED_AGAIN
+    with pytest.raises(BrokerError, match="deleted or replaced"):
+        while time.monotonic() < until:
+            database.changes()
+
+
 @pytest.mark.parametrize("how", ["deleted", "replaced by a copy", "replaced by a new file"])
 def test_a_file_that_is_gone_is_not_worked_on(path, database, how):
     with database.statement() as connection:
         connection.execute("CREATE TABLE kept (n)")
     copy = Path(f"{path}.copy")
     copy.write_bytes(Path(path).read_bytes())
+    time.sleep(CHECKED_AGAIN)
     Path(path).unlink()
     if how == "replaced by a copy":
         copy.rename(path)
@@ -322,6 +336,7 @@ def test_a_file_that_is_gone_is_not_worked_on(path, database, how):
 
 def test_a_file_that_is_back_is_used_again(path, database):
     """A rename away and back, as some backups do it."""
+    time.sleep(CHECKED_AGAIN)
     Path(path).rename(f"{path}.away")
     with pytest.raises(BrokerError, match="deleted or replaced"):
         database.changes()
