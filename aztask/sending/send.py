@@ -115,6 +115,10 @@ class Sender:
         self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str], delay: float
     ) -> list[TaskMessage]:
         """Publish one message per call; the messages."""
+        parent = current_context()
+        if parent is not None:
+            root = parent.message.root_id or parent.task_id
+            common = {**common, "root_id": root, "parent_id": parent.task_id}
         pairs = zip(calls, ids, strict=True)
         messages = [self._message(common, call, task_id) for call, task_id in pairs]
         queue = common["queue"]
@@ -155,16 +159,14 @@ class Sender:
             )
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
-        parent = current_context()
         body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
         values = {
             **common,
             "id": task_id,
+            "root_id": common["root_id"] or task_id,
             "body": body,
             "content_type": content_type,
             "content_encoding": content_encoding,
-            "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
-            "parent_id": parent.task_id if parent else None,
         }
         if self._codec.argsrepr:
             values["argsrepr"] = short_repr(call.args, len(body))
