@@ -45,6 +45,14 @@ def test_a_link_works_on_a_package_index_too(text):
     assert relative_links(text) == []
 
 
+def test_its_links_lead_to_files_of_the_project(text, metadata):
+    links = re.findall(r"(?m)^\[`(.+)`\]: (\S+)$", text)
+    assert len(links) > 8
+    for name, target in links:
+        assert target == f"{metadata['url']}/blob/main/{name}"
+        assert text.count(f"[`{name}`]") >= 2
+
+
 def test_a_relative_link_would_be_noticed():
     links = '[a](docs/a.md) [b](https://b.example/) ![c](c.svg) <img src="d.svg"> [e](#e)'
     assert relative_links(links) == ["docs/a.md", "c.svg", "d.svg"]
