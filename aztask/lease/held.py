@@ -20,6 +20,7 @@ from aztask.support.display import safe_str
 logger = logging.getLogger(__name__)
 
 LONGEST_STEP = 1.0
+CONFIRM_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,22 @@ class HeldLease:
         """
         if self.lost:
             raise LeaseLost(self._held().lost_reason or LeaseLost.__doc__)
+
+    def extend(self, seconds: float) -> None:
+        """Hold the lease for at least `seconds` from now; returns when the broker has agreed.
+
+        ``max_lease`` caps it. Where the queue sets the duration (Service Bus), the lease is renewed
+        at once and then as usual. Raises LeaseLost; BrokerUnavailable if no answer came in time;
+        and ValueError if `seconds` is not above 0.
+        """
+        if not seconds > 0:
+            raise ValueError(f"extend takes seconds above 0, not {seconds!r}")
+        self.ensure()
+        lease = self._held()
+        patience = min(CONFIRM_SECONDS, self.remaining_seconds)
+        if not self._keeper.extend_now(lease, max(seconds, lease.seconds), patience):
+            self.ensure()
+            raise BrokerUnavailable("the lease was not renewed yet; it is still held")
 
     def complete(self) -> None:
         """Remove the message: its work is done.

@@ -107,6 +107,23 @@ class LeaseKeeper:
                 self._book.hurry(lease, self._clock.monotonic())
                 self._condition.notify()
 
+    def extend_now(self, lease: Lease, seconds: float, patience: float) -> bool:
+        """As `extend`, up to the same limit, and wait up to `patience` seconds for the answer.
+
+        True if the lease was renewed.
+        """
+        with self._condition:
+            renewals = lease.renewals
+            self.extend(lease, seconds, lease.limit_at)
+            self._condition.wait_for(
+                lambda: (
+                    lease.renewals > renewals
+                    or lease.state not in (LeaseState.HELD, LeaseState.RENEWING)
+                ),
+                timeout=patience,
+            )
+            return lease.renewals > renewals
+
     def limit(self, lease: Lease, limit_at: float) -> None:
         """Renew the lease up to `limit_at` and no further."""
         with self._condition:

@@ -130,3 +130,15 @@ def test_no_thread_is_left(app):
     with app.receive("orders", wait=5.0) as lease:
         lease.complete()
     assert {thread for thread in threading.enumerate() if "lease" in thread.name} <= before
+
+
+def test_a_held_lease_is_extended_when_the_block_asks(app):
+    send(app)
+    with app.receive("orders") as lease:
+        assert lease.remaining_seconds <= 60.0
+        lease.extend(600.0)
+        assert lease.remaining_seconds > 500.0
+        with pytest.raises(ValueError, match="above 0"):
+            lease.extend(0.0)
+        lease.complete()
+    assert lease.delivery.lease_seconds == 600.0
