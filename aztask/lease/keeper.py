@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
-from aztask.errors import AztaskError, LeaseLost
+from aztask.errors import AlreadySettled, AztaskError, LeaseLost
 from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -110,11 +110,18 @@ class LeaseKeeper:
     def extend_now(self, lease: Lease, seconds: float, patience: float) -> bool:
         """As `extend`, up to the same limit, and wait up to `patience` seconds for the answer.
 
-        True if the lease was renewed.
+        True if the lease was renewed for `seconds`. Raises AlreadySettled, and LeaseLost if it has
+        ended or its limit allows no further renewal.
         """
         with self._condition:
-            renewals = lease.renewals
-            self.extend(lease, seconds, lease.limit_at)
+            # A renewal that is under way asked for the former duration.
+            self._wait_for_renewal(lease)
+            if lease.state in (LeaseState.SETTLING, LeaseState.SETTLED):
+                raise AlreadySettled
+            renewals, limit_at = lease.renewals, lease.limit_at
+            self.extend(lease, seconds, limit_at)
+            if self._book.renewal_seconds(lease, self._clock.monotonic()) is None:
+                raise LeaseLost("max_lease allows no further renewal; raise max_lease")
             self._condition.wait_for(
                 lambda: (
                     lease.renewals > renewals
