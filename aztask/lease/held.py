@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -189,7 +190,7 @@ class HeldLease:
 
     def resubmit(
         self,
-        delay: float = 0.0,
+        delay: float | timedelta = 0.0,
         *,
         body: bytes | None = None,
         headers: Mapping[str, Any] | None = None,

@@ -9,7 +9,7 @@ from aztask.message.codec import Codec
 from aztask.message.signatures import SignatureRules
 
 
-def codec_of(settings: Settings, max_age: Callable[[str], float | None]) -> Codec:
+def codec_of(settings: Settings, max_age: Callable[[str], float]) -> Codec:
     """The codec for these settings.
 
     * `max_age`: the longest age, in seconds, of signatures on the queue that is named.

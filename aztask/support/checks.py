@@ -178,3 +178,17 @@ def module_names(name: str, value: Any) -> tuple[str, ...]:
                 f'{name} takes module names, such as "shop.images", not {each!r}'
             )
     return tuple(value)
+
+
+def check_upload(directory: str | None, container: object, account: object) -> None:
+    """Check that the three settings of an upload of events belong together."""
+    if container is None:
+        if account is not None:
+            raise ConfigurationError(
+                "events_account is given without events_container; name the container"
+            )
+    elif directory is None:
+        raise ConfigurationError(
+            "events_container needs a directory that the events are written to first: give "
+            "events=DIRECTORY or AZTASK_EVENTS"
+        )
