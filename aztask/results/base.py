@@ -334,3 +334,30 @@ class Provisioned(Protocol):
     def check(self) -> None:
         """Raise the error that a worker would get: missing, not permitted or unreachable."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSize:
+    """How much a result store holds.
+
+    * `rows`: all rows of runs; `unfinished`: those of them that have not ended, None if unknown.
+    * `file_bytes`: the size of its file, None if there is none.
+    * `blobs`, `blob_bytes`: values in blobs of their own, None if there are none.
+    * `complete`: False if the count was stopped because it took long: there are more.
+    """
+
+    rows: int
+    unfinished: int | None = None
+    file_bytes: int | None = None
+    blobs: int | None = None
+    blob_bytes: int | None = None
+    complete: bool = True
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A result store that can say how much it holds."""
+
+    def size(self) -> StoreSize:
+        """Count what the store holds, for a few seconds at most."""
+        ...

@@ -15,6 +15,7 @@ from aztask.results.base import (
     UNFINISHED_SECONDS,
     Cancelled,
     Finish,
+    Measurable,
     Outcome,
     Owned,
     OwnedElsewhere,
@@ -533,3 +534,22 @@ def test_runs_whose_messages_are_gone_are_purged_in_the_end(results: ResultStore
     assert [state(name) for name in ("later", "started", "returned")] == [None] * 3
     assert results.record([Finish(started.key, "one", ended())]) == [False]
     assert results.start([replace(started, owner="two")]) == [Owned(1)], "it is a new run"
+
+
+def test_the_size_of_a_store(store: Store) -> None:
+    """A Tables store counts its pages of rows, and the blobs of long values."""
+    keys = [RunKey(f"t{n}") for n in range(7)]
+    store.results.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    long = replace(ended(), value=LONG)
+    store.results.record([Finish(key, "one", long) for key in keys[:3]])
+    store.results.expect([RunRecord(keys[-1], "shop.resize", "default", State.PENDING)])
+    assert isinstance(store.results, Measurable)
+    size = store.results.size()
+    assert (size.rows, size.complete) == (7, True)
+    if size.file_bytes is None:
+        assert (size.unfinished, size.blobs) == (None, 3)
+        assert size.blob_bytes is not None
+        assert size.blob_bytes > 3 * len(LONG)
+    else:
+        assert (size.unfinished, size.blobs) == (4, None)
+        assert size.file_bytes > 3 * len(LONG)

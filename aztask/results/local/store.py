@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from aztask.engine import Database, Waiter
+from aztask.engine.filesystem import file_bytes
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import (
     UNFINISHED_SECONDS,
@@ -28,6 +29,7 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    StoreSize,
     Unreadable,
     WorkerRecord,
 )
@@ -323,6 +325,13 @@ class LocalResults:
             if ended and not gone:
                 return deleted
             last, deleted = end, deleted + gone
+
+    def size(self) -> StoreSize:
+        """Count the runs, and measure the file."""
+        with self._database.read() as connection:
+            text = "SELECT COUNT(*), COUNT(*) - COUNT(ended_at) FROM runs"
+            rows, unfinished = connection.execute(text).fetchone()
+        return StoreSize(rows, unfinished, file_bytes=file_bytes(self._database.path))
 
     def close(self) -> None:
         """Does nothing: the database belongs to the code that opened it."""

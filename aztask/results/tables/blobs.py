@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cached_property
@@ -145,6 +146,24 @@ class Blobs:
             partition, _, more = rest.partition("!")
             found.append((name, partition, more.partition("!")[0]))
         return found, place or None
+
+    def measure(self, seconds: float) -> tuple[int, int, bool]:
+        """Count for `seconds` at most: blobs, their bytes, and True if that is all of them."""
+        until = time.monotonic() + seconds
+        count, size = 0, 0
+        call = TimeBudget()
+
+        def ask(**times: Any) -> list[Any]:
+            return list(next(pages, ()))
+
+        pages = self._container.list_blobs(results_per_page=PAGE).by_page()
+        while time.monotonic() < until:
+            page = call.request(ask, self.place, BLOB_ROLE)
+            if not page:
+                return count, size, True
+            count += len(page)
+            size += sum(blob.size or 0 for blob in page)
+        return count, size, False
 
     def create(self, call: TimeBudget) -> bool:
         """Create the container; False if it exists."""

@@ -26,10 +26,12 @@ from aztask.results.tables.rows import DAMAGE
 from aztask.support.clock import Clock
 
 SWEEP_SECONDS: Final = 4.0
+COUNT_SECONDS: Final = 4.0
 SETTLING_SECONDS: Final = 600.0
 """Seconds after which a blob without a row counts as left over."""
 
-_TASKS: Final = "PartitionKey ge 't-' and PartitionKey lt 't.' and Timestamp lt @written"
+_TASKS: Final = "PartitionKey ge 't-' and PartitionKey lt 't.'"
+_OLD: Final = f"{_TASKS} and Timestamp lt @written"
 _SELECT: Final = (
     "PartitionKey", "RowKey", "Timestamp", "due", "body_blob", "saved_blob", DAMAGE,
 )  # fmt: skip
@@ -60,6 +62,17 @@ class Leftovers:
             self._rows_done = False  # the next sweep begins anew
         return deleted, complete
 
+    def count_rows(self) -> tuple[int, bool]:
+        """Count rows of tasks for some seconds; returns how many, and True if that is all."""
+        until = time.monotonic() + COUNT_SECONDS
+        rows, after = 0, None
+        while time.monotonic() < until:
+            page, after = self._requests.page(TimeBudget(), _TASKS, {}, ("RowKey",), after)
+            rows += sum(row["RowKey"].endswith("r") for row in page)
+            if after is None:
+                return rows, True
+        return rows, False
+
     def _sweep_blobs(self, before: float) -> bool:
         limit = min(before, self._clock.wall() - SETTLING_SECONDS)
         until = time.monotonic() + SWEEP_SECONDS
@@ -83,7 +96,7 @@ class Leftovers:
         deleted = 0
         while time.monotonic() < until:
             rows, self._rows_after = self._requests.page(
-                TimeBudget(), _TASKS, {"written": written}, _SELECT, self._rows_after
+                TimeBudget(), _OLD, {"written": written}, _SELECT, self._rows_after
             )
             old = [row for row in rows if _is_left(row, before)]
             deleted += sum(self._requests.each(TimeBudget(), self._clear_row, old))

@@ -36,6 +36,7 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    StoreSize,
     WorkerRecord,
 )
 from aztask.results.deadindex import DeadIndex
@@ -43,7 +44,7 @@ from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.dead import TablesDeadIndex
 from aztask.results.tables.index import ENDED, EndIndex
-from aztask.results.tables.leftovers import Leftovers
+from aztask.results.tables.leftovers import COUNT_SECONDS, Leftovers
 from aztask.results.tables.marks import CancellationMarks
 from aztask.results.tables.names import (
     FIRST_RUN,
@@ -316,6 +317,12 @@ class TablesResults:
                 if not complete:
                     self._sweep_at = self._clock.monotonic()
         return deleted
+
+    def size(self) -> StoreSize:
+        """Count the rows of runs and the blobs, each for a few seconds at most."""
+        rows, all_rows = self._leftovers.count_rows()
+        blobs, blob_bytes, all_blobs = self._blobs.measure(COUNT_SECONDS)
+        return StoreSize(rows, blobs=blobs, blob_bytes=blob_bytes, complete=all_rows and all_blobs)
 
     def close(self) -> None:
         """Close idle connections to both services."""
