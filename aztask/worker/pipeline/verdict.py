@@ -177,6 +177,6 @@ class Verdicts:
     ) -> None:
         if isinstance(settlement, DeadLetter) and not error_type:
             error_type, error = settlement.reason, settlement.description
-        texts = (storable(error_type), storable(mask(error)), storable(mask(trace)))
+        texts = (storable(mask(error_type)), storable(mask(error)), storable(mask(trace)))
         outcome = Outcome(state, settlement, None, *texts, self._clock.wall(), item.duration)
         item.decide(settlement, outcome)
