@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         TimeLimitExceeded,
         UnknownTask,
     )
+    from aztask.lease.asyncheld import AsyncHeldLease
     from aztask.lease.held import HeldLease
     from aztask.message.message import TaskMessage
     from aztask.result import AsyncResult
@@ -70,6 +71,7 @@ __all__ = [
     "Snooze",
     # A message without a task
     "HeldLease",
+    "AsyncHeldLease",
     # Values
     "TaskMessage",
     "Settings",
@@ -118,6 +120,7 @@ _HOMES = {
     "TaskLease": "aztask.context",
     "current_context": "aztask.context",
     "HeldLease": "aztask.lease.held",
+    "AsyncHeldLease": "aztask.lease.asyncheld",
     "TaskMessage": "aztask.message.message",
     "RetryPolicy": "aztask.retry",
     "Task": "aztask.task",

@@ -8,33 +8,33 @@ Rules
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.appoptions import AppOptions, QueueOptionNames
-from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions
+from aztask.brokers.base import Broker, Position, QueueOptions
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
-from aztask.errors import ConfigurationError, DuplicateTask, EncodeError
+from aztask.errors import DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
-from aztask.lease.held import HeldLease, LeaseTerms
-from aztask.message.codec import Codec
-from aztask.message.signatures import SignatureRules
+from aztask.lease.asyncheld import AsyncHeldLease
+from aztask.lease.held import HeldLease
+from aztask.receiving import held_lease
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
+from aztask.sending.appcodec import codec_of
 from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
+from aztask.support.checks import module_names
 from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 class App:
@@ -92,14 +92,16 @@ class App:
         check_options(options, AppOptions, f"App {name!r}")
         self.name = name
         self.retry = retry
-        self.include = _module_names(include)
+        self.include = module_names("include", include)
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
         self._lease_given = "lease" in options
         self.tasks: dict[str, Task[..., Any]] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self.codec = self._new_codec()
+        self.codec = codec_of(
+            self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds
+        )
         self._connections = Connections(
             broker or read_environment("AZTASK_BROKER"),
             results or read_environment("AZTASK_RESULTS"),
@@ -114,21 +116,6 @@ class App:
         self.on_event = self.hooks.event
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
-        )
-
-    def _new_codec(self) -> Codec:
-        settings = self.settings
-        return Codec(
-            serializer=settings.serializer,
-            accept=settings.accept,
-            signing_keys=[key.reveal().encode() for key in settings.signing_keys],
-            signatures=SignatureRules(
-                old=settings.old_signatures,
-                max_age=lambda queue: self.queue_settings(queue).signature_max_age_seconds,
-                clock_skew=settings.signature_clock_skew_seconds,
-            ),
-            id_key=settings.id_key.reveal().encode() if settings.id_key else None,
-            argsrepr=settings.argsrepr,
         )
 
     def __repr__(self) -> str:
@@ -304,7 +291,15 @@ class App:
         inner = NullEventSink() if directory is None else FileEventSink(directory, writer)
         return HookedSink(inner, self.hooks.event)
 
-    def receive(self, queue: str, *, wait: float = 10.0, session: str | None = None) -> HeldLease:
+    def receive(
+        self,
+        queue: str,
+        *,
+        wait: float = 10.0,
+        lease: float | timedelta | None = None,
+        session: str | None = None,
+        deferred: Position | None = None,
+    ) -> HeldLease:
         """Receive one message under an auto-renewed lease, without a task and without a worker.
 
         ::
@@ -316,18 +311,39 @@ class App:
         * `queue`: the queue's name.
         * `wait`: seconds to wait for a message, 10 by default. Entering the block raises
           LookupError if none came.
+        * `lease`: how long a lease lasts until it is renewed, in seconds or as a ``timedelta``. By
+          default the queue's. Service Bus accepts only the queue's lock duration.
         * `session`: the session to receive from, on a queue with sessions. By default the next free
           one.
+        * `deferred`: the position that `HeldLease.defer` returned: receives that message, at once.
 
-        See `HeldLease` for what you can do in the block.
+        See `HeldLease` for what you can do in the block. Entering it raises ConfigurationError for
+        a lease that the settings or the queue do not allow, CapabilityError, BrokerUnavailable and
+        QueueNotFound.
         """
-        settings = self.queue_settings(queue)
-        return HeldLease(
-            self.broker,
-            queue,
-            LeaseTerms(self.lease_now(queue), settings.max_lease_seconds, settings.renew_at),
-            wait=wait,
-            session=session or (ANY_SESSION if self.has_sessions(queue) else None),
+        return held_lease(self, queue, wait, lease, session, deferred)
+
+    def areceive(
+        self,
+        queue: str,
+        *,
+        wait: float = 10.0,
+        lease: float | timedelta | None = None,
+        session: str | None = None,
+        deferred: Position | None = None,
+    ) -> AsyncHeldLease:
+        """`receive` for coroutines: nothing blocks the event loop or stops the renewals.
+
+        ::
+
+            async with app.areceive("orders", wait=30) as lease:
+                await handle(lease.body)
+                await lease.complete()
+
+        Options and errors are those of `receive`; see `AsyncHeldLease`.
+        """
+        return AsyncHeldLease(
+            lambda stop: held_lease(self, queue, wait, lease, session, deferred, stop)
         )
 
     # -- sending -----------------------------------------------------------------------------
@@ -381,17 +397,3 @@ class App:
         return list(
             map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
         )
-
-
-def _module_names(include: Sequence[str]) -> tuple[str, ...]:
-    """Check the module names that `App` includes, and return them. Raises ConfigurationError."""
-    if isinstance(include, str) or not isinstance(include, Sequence):
-        raise ConfigurationError(
-            f'include takes a list of module names, such as ["shop.images"], not {include!r}'
-        )
-    for name in include:
-        if not isinstance(name, str) or not _MODULE.match(name):
-            raise ConfigurationError(
-                f'include takes module names, such as "shop.images", not {name!r}'
-            )
-    return tuple(include)

@@ -36,6 +36,7 @@ class AppOptions(TypedDict, total=False):
     max_held: int
     events_container: str
     events_account: str | Secret
+    events_retention: float | timedelta
     events_keep: bool
     events_max_bytes: int
     lease_advice: str

@@ -32,6 +32,7 @@ from aztask.lease.bounds import check_leases, read_bounds
 from aztask.lease.state import NO_RENEWAL
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
 from aztask.support.checks import (
+    check_upload,
     count,
     directory,
     flag,
@@ -254,6 +255,14 @@ class Settings:
         example="connection_string",
         variable="AZTASK_EVENTS_ACCOUNT",
     )
+    events_retention_seconds: float = setting(
+        30 * 86400.0,
+        "float | timedelta",
+        seconds(least=60.0),
+        "How long workers leave closed event files in the directory. With a container, only files "
+        "that are uploaded and kept are deleted.",
+        example="90 * 86400.0",
+    )
     events_keep: bool = setting(
         False,
         "bool",
@@ -297,7 +306,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_all(self)
         check_leases(self.lease_seconds, self.max_lease_seconds)
-        _check_upload(self)
+        check_upload(self.events, self.events_target, self.events_account)
         if self.lease_advice is None and self.lease_advice_account is not None:
             raise ConfigurationError(
                 "lease_advice_account is given without lease_advice; name the container, or auto"
@@ -384,16 +393,3 @@ class QueueSettings:
 def environment_options(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The app settings that environment variables give. Raises ConfigurationError."""
     return options_of(Settings, environ)
-
-
-def _check_upload(settings: Settings) -> None:
-    if settings.events_target is None:
-        if settings.events_account is not None:
-            raise ConfigurationError(
-                "events_account is given without events_container; name the container"
-            )
-    elif settings.events is None:
-        raise ConfigurationError(
-            "events_container needs a directory that the events are written to first: give "
-            "events=DIRECTORY or AZTASK_EVENTS"
-        )

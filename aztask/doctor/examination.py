@@ -20,6 +20,7 @@ from aztask.app import App
 from aztask.brokers.base import Broker
 from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
 from aztask.doctor.queuechecks import judge
+from aztask.doctor.sizes import events_text, store_text
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
 from aztask.results.base import Provisioned, State
 from aztask.sending.queueplan import QueuePlan
@@ -203,6 +204,7 @@ def _of_results(app: App) -> Iterator[Finding]:
         workers = store.workers()
         spent = time.monotonic() - began
         damaged = store.recent(state=State.UNREADABLE, limit=DAMAGED_ROWS)
+        held = store_text(store)
     except AztaskError as error:
         yield failed("results", "results", error)
         return
@@ -212,6 +214,8 @@ def _of_results(app: App) -> Iterator[Finding]:
         "results",
         f"the result store answers in {1000 * spent:.0f} ms and knows {known} workers",
     )
+    if held:
+        yield fine("results", "size", held)
     if known < len(workers):
         names = [(worker.name, worker.damage) for worker in workers if worker.damage]
         text = f"rows of workers that cannot be read: {_named(names)}"
@@ -248,6 +252,7 @@ def _of_events(app: App) -> Iterator[Finding]:
     try:
         with tempfile.TemporaryFile(dir=there):
             yield fine("events", "events", f"{place} can be written")
+            yield fine("events", "size", events_text(place))
     except OSError as error:
         text = f"{place} cannot be written: {error.strerror}"
         yield problem(

@@ -123,3 +123,12 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def file_bytes(path: str) -> int | None:
+    """The bytes of a database file and of its log; None if there is no file, as in memory."""
+    sizes = []
+    for name in (Path(path), Path(f"{path}-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(name.stat().st_size)
+    return sum(sizes) if sizes else None

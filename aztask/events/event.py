@@ -4,7 +4,8 @@ Rules
 1. A line is ASCII, ends at its only line break, and is valid JSON whatever text it contains: lone
    surrogates are written as the text of their escape, control characters as JSON escapes.
 2. Unknown values are omitted, not written as null; so are numbers that are not finite.
-3. Error text is cut, and secrets in it are masked: events travel further than logs.
+3. Error text is cut, and secrets in it and in names of errors and workers are masked: events travel
+   further than logs.
 4. Reading trusts nothing: a line that is not an event of this version gives None.
 
 Field order: a worker writes three events for each task, so a line is assembled by hand around the C
@@ -108,7 +109,7 @@ def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
     if event.reason is not None:
         line += f',"reason":{quote(mask(event.reason), ERROR_LIMIT)}'
     if event.error_type is not None:
-        line += f',"error_type":{quote(event.error_type)}'
+        line += f',"error_type":{quote(mask(event.error_type[: 2 * TEXT_LIMIT]))}'
     if event.error is not None:
         line += f',"error":{quote(mask(event.error[: 2 * ERROR_LIMIT]), ERROR_LIMIT)}'
     return line + "}\n"

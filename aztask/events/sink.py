@@ -35,6 +35,7 @@ from typing import BinaryIO, Final, Protocol, Self
 
 from aztask.events.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.masking import mask
 from aztask.support.private import FILE_MODE, make_directory
 
 __all__ = [
@@ -119,8 +120,8 @@ class FileEventSink:
     ) -> None:
         self.dropped = 0
         self._directory = Path(directory)
-        self._worker = worker
-        self._worker_json = quote(worker)
+        self._worker = mask(worker)
+        self._worker_json = quote(self._worker)
         self._clock = clock
         self._max_bytes = max_bytes
         self._max_age = max_age_seconds
@@ -153,7 +154,7 @@ class FileEventSink:
                 event,
                 quote(event.id)[1:-1] if event.id else f"{self._nonce}-{next(self._numbers)}",
                 event.ts or self._clock.wall(),
-                quote(event.worker) if event.worker else self._worker_json,
+                quote(mask(event.worker)) if event.worker else self._worker_json,
             )
         )
         if len(self._lines) >= BUFFER_LIMIT:

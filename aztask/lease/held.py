@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aztask.brokers.base import AnySession, Broker, Receiver
-from aztask.brokers.delivery import Delivery, Lost, Unknown
-from aztask.errors import BrokerUnavailable, LeaseLost
+from aztask.brokers.delivery import Delivery, Lost, Position, Unknown
+from aztask.errors import BrokerUnavailable, CapabilityError, LeaseLost
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease, LeaseState
-from aztask.retry import UNDECODABLE
-from aztask.settlement import Abandon, Complete, DeadLetter, Release, Settlement
+from aztask.message.cloneids import next_link
+from aztask.message.envelope import Envelope
+from aztask.retry import EXPIRED, UNDECODABLE
+from aztask.settlement import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Release,
+    Resubmit,
+    Settlement,
+    with_envelope,
+)
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.display import safe_str
+from aztask.support.durations import to_seconds
 
 logger = logging.getLogger(__name__)
 
 LONGEST_STEP = 1.0
+CONFIRM_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +74,21 @@ class HeldLease:
         *,
         wait: float,
         session: str | AnySession | None = None,
+        deferred: Position | None = None,
+        stop: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Called by `App.receive`, which describes the options.
+
+        * `stop`: once it is set, the wait for a message ends within a second.
+        """
         self._broker = broker
         self._queue = queue
         self._terms = terms
         self._wait = wait
         self._session = session
+        self._deferred = deferred
+        self._stop = stop or threading.Event()
         self._clock = clock
         self._keeper = LeaseKeeper(broker, clock=clock, renew_at=terms.renew_at)
         self._receiver: Receiver | None = None
@@ -98,6 +122,53 @@ class HeldLease:
         if self.lost:
             raise LeaseLost(self._held().lost_reason or LeaseLost.__doc__)
 
+    def extend(self, seconds: float) -> None:
+        """Hold the lease for at least `seconds` from now; returns when the broker has agreed.
+
+        ``max_lease`` caps it. Where the queue sets the duration (Service Bus), the lease is renewed
+        at once and then as usual. Raises LeaseLost, also if ``max_lease`` allows no further
+        renewal; AlreadySettled; BrokerUnavailable if no answer came in time; and ValueError if
+        `seconds` is not above 0.
+        """
+        if not seconds > 0:
+            raise ValueError(f"extend takes seconds above 0, not {seconds!r}")
+        self.ensure()
+        lease = self._held()
+        patience = min(CONFIRM_SECONDS, self.remaining_seconds)
+        if not self._keeper.extend_now(lease, max(seconds, lease.seconds), patience):
+            self.ensure()
+            raise BrokerUnavailable("the lease was not renewed yet; it is still held")
+
+    def update(self, body: bytes, *, headers: Mapping[str, Any] | None = None) -> None:
+        """Replace the message's content in place and renew the lease: a checkpoint.
+
+        * `body`: the new body. If the process dies after this, the next delivery has it.
+        * `headers`: the new headers; None keeps them.
+
+        A task's signed message no longer fits its signature afterwards: workers refuse it.
+        Storage queues and ``local://`` can do this. On Service Bus it raises CapabilityError; use
+        `resubmit` with a body there. Raises MessageTooLarge or EncodeError if the content cannot
+        be stored (the message stays as it is), LeaseLost, AlreadySettled, and BrokerUnavailable if
+        the broker did not confirm it.
+        """
+        lease, receiver = self._held(), self._receiver
+        assert receiver is not None  # set together with the lease
+        can = self._broker.capabilities
+        if not can.update:
+            raise CapabilityError(
+                f"{can.name} cannot change a message in place; resubmit it with the new body: "
+                "lease.resubmit(body=...)"
+            )
+        envelope = self._changed(body, headers)
+        self._broker.check(envelope)
+        answer = self._keeper.update(lease, receiver, envelope)
+        if isinstance(answer, Lost):
+            raise LeaseLost(answer.reason or LeaseLost.__doc__)
+        if isinstance(answer, Unknown):
+            raise BrokerUnavailable(
+                f"the update was not confirmed ({answer.reason}); it may have happened"
+            )
+
     def complete(self) -> None:
         """Remove the message: its work is done.
 
@@ -117,25 +188,91 @@ class HeldLease:
         """Move the message to the dead letters. Raises what `complete` raises."""
         self._settle(DeadLetter(reason, description))
 
+    def resubmit(
+        self,
+        delay: float | timedelta = 0.0,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send the message again, available after `delay` seconds, and remove this one.
+
+        * `delay`: seconds or a ``timedelta``.
+        * `body`, `headers`: the content of the message that is sent; None keeps the present one.
+
+        A message that would expire before then is dead-lettered as ``expired``. In a session the
+        message is sent to the session's end. On Service Bus the new message is sent before this
+        one is completed: if the process dies in between, both exist, and this one sends the other
+        again under the same id, which duplicate detection drops where the queue has it. Raises
+        what `complete` raises, and MessageTooLarge or EncodeError if the content cannot be stored.
+        """
+        seconds = to_seconds(delay, "delay")
+        present = self.delivery.envelope
+        due = self._clock.wall() + seconds
+        if present.expires_at is not None and due >= present.expires_at:
+            self._settle(DeadLetter(EXPIRED, "it would expire before its next delivery"))
+            return
+        envelope = self._changed(present.body if body is None else body, headers)
+        clone = replace(envelope, message_id=next_link(present), delay=seconds)
+        self._broker.check(clone)
+        self._settle(with_envelope(Resubmit(seconds, due), clone, seconds))
+
+    def defer(self) -> Position:
+        """Set the message aside and return its position, by which alone it is received again.
+
+        ::
+
+            position = lease.defer()
+            ...
+            with app.receive("orders", deferred=position) as lease:
+
+        Keep the position: a message whose position is lost is never received again. Service Bus and
+        ``local://`` can do this, outside of sessions; otherwise it raises CapabilityError. Raises
+        what `complete` raises.
+        """
+        _check_defer(self._broker, self._session)
+        position = self.delivery.position
+        self._settle(Defer())
+        return position
+
     def __enter__(self) -> Self:
         """Wait for a message. Raises LookupError if none came."""
-        receiver = self._receiver = self._broker.receiver(
+        if self._deferred is not None:
+            _check_defer(self._broker, self._session)
+        receiver = self._broker.receiver(
             self._queue, lease=self._terms.seconds, session=self._session
         )
-        give_up_at = self._clock.monotonic() + self._wait
-        while (delivery := self._received(receiver)) is None:
-            if self._clock.monotonic() >= give_up_at:
-                receiver.close()
-                raise LookupError(f"no message came on {self._queue!r} within {self._wait:g} s")
+        try:
+            delivery = self._first(receiver)
+        except BaseException:
+            receiver.close()
+            raise
+        self._receiver = receiver
         now = self._clock.monotonic()
         limit_at = now + self._terms.max_seconds
         self._lease = Lease.of(delivery, seconds=self._terms.seconds, limit_at=limit_at)
         self._keeper.start().hold(receiver, [self._lease])
         return self
 
-    def _received(self, receiver: Receiver) -> Delivery | None:
-        """One message, or None if none came. An unreadable message is dead-lettered instead."""
-        deliveries = receiver.receive(1, min(LONGEST_STEP, self._wait))
+    def _first(self, receiver: Receiver) -> Delivery:
+        """The message to hold. Raises LookupError if none came in time."""
+        if self._deferred is not None:
+            delivery = self._readable(receiver, receiver.receive_deferred([self._deferred]))
+            if delivery is None:
+                raise LookupError(
+                    f"{self._queue!r} has no deferred message at position {self._deferred!r} that "
+                    "is free"
+                )
+            return delivery
+        give_up_at = self._clock.monotonic() + self._wait
+        step = min(LONGEST_STEP, self._wait)
+        while (delivery := self._readable(receiver, receiver.receive(1, step))) is None:
+            if self._stop.is_set() or self._clock.monotonic() >= give_up_at:
+                raise LookupError(f"no message came on {self._queue!r} within {self._wait:g} s")
+        return delivery
+
+    def _readable(self, receiver: Receiver, deliveries: list[Delivery]) -> Delivery | None:
+        """The received message, if there is one. An unreadable one is dead-lettered instead."""
         for delivery in deliveries:
             problem = delivery.envelope.problem
             if not problem:
@@ -180,6 +317,14 @@ class HeldLease:
             raise RuntimeError("use it as a context manager: with app.receive(...) as lease")
         return self._lease
 
+    def _changed(self, body: bytes, headers: Mapping[str, Any] | None) -> Envelope:
+        """The message with other content. Raises TypeError for a body that is not bytes."""
+        if not isinstance(body, bytes):
+            raise TypeError(f"body takes bytes, not {type(body).__name__}")
+        envelope = self.delivery.envelope
+        kept = envelope.headers if headers is None else dict(headers)
+        return replace(envelope, body=body, headers=kept, delay=0.0)
+
     def _settle(self, settlement: Settlement) -> None:
         """Settle once. If the broker's answer is lost, it may or may not have happened."""
         lease, receiver = self._held(), self._receiver
@@ -197,3 +342,17 @@ class HeldLease:
             raise BrokerUnavailable(
                 f"the settlement was not confirmed ({answer.reason}); it may have happened"
             )
+
+
+def _check_defer(broker: Broker, session: str | AnySession | None) -> None:
+    """Raise CapabilityError unless a message can be deferred and received again."""
+    if not broker.capabilities.defer:
+        raise CapabilityError(
+            f"{broker.capabilities.name} cannot defer messages; resubmit them with a delay: "
+            "lease.resubmit(delay=...)"
+        )
+    if session is not None:
+        raise CapabilityError(
+            "a message of a session cannot be deferred; resubmit it, or release it to keep its "
+            "place"
+        )

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.delivery import Lost, Renewed, Settled, Unknown
-from aztask.errors import AztaskError, LeaseLost
+from aztask.errors import AlreadySettled, AztaskError, LeaseLost
 from aztask.lease.state import RENEW_AT, Lease, LeaseBook, LeaseEvent, LeaseState
 from aztask.message.envelope import Envelope
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -106,6 +106,30 @@ class LeaseKeeper:
             if lease.state is LeaseState.HELD:
                 self._book.hurry(lease, self._clock.monotonic())
                 self._condition.notify()
+
+    def extend_now(self, lease: Lease, seconds: float, patience: float) -> bool:
+        """As `extend`, up to the same limit, and wait up to `patience` seconds for the answer.
+
+        True if the lease was renewed for `seconds`. Raises AlreadySettled, and LeaseLost if it has
+        ended or its limit allows no further renewal.
+        """
+        with self._condition:
+            # A renewal that is under way asked for the former duration.
+            self._wait_for_renewal(lease)
+            if lease.state in (LeaseState.SETTLING, LeaseState.SETTLED):
+                raise AlreadySettled
+            renewals, limit_at = lease.renewals, lease.limit_at
+            self.extend(lease, seconds, limit_at)
+            if self._book.renewal_seconds(lease, self._clock.monotonic()) is None:
+                raise LeaseLost("max_lease allows no further renewal; raise max_lease")
+            self._condition.wait_for(
+                lambda: (
+                    lease.renewals > renewals
+                    or lease.state not in (LeaseState.HELD, LeaseState.RENEWING)
+                ),
+                timeout=patience,
+            )
+            return lease.renewals > renewals
 
     def limit(self, lease: Lease, limit_at: float) -> None:
         """Renew the lease up to `limit_at` and no further."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from aztask.brokers.delivery import Position
 from aztask.settlement import Decision, Resubmit
@@ -49,6 +49,9 @@ class State(StrEnum):
         """True if the task has ended; only a replay runs it again."""
         return self in _FINAL
 
+
+UNFINISHED_SECONDS: Final = 30 * 86400.0
+"""How long after the retention a run that started and never ended is kept: it may be running."""
 
 _FINAL = frozenset(
     {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED, State.UNREADABLE}
@@ -166,6 +169,9 @@ class RunRecord:
 
     `damage` says what cannot be read, on one line; "" if all can. In the state UNREADABLE the row
     is damaged, and only the key is known. In another state only the value is damaged.
+
+    `due` is only for `ResultStore.expect`: UTC epoch seconds from which the message can be
+    received; None means now.
     """
 
     key: RunKey
@@ -177,6 +183,7 @@ class RunRecord:
     started_at: float | None = None
     outcome: Outcome | None = None
     damage: str = ""
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +310,10 @@ class ResultStore(Protocol):
     def purge(self, before: float) -> int:
         """Delete runs that ended, or were put into quarantine, before `before`; returns how many.
 
+        Rows whose message is gone never end, so they are deleted too: runs that were sent but not
+        started, once their message was due before `before`; and started ones `UNFINISHED_SECONDS`
+        later. A message that comes after all is a new run.
+
         * `before`: UTC epoch seconds.
         """
         ...
@@ -322,4 +333,31 @@ class Provisioned(Protocol):
 
     def check(self) -> None:
         """Raise the error that a worker would get: missing, not permitted or unreachable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSize:
+    """How much a result store holds.
+
+    * `rows`: all rows of runs; `unfinished`: those of them that have not ended, None if unknown.
+    * `file_bytes`: the size of its file, None if there is none.
+    * `blobs`, `blob_bytes`: values in blobs of their own, None if there are none.
+    * `complete`: False if the count was stopped because it took long: there are more.
+    """
+
+    rows: int
+    unfinished: int | None = None
+    file_bytes: int | None = None
+    blobs: int | None = None
+    blob_bytes: int | None = None
+    complete: bool = True
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A result store that can say how much it holds."""
+
+    def size(self) -> StoreSize:
+        """Count what the store holds, for a few seconds at most."""
         ...

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -27,6 +28,7 @@ from aztask.results.base import RunKey, RunRecord, State
 from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
 from aztask.support.display import short_repr
+from aztask.support.durations import to_seconds
 from aztask.support.frozen import build
 from aztask.task import Invocation, SendOptions, Task
 
@@ -100,7 +102,7 @@ class Sender:
                 messages = self._send_batch(common, batch, batch_ids, delay)
             ids += batch_ids
             if own_id:
-                self._expect(messages)
+                self._expect(messages, delay)
             self._emit("enqueued", messages)
         return ids
 
@@ -145,7 +147,7 @@ class Sender:
             return 0
         return known.key.generation + 1 if force else None
 
-    def _expect(self, messages: Sequence[TaskMessage]) -> None:
+    def _expect(self, messages: Sequence[TaskMessage], delay: float | timedelta) -> None:
         """Store the sent task ids, so that sending them again finds them.
 
         If the process dies before this, a second send of the id is stored as well; the worker then
@@ -153,8 +155,9 @@ class Sender:
         """
         results = self._connections.results()
         if results is not None:
+            due = time.time() + to_seconds(delay, "delay")
             results.expect(
-                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING)
+                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING, due=due)
                 for message in messages
             )
 

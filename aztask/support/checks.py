@@ -7,6 +7,7 @@ and says what is allowed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +17,8 @@ from aztask.support.durations import to_seconds
 from aztask.support.masking import Secret, printable
 
 _MAKE_A_KEY: Final = "make one with python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -161,3 +164,31 @@ def directory(name: str, value: Any) -> str:
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigurationError(f"{name} is the path of a directory, not {shown(value)}")
     return path
+
+
+def module_names(name: str, value: Any) -> tuple[str, ...]:
+    """Return a list of dotted module names as a tuple."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigurationError(
+            f'{name} takes a list of module names, such as ["shop.images"], not {value!r}'
+        )
+    for each in value:
+        if not isinstance(each, str) or not _MODULE.match(each):
+            raise ConfigurationError(
+                f'{name} takes module names, such as "shop.images", not {each!r}'
+            )
+    return tuple(value)
+
+
+def check_upload(directory: str | None, container: object, account: object) -> None:
+    """Check that the three settings of an upload of events belong together."""
+    if container is None:
+        if account is not None:
+            raise ConfigurationError(
+                "events_account is given without events_container; name the container"
+            )
+    elif directory is None:
+        raise ConfigurationError(
+            "events_container needs a directory that the events are written to first: give "
+            "events=DIRECTORY or AZTASK_EVENTS"
+        )

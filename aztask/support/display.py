@@ -89,3 +89,11 @@ def _abbreviated() -> reprlib.Repr:
 
 
 _ABBREVIATED = _abbreviated()
+
+
+def byte_text(count: int) -> str:
+    """A number of bytes for a reader: ``1,234 bytes``, ``56.7 MiB``, ``1.2 GiB``."""
+    if count < 1 << 20:
+        return f"{count:,} bytes"
+    unit, name = (1 << 30, "GiB") if count >= 1 << 30 else (1 << 20, "MiB")
+    return f"{count / unit:,.1f} {name}"

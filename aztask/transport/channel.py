@@ -21,12 +21,13 @@ from kombu.transport import base, virtual
 from aztask.brokers.base import Broker
 from aztask.errors import CodecError, QueueNotFound
 from aztask.lease.keeper import LeaseKeeper
+from aztask.message.cloneids import next_link
 from aztask.message.envelope import Envelope
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line
 from aztask.transport.options import TransportOptions, nothing
-from aztask.transport.translation import next_link, seconds_early, to_envelope, to_message
+from aztask.transport.translation import seconds_early, to_envelope, to_message
 from aztask.transport.unacked import QueueConsumer, Unacked, UnackedDelivery
 
 logger = logging.getLogger(__name__)

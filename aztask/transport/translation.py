@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
 
@@ -161,17 +160,3 @@ def seconds_early(envelope: Envelope, now: float) -> float:
     except DecodeError:
         return 0.0  # a header of another program: its consumer knows the meaning
     return min(left, LONGEST_DELAY) if left > EARLY_SECONDS else 0.0
-
-
-def next_link(envelope: Envelope) -> str:
-    """The message id of the next clone in a delay chain: ``ID~1``, ``ID~2``, ...
-
-    It is derived from the previous id, so a clone that is sent twice counts as one message.
-    """
-    base, mark, number = envelope.message_id.rpartition("~")
-    if mark and number.isascii() and number.isdigit() and len(number) < 10:
-        return f"{base}~{int(number) + 1}"
-    if len(envelope.message_id) > MESSAGE_ID_LIMIT - 10:
-        digest = sha256(envelope.message_id.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"sha256-{digest}~1"
-    return f"{envelope.message_id}~1"

@@ -12,6 +12,7 @@ from aztask.app import App
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease
 from aztask.support.clock import Clock
+from aztask.support.masking import mask
 from aztask.worker.mailbox import Mailbox
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.deliveries import Deliveries
@@ -54,7 +55,8 @@ class WorkerRuntime:
         on_lost, on_renewed: called in the supervisor's loop, with the lease; on_renewed also with
         the share of it that had passed.
         """
-        name = options.name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        # Masked: the name goes into events, rows and file names that other programs read.
+        name = mask(options.name) or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         mailbox = Mailbox()
         keeper = LeaseKeeper(
             app.broker,

@@ -212,6 +212,7 @@ class Supervisor:
         self._chores.stop()
         self._leases.stop()
         self._intakes.close()
+        self.pipeline.floods.close()
         self.journal.close()
         self._mailbox.close()
 
@@ -243,6 +244,7 @@ class Supervisor:
         self._next_tick = now + (TICK_SECONDS if busy else IDLE_TICK_SECONDS)
         self._limits.enforce(now)
         self.journal.tick(now)
+        self.pipeline.floods.tick(now)
         self._deliveries.back(self._pool.take_back_stuck(now))
         self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -11,8 +12,10 @@ from stores import Store
 
 from aztask.message.envelope import Envelope
 from aztask.results.base import (
+    UNFINISHED_SECONDS,
     Cancelled,
     Finish,
+    Measurable,
     Outcome,
     Owned,
     OwnedElsewhere,
@@ -26,6 +29,7 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import IndexedDeadLetter, Indexing
+from aztask.results.tables.store import TablesResults
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Hold, Lapse, Resubmit
 
 KEY = RunKey("a", 0, 0)
@@ -499,3 +503,53 @@ def test_the_index_of_dead_letters(store: Store) -> None:
     left = [each.key for each in other.page("orders", 0, 100)]
     assert left == [letters[n].key for n in (2, 5, 8, 9)]
     assert len(other.page("other", 0, 100)) == 1
+
+
+def test_runs_whose_messages_are_gone_are_purged_in_the_end(results: ResultStore) -> None:
+    """Nothing ends them: their queue was emptied, or the service let their messages expire."""
+    now = time.time()
+
+    state = results.get
+    for name, due in (("sent", None), ("soon", now + 50.0), ("later", now + 5000.0)):
+        record = RunRecord(RunKey(name), "shop.resize", "default", State.PENDING, due=due)
+        results.expect([record])
+    started = Start(RunKey("started"), "shop.resize", "default", 1, "one", "worker", now)
+    assert results.start([started]) == [Owned(1)]
+    returned = replace(started, key=RunKey("returned"))
+    results.start([returned])
+    results.disown([(returned.key, returned.owner)])
+
+    def purge(before: float) -> None:
+        if isinstance(results, TablesResults):
+            results._sweep_at = 0.0  # the sweep that is due once an hour
+        results.purge(before)
+
+    purge(now - 1.0)
+    assert all(map(state, ("sent", "soon", "later", "started", "returned")))
+    purge(now + 100.0)
+    assert (state("sent"), state("soon")) == (None, None)
+    assert state("later") is not None, "its message is still scheduled"
+    assert state("started") is not None, "it may be running"
+    purge(now + UNFINISHED_SECONDS + 100.0)
+    assert [state(name) for name in ("later", "started", "returned")] == [None] * 3
+    assert results.record([Finish(started.key, "one", ended())]) == [False]
+    assert results.start([replace(started, owner="two")]) == [Owned(1)], "it is a new run"
+
+
+def test_the_size_of_a_store(store: Store) -> None:
+    """A Tables store counts its pages of rows, and the blobs of long values."""
+    keys = [RunKey(f"t{n}") for n in range(7)]
+    store.results.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    long = replace(ended(), value=LONG)
+    store.results.record([Finish(key, "one", long) for key in keys[:3]])
+    store.results.expect([RunRecord(keys[-1], "shop.resize", "default", State.PENDING)])
+    assert isinstance(store.results, Measurable)
+    size = store.results.size()
+    assert (size.rows, size.complete) == (7, True)
+    if size.file_bytes is None:
+        assert (size.unfinished, size.blobs) == (None, 3)
+        assert size.blob_bytes is not None
+        assert size.blob_bytes > 3 * len(LONG)
+    else:
+        assert (size.unfinished, size.blobs) == (4, None)
+        assert size.file_bytes > 3 * len(LONG)

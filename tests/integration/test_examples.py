@@ -46,3 +46,14 @@ def test_each_order_is_booked_once(run):
     assert sorted(shown.stdout.splitlines()) == sorted(
         f"order-{number}: {number % 4} articles" for number in range(20)
     )
+
+
+def test_files_are_imported_without_tasks(run):
+    script = str(ROOT / "examples" / "importing.py")
+    assert run(script, "send", "3").returncode == 0
+    done = run(script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"imported {n}.csv: 4 pages" for n in range(3)]
+    queue = ("from importing import app; print(app.broker.stats('imports'))",)
+    left = run("-c", *queue).stdout
+    assert "active=0, leased=0, scheduled=0, deferred=0, dead=1" in left

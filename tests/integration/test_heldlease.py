@@ -1,11 +1,14 @@
 """The lease as an object around the work, on a real queue in a file."""
 
+import asyncio
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 
-from aztask import AlreadySettled, App, LeaseLost
+from aztask import AlreadySettled, App, ConfigurationError, LeaseLost
+from aztask.brokers.local.receiver import LocalReceiver
 from aztask.message.envelope import Envelope
 
 
@@ -130,3 +133,85 @@ def test_no_thread_is_left(app):
     with app.receive("orders", wait=5.0) as lease:
         lease.complete()
     assert {thread for thread in threading.enumerate() if "lease" in thread.name} <= before
+
+
+def test_a_held_lease_is_extended_when_the_block_asks(app):
+    send(app)
+    with app.receive("orders") as lease:
+        assert lease.remaining_seconds <= 60.0
+        lease.extend(600.0)
+        assert lease.remaining_seconds > 500.0
+        with pytest.raises(ValueError, match="above 0"):
+            lease.extend(0.0)
+        lease.complete()
+    assert lease.delivery.lease_seconds == 600.0
+
+
+def test_the_block_may_ask_for_a_lease_of_its_own(app):
+    for lease, seconds in [(5.0, 5.0), (timedelta(minutes=2), 120.0)]:
+        send(app)
+        with app.receive("orders", lease=lease) as held:
+            assert held.delivery.lease_seconds == seconds
+            held.complete()
+    with pytest.raises(ConfigurationError, match="must be longer"):
+        app.receive("orders", lease=7200.0).__enter__()
+    with pytest.raises(ConfigurationError, match="lease must be seconds"):
+        app.receive("orders", lease="5s").__enter__()
+
+
+def test_a_message_is_set_aside_and_received_again(app):
+    send(app)
+    with app.receive("orders") as lease:
+        position = lease.defer()
+    assert app.broker.stats("orders").deferred == 1
+    with app.receive("orders", deferred=position) as lease:
+        lease.resubmit(delay=60.0, body=b"order 2")
+    stats = app.broker.stats("orders")
+    assert (stats.scheduled, stats.deferred) == (1, 0)
+
+
+def test_coroutines_hold_messages_at_the_same_time(app):
+    app.broker.send("orders", [Envelope(b"%d" % number) for number in range(20)])
+    seen = set()
+
+    async def work() -> None:
+        async with app.areceive("orders", lease=30.0) as lease:
+            await asyncio.sleep(0.05)
+            seen.add(lease.body)
+            await lease.complete()
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(work())
+
+    asyncio.run(main())
+    assert len(seen) == 20
+    assert counts(app) == (0, 0, 0)
+
+
+def test_leaving_while_a_renewal_hangs_at_the_broker(tmp_path, monkeypatch):
+    """A real renewal that is under way, not a made-up state; the same for an update."""
+    app = App("held", broker=f"local://{tmp_path}/q.db", lease=2.0, renew_at=0.5)
+    app.broker.declare("orders")
+    send(app)
+    hanging = threading.Event()
+    renew = LocalReceiver.renew
+
+    def slow(*given):
+        hanging.set()
+        time.sleep(0.3)
+        return renew(*given)
+
+    monkeypatch.setattr(LocalReceiver, "renew", slow)
+    with pytest.raises(ValueError, match="the block's own"), app.receive("orders"):
+        assert hanging.wait(5.0)
+        raise ValueError("the block's own")
+    assert counts(app) == (1, 0, 0)
+    hanging.clear()
+    with app.receive("orders") as lease:
+        assert hanging.wait(5.0)
+        lease.update(b"page 1")
+        lease.complete()
+    assert counts(app) == (0, 0, 0)
+    app.close()

@@ -43,8 +43,11 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import IndexedDeadLetter
+from aztask.results.tables import blobs as tables_blobs
 from aztask.results.tables import client as tables_client
 from aztask.results.tables import index as tables_index
+from aztask.results.tables import leftovers
+from aztask.results.tables.client import TimeBudget
 from aztask.results.tables.rows import DAMAGE
 from aztask.results.tables.store import TablesResults
 from aztask.settlement import Abandon, Complete, DeadLetter
@@ -328,7 +331,7 @@ def test_what_a_task_costs(tables: Tables, results: TablesResults) -> None:
     assert spent(lambda: results.recent(limit=10)) == {"GET": 24 + 1 + 10}
     assert spent(lambda: results.get("t1")) == {"GET": 1}
     assert spent(lambda: results.get("nobody")) == {"GET": 2}
-    assert spent(lambda: results.purge(50.0)) == {"GET": 4 + 48 + 1}, "once an hour one more"
+    assert spent(lambda: results.purge(50.0)) == {"GET": 4 + 48 + 2}, "once an hour two more"
     assert spent(lambda: results.purge(200.0)) == {"GET": 4 + 48 + 100, "DELETE": 300}
     assert tables.blob.total == 1, "one listing of old blobs, by the first purge"
 
@@ -402,7 +405,7 @@ def test_blobs_that_no_row_names_are_swept_and_the_others_stay(
         with pytest.raises(Killed):
             dead.record([Finish(KEY, "one", LARGE)])
     assert len(blobs_of(direct)) == 3
-    monkeypatch.setattr(tables_index, "SETTLING_SECONDS", -7200.0)
+    monkeypatch.setattr(leftovers, "SETTLING_SECONDS", -7200.0)
     direct.purge(time.time() - 3600.0)
     assert len(blobs_of(direct)) == 3, "they are young"
     tables.open(tables.text).purge(time.time() + 3600.0)
@@ -411,6 +414,37 @@ def test_blobs_that_no_row_names_are_swept_and_the_others_stay(
     assert direct.record([Finish(KEY, "two", LARGE)]) == [True]
     assert len(blobs_of(direct)) == 1, "the checkpoint is needed no more"
     assert direct.forget("a")
+    assert blobs_of(direct) == []
+
+
+def test_leftover_blobs_are_found_however_many_others_are_older(
+    tables: Tables, direct: TablesResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_blobs, "PAGE", 2)
+    monkeypatch.setattr(leftovers, "SETTLING_SECONDS", -7200.0)
+    keys = [RunKey(f"t{n}") for n in range(5)]
+    direct.start([a_start("one", n, key) for n, key in enumerate(keys)])
+    for key in keys:
+        assert direct.save(key, "one", LONG)
+    kept = blobs_of(direct)
+    for n in range(5):
+        direct._blobs.place_of(TimeBudget(), RunKey(f"u{n}"), LONG)  # its process died here
+    assert len(blobs_of(direct)) == 10
+    tables.open(tables.text).purge(time.time() + 3600.0)
+    assert blobs_of(direct) == kept
+
+
+def test_a_sweep_that_takes_long_is_continued_by_the_next_purges(
+    tables: Tables, direct: TablesResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_blobs, "PAGE", 1)
+    monkeypatch.setattr(leftovers, "SETTLING_SECONDS", -7200.0)
+    monkeypatch.setattr(leftovers, "SWEEP_SECONDS", 0.001)  # one page each
+    for n in range(4):
+        direct._blobs.place_of(TimeBudget(), RunKey(f"u{n}"), LONG)
+    sweeper = tables.open(tables.text)
+    for _ in range(12):
+        sweeper.purge(time.time() + 3600.0)
     assert blobs_of(direct) == []
 
 

@@ -10,8 +10,9 @@ from typing import Final
 
 from aztask.brokers.inspection import QueueFacts, Right
 from aztask.engine import IN_MEMORY, Engine
-from aztask.engine.filesystem import MOUNTINFO, file_system
+from aztask.engine.filesystem import MOUNTINFO, file_bytes, file_system
 from aztask.errors import QueueNotFound
+from aztask.support.display import byte_text
 from aztask.support.finding import Finding, fine, warning
 
 FULL: Final = 2
@@ -70,7 +71,7 @@ class LocalInspector:
                     "give the app a file, for example local://",
                 )
             ]
-        return [_placed(path), _room(path), self._durability()]
+        return [_placed(path), _sized(path), _room(path), self._durability()]
 
     def _durability(self) -> Finding:
         with self._engine.database.read() as connection:
@@ -100,6 +101,10 @@ def _placed(path: str) -> Finding:
             "check its owner and permissions",
         )
     return fine("broker", PLACE, where)
+
+
+def _sized(path: str) -> Finding:
+    return fine("broker", "size", f"the queue file has {byte_text(file_bytes(path) or 0)}")
 
 
 def _room(path: str) -> Finding:

@@ -15,8 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from aztask.engine import Database, Waiter
+from aztask.engine.filesystem import file_bytes
 from aztask.message.message import COUNTER_LIMIT
 from aztask.results.base import (
+    UNFINISHED_SECONDS,
     Cancelled,
     Finish,
     Owned,
@@ -27,6 +29,7 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    StoreSize,
     Unreadable,
     WorkerRecord,
 )
@@ -67,6 +70,12 @@ _STEPS = (
     ALTER TABLE runs ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE runs ADD COLUMN snoozes INTEGER NOT NULL DEFAULT 0;
     """,
+    # Rows of older releases count as due now: their own time is not known.
+    """
+    ALTER TABLE runs ADD COLUMN due_at REAL;
+    UPDATE runs SET due_at = (julianday('now') - 2440587.5) * 86400.0
+        WHERE ended_at IS NULL AND started_at IS NULL;
+    """,
 )
 
 _START = """
@@ -105,14 +114,20 @@ _DISOWN = """
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _EXPECT = """
-    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state)
-    VALUES (?, ?, ?, ?, ?, '', 0, 'pending')
+    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state, due_at)
+    VALUES (?, ?, ?, ?, ?, '', 0, 'pending', ?)
     ON CONFLICT DO NOTHING
 """
-_WINDOW_END = "SELECT MAX(id) FROM (SELECT id FROM runs WHERE id > ? ORDER BY id LIMIT ?)"
+_WINDOW_END = """
+    SELECT MAX(id), COUNT(ended_at)
+    FROM (SELECT id, ended_at FROM runs WHERE id > ? ORDER BY id LIMIT ?)
+"""
 _PURGE = """
     DELETE FROM runs
-    WHERE id > ? AND id <= ? AND ended_at < ? AND id NOT IN (SELECT id FROM damaged_runs)
+    WHERE id > ? AND id <= ? AND id NOT IN (SELECT id FROM damaged_runs) AND CASE
+        WHEN ended_at IS NOT NULL THEN ended_at < ?
+        WHEN state = 'pending' THEN coalesce(due_at, started_at) < ?
+        ELSE started_at < ? END
 """
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
 _LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
@@ -182,7 +197,7 @@ class LocalResults:
         if record.outcome is None or (run is not None and (run.record.damage or run.ended)):
             return False
         key = key_of(record.key)
-        connection.execute(_EXPECT, (*key, record.task, record.queue))
+        connection.execute(_EXPECT, (*key, record.task, record.queue, record.due))
         connection.execute(_BURY, (*outcome_row(record.outcome), *key))
         return True
 
@@ -199,7 +214,11 @@ class LocalResults:
     def expect(self, runs: Iterable[RunRecord]) -> None:
         """Store runs that are sent but not started."""
         with self._database.transaction() as connection:
-            rows = [(*key_of(run.key), run.task, run.queue) for run in runs]
+            now = self._clock.wall()
+            rows = [
+                (*key_of(run.key), run.task, run.queue, now if run.due is None else run.due)
+                for run in runs
+            ]
             connection.executemany(_EXPECT, rows)
 
     def get(self, task_id: str) -> RunRecord | None:
@@ -289,21 +308,30 @@ class LocalResults:
         """Delete runs that ended before that time, and cancellation marks of that age.
 
         It goes through windows of rows in the order of their first starts, up to the first window
-        without an old row: this neither scans the whole table nor holds the write lock for long.
+        in which runs ended, but none of them long ago: this neither scans the whole table nor holds
+        the write lock for long. Rows that wait for their messages do not end the search.
         """
         with self._database.transaction() as connection:
             self._cancellations.purge(connection, before, self._clock.wall())
             deleted = self._quarantine.purge(connection, before)
         last = 0
+        times = (before, before, before - UNFINISHED_SECONDS)
         while True:
             with self._database.transaction() as connection:
-                (end,) = connection.execute(_WINDOW_END, (last, PURGE_WINDOW)).fetchone()
+                end, ended = connection.execute(_WINDOW_END, (last, PURGE_WINDOW)).fetchone()
                 if end is None:
                     return deleted
-                gone = connection.execute(_PURGE, (last, end, before)).rowcount
-            if not gone:
+                gone = connection.execute(_PURGE, (last, end, *times)).rowcount
+            if ended and not gone:
                 return deleted
             last, deleted = end, deleted + gone
+
+    def size(self) -> StoreSize:
+        """Count the runs, and measure the file."""
+        with self._database.read() as connection:
+            text = "SELECT COUNT(*), COUNT(*) - COUNT(ended_at) FROM runs"
+            rows, unfinished = connection.execute(text).fetchone()
+        return StoreSize(rows, unfinished, file_bytes=file_bytes(self._database.path))
 
     def close(self) -> None:
         """Does nothing: the database belongs to the code that opened it."""

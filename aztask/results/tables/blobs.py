@@ -11,10 +11,11 @@ Rules
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 from uuid import uuid4
 
 from azure.core.credentials import TokenCredential
@@ -35,6 +36,16 @@ logger = logging.getLogger(__name__)
 PAGE: Final = 1000
 DELETE_SECONDS: Final = 5.0
 NOBODY: Final = "aztask-check"
+
+
+class BlobPages(Protocol):
+    """The SDK's pages of a listing. Its annotations leave out the token."""
+
+    continuation_token: str | None
+
+    def __next__(self) -> Iterable[str]: ...
+
+    def __iter__(self) -> BlobPages: ...
 
 
 class Blobs:
@@ -110,20 +121,49 @@ class Blobs:
             except AztaskError as error:
                 logger.info("a blob could not be deleted, the next sweep tries again: %s", error)
 
-    def older(self, call: TimeBudget, before: float) -> Iterator[tuple[str, str, str]]:
-        """Blobs written before that hour, at most one page: names, and the keys of their rows."""
+    def older(
+        self, call: TimeBudget, before: float, after: str | None = None
+    ) -> tuple[list[tuple[str, str, str]], str | None]:
+        """One page of the blobs written before that hour: names, and the keys of their rows.
+
+        * `after`: the place where the page before ended, None for the first page.
+
+        Returns the page, and the place where it ended; None if it was the last.
+        """
         limit = hour_of(before)
 
-        def ask(**times: Any) -> list[str]:
-            pages = self._container.list_blob_names(results_per_page=PAGE, **times).by_page()
-            return list(next(pages, ()))
+        def ask(**times: Any) -> tuple[list[str], str | None]:
+            listed = self._container.list_blob_names(results_per_page=PAGE, **times)
+            pages = cast("BlobPages", listed.by_page(after))
+            return list(next(pages, ())), pages.continuation_token
 
-        for name in call.request(ask, self.place, BLOB_ROLE, again=True):
+        names, place = call.request(ask, self.place, BLOB_ROLE, again=True)
+        found: list[tuple[str, str, str]] = []
+        for name in names:
             hour, _, rest = name.partition("/")
             if hour >= limit:
-                return
+                return found, None
             partition, _, more = rest.partition("!")
-            yield name, partition, more.partition("!")[0]
+            found.append((name, partition, more.partition("!")[0]))
+        return found, place or None
+
+    def measure(self, seconds: float) -> tuple[int, int, bool]:
+        """Count for `seconds` at most: blobs, their bytes, and True if that is all of them."""
+        until = time.monotonic() + seconds
+        count, size = 0, 0
+        call = TimeBudget()
+
+        def ask(**times: Any) -> list[Any]:
+            return list(next(pages, ()))
+
+        pages = self._container.list_blobs(results_per_page=PAGE).by_page()
+        while time.monotonic() < until:
+            page = call.request(ask, self.place, BLOB_ROLE)
+            if not page:
+                return count, size, True
+            count += len(page)
+            size += sum(blob.size or 0 for blob in page)
+        return count, size, False
 
     def create(self, call: TimeBudget) -> bool:
         """Create the container; False if it exists."""

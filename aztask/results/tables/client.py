@@ -46,6 +46,9 @@ CONNECTIONS: Final = 16
 CALL_SECONDS: Final = 20.0
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 10.0
+PAGE: Final = 1000
+"""The most rows that the service puts into one answer."""
+
 PAUSES: Final = (0.1, 0.4, 1.0)
 
 Entity = dict[str, Any]
@@ -192,11 +195,35 @@ class TableRequests:
             found = self._table.query_entities(
                 text,
                 parameters=dict(values),
-                results_per_page=min(limit, 1000),
+                results_per_page=min(limit, PAGE),
                 select=list(select) if select else None,
                 **times,
             )
             return list(islice(found, limit))
+
+        return call.request(ask, self.place, TABLE_ROLE, again=True)
+
+    def page(
+        self,
+        call: TimeBudget,
+        text: str,
+        values: Mapping[str, Any],
+        select: Sequence[str],
+        after: Any = None,
+    ) -> tuple[list[Entity], Any]:
+        """One page of a filter's rows: one request, however many rows do not match.
+
+        * `after`: where the page before ended, None for the first page.
+
+        Returns the page, and where it ended; None if it was the last.
+        """
+
+        def ask(**times: float) -> tuple[list[Entity], Any]:
+            found = self._table.query_entities(
+                text, parameters=dict(values), results_per_page=PAGE, select=list(select), **times
+            )
+            pages: Any = found.by_page(after)
+            return list(next(pages, ())), pages.continuation_token
 
         return call.request(ask, self.place, TABLE_ROLE, again=True)
 

@@ -40,7 +40,6 @@ from aztask.results.tables.names import (
 )
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import DAMAGE, Run, run_of
-from aztask.support.clock import Clock
 
 ENDED: Final = (
     State.SUCCEEDED,
@@ -56,9 +55,6 @@ PURGE_SECONDS: Final = 4.0
 """Seconds for one call: a worker's heartbeats wait until it ends."""
 
 PURGE_PAGE: Final = 200
-SETTLING_SECONDS: Final = 600.0
-"""Seconds after which a blob without a row counts as left over."""
-
 ENDING: Final = (
     "key",
     "state",
@@ -107,13 +103,10 @@ def entity_of(run: Run) -> dict[str, Any]:
 class EndIndex:
     """The index of ended runs in one table."""
 
-    def __init__(
-        self, requests: TableRequests, blobs: Blobs, quarantine: Quarantine, clock: Clock
-    ) -> None:
+    def __init__(self, requests: TableRequests, blobs: Blobs, quarantine: Quarantine) -> None:
         self._requests = requests
         self._blobs = blobs
         self._quarantine = quarantine
-        self._clock = clock
 
     def note(self, call: TimeBudget, run: Run) -> None:
         """Write the run's index row, unless it exists."""
@@ -170,19 +163,6 @@ class EndIndex:
                 which for which, page in zip(ranges, pages, strict=True) if len(page) == PURGE_PAGE
             ]
         return deleted
-
-    def sweep(self, before: float) -> None:
-        """Delete blobs of that age that no row names."""
-        call = TimeBudget()
-        limit = min(before, self._clock.wall() - SETTLING_SECONDS)
-        old = list(self._blobs.older(call, limit))
-        self._requests.each(call, self._sweep, old)
-
-    def _sweep(self, call: TimeBudget, found: tuple[str, str, str]) -> None:
-        name, partition, row = found
-        entity = self._requests.read(call, partition, row)
-        if entity is None or name not in (entity.get("body_blob"), entity.get("saved_blob")):
-            self._blobs.delete(name)
 
     def _read(
         self, call: TimeBudget, entry: Entry, select: Sequence[str] | None = None

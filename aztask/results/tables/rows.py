@@ -271,14 +271,15 @@ def _readable(columns: Columns, partition: str, row: str) -> Run:
     return run
 
 
-def expected(run: RunRecord) -> dict[str, Any]:
-    """The row for a run that is sent but not started."""
+def expected(run: RunRecord, now: float) -> dict[str, Any]:
+    """The row for a run that is sent but not started. `now`: UTC epoch seconds."""
     return {
         "PartitionKey": partition_of(run.key.task_id),
         "RowKey": row_of(run.key, "e"),
         **key_properties(run.key),
         "task": plain(run.task),
         "queue": plain(run.queue),
+        "due": float(now if run.due is None else run.due),
     }
 
 

@@ -34,6 +34,7 @@ from aztask.results.tables.index import EndIndex
 from aztask.results.tables.names import partition_of, row_of
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import Run, entity_of, expected, new_run, pack, run_of
+from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 
 TRIES: Final = 10
@@ -63,12 +64,18 @@ class Runs:
     """The runs of one store. Any thread may call."""
 
     def __init__(
-        self, requests: TableRequests, blobs: Blobs, index: EndIndex, quarantine: Quarantine
+        self,
+        requests: TableRequests,
+        blobs: Blobs,
+        index: EndIndex,
+        quarantine: Quarantine,
+        clock: Clock,
     ) -> None:
         self._requests = requests
         self._blobs = blobs
         self._index = index
         self._quarantine = quarantine
+        self._clock = clock
         self._known: OrderedDict[tuple[RunKey, str], Run] = OrderedDict()
         self._lock = Lock()
 
@@ -215,7 +222,7 @@ class Runs:
 
     def expect(self, call: TimeBudget, record: RunRecord) -> None:
         """Note that a run is sent, in a row of its own, so that a start need not read it."""
-        self._requests.ensure(call, expected(record))
+        self._requests.ensure(call, expected(record, self._clock.wall()))
 
     def read(self, call: TimeBudget, key: RunKey) -> Run | None:
         """The run's row. A damaged one has no owner and has not ended."""

@@ -7,7 +7,8 @@ Rules
 2. If the answer to a write is lost, the row is read: its owner and its outcome show whether the
    write was carried out. A write that arrives late finds another ETag, or an existing row.
 3. Only `create` makes the table and the container: ``aztask queues create`` calls it.
-4. No call reads the whole table: newest and old runs are found by the index of ended runs.
+4. No call reads the whole table: newest and old runs are found by the index of ended runs. Rows
+   that never end are in no index: once an hour, a sweep reads on for some seconds.
 
 A cancellation is a row of its own, and each `start` reads these marks in parallel to its inserts:
 at most four more requests for a batch, one for a single run. A start after the cancellation finds
@@ -35,6 +36,7 @@ from aztask.results.base import (
     Start,
     StartAnswer,
     State,
+    StoreSize,
     WorkerRecord,
 )
 from aztask.results.deadindex import DeadIndex
@@ -42,6 +44,7 @@ from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.dead import TablesDeadIndex
 from aztask.results.tables.index import ENDED, EndIndex
+from aztask.results.tables.leftovers import COUNT_SECONDS, Leftovers
 from aztask.results.tables.marks import CancellationMarks
 from aztask.results.tables.names import (
     FIRST_RUN,
@@ -95,8 +98,9 @@ class TablesResults:
         self._requests = TableRequests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
         self._quarantine = Quarantine(self._requests, clock)
-        self._index = EndIndex(self._requests, self._blobs, self._quarantine, clock)
-        self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine)
+        self._index = EndIndex(self._requests, self._blobs, self._quarantine)
+        self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine, clock)
+        self._leftovers = Leftovers(self._requests, self._blobs, clock)
         self._marks = CancellationMarks(self._requests)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
@@ -294,7 +298,8 @@ class TablesResults:
     def purge(self, before: float) -> int:
         """Delete runs that ended before that time, for some seconds; the next call continues.
 
-        Once an hour it also deletes damaged rows, and blobs of that age that no row names.
+        Once an hour it also deletes damaged rows, and begins a sweep for blobs of that age that no
+        row names and for rows that never end; the next calls continue it.
         """
         self._marks.purge(before)
         deleted = self._index.purge(before)
@@ -302,12 +307,22 @@ class TablesResults:
             self._sweep_at = self._clock.monotonic() + SWEEP_SECONDS
             deleted += self._quarantine.purge(before)
             try:
-                self._index.sweep(before)
+                swept, complete = self._leftovers.sweep(before)
             except AztaskError as error:
                 logger.warning(
-                    "old blobs could not be listed, the next purge tries again: %s", error
+                    "old rows and blobs could not be listed, the next purge tries again: %s", error
                 )
+            else:
+                deleted += swept
+                if not complete:
+                    self._sweep_at = self._clock.monotonic()
         return deleted
+
+    def size(self) -> StoreSize:
+        """Count the rows of runs and the blobs, each for a few seconds at most."""
+        rows, all_rows = self._leftovers.count_rows()
+        blobs, blob_bytes, all_blobs = self._blobs.measure(COUNT_SECONDS)
+        return StoreSize(rows, blobs=blobs, blob_bytes=blob_bytes, complete=all_rows and all_blobs)
 
     def close(self) -> None:
         """Close idle connections to both services."""

@@ -33,6 +33,7 @@ from aztask.results.deadindex import index_for
 from aztask.settlement import Abandon, DeadLetter, Release
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
+from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
@@ -59,8 +60,9 @@ class Pipeline:
         self._results: ResultStore | None = app.results
         self._joint = _joint(app)
         self._redelivery = Redelivery(app, keeper, clock)
-        self._pointers = Pointers(app, keeper, self._redelivery)
-        self.verdicts = Verdicts(app, self._redelivery, clock)
+        self.floods = FloodLog(clock)
+        self._pointers = Pointers(app, keeper, self._redelivery, self.floods)
+        self.verdicts = Verdicts(app, self._redelivery, clock, self.floods)
         self._settling = Settler(
             keeper,
             self._redelivery,
@@ -69,7 +71,9 @@ class Pipeline:
             clock=clock,
             joint=self._joint is not None,
         )
-        self._refusals = Refusals(self._redelivery, self._settling, self._results, name=name)
+        self._refusals = Refusals(
+            self._redelivery, self._settling, self._results, name=name, floods=self.floods
+        )
 
     # -- open --------------------------------------------------------------------------------
 
@@ -82,10 +86,12 @@ class Pipeline:
                 self.verdicts.early(item)
             except CodecError as error:
                 item.decide(DeadLetter(UNDECODABLE, str(error)))
-                logger.warning("%s cannot be read, it is dead-lettered: %s", item.label, error)
-            except Exception as error:  # a hostile message must not end the worker
+                text = "%s cannot be read, it is dead-lettered: %s"
+                self.floods.warning(logger, UNDECODABLE, text, item.label, error)
+            except Exception as error:  # noqa: BLE001  # a hostile message must not end the worker
                 item.decide(DeadLetter(UNDECODABLE, text_of(error)))
-                logger.exception("%s cannot be read, it is dead-lettered", item.label)
+                text = "%s cannot be read, it is dead-lettered"
+                self.floods.warning(logger, type(error).__name__, text, item.label, error=error)
 
     # -- claim -------------------------------------------------------------------------------
 

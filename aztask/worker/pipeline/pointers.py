@@ -53,6 +53,7 @@ from aztask.settlement import (
     Settlement,
 )
 from aztask.support.failpoint import hit
+from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.work import Pointer, Stage, WorkItem, message_of
 
@@ -68,8 +69,11 @@ LAST_LOOK = 7
 class Pointers:
     """Receives the messages that pointers point to, and settles pointers. Any thread may call."""
 
-    def __init__(self, app: App, keeper: LeaseKeeper, redelivery: Redelivery) -> None:
+    def __init__(
+        self, app: App, keeper: LeaseKeeper, redelivery: Redelivery, floods: FloodLog
+    ) -> None:
         self._app = app
+        self._floods = floods
         self._keeper = keeper
         self._redelivery = redelivery
         self._counts_in_row = app.results is not None
@@ -168,7 +172,9 @@ class Pointers:
             return Complete()
         looks = item.delivery.delivery_count
         if looks >= LAST_LOOK:
-            logger.warning(
+            self._floods.warning(
+                logger,
+                "pointer to a message that is not deferred",
                 "message %d on queue %s is no longer deferred: its pointer is completed",
                 position,
                 item.queue,
@@ -190,7 +196,8 @@ class Pointers:
         return run is None or run.state is State.PENDING
 
     def _foreign(self, item: WorkItem, text: str) -> DeadLetter:
-        logger.warning("%s is a pointer that no worker sent, dead-lettered: %s", item.label, text)
+        line = "%s is a pointer that no worker sent, dead-lettered: %s"
+        self._floods.warning(logger, FOREIGN_POINTER, line, item.label, text)
         return DeadLetter(FOREIGN_POINTER, text)
 
     # -- settling ----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from aztask.errors import CodecError, MessageTooLarge
 from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
 from aztask.support.display import safe_str
+from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.isolation import UNDONE
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.settling import Settler
@@ -40,8 +41,10 @@ class Refusals:
         results: ResultStore | None,
         *,
         name: str,
+        floods: FloodLog,
     ) -> None:
         """name: the worker's name, for the records."""
+        self._floods = floods
         self._redelivery = redelivery
         self._settling = settling
         self._results = results
@@ -53,7 +56,8 @@ class Refusals:
         item.tries += 1
         last = item.tries >= TRIES
         then = "it is dead-lettered" if last else "it will be tried again"
-        logger.warning("%s could not be claimed, %s: %s", item.label, then, text)
+        line = "%s could not be claimed, %s: %s"
+        self._floods.warning(logger, "unclaimable", line, item.label, then, text)
         if last:
             item.decide(DeadLetter(UNPROCESSABLE, text))
 
@@ -62,7 +66,9 @@ class Refusals:
         self._settling.undo([item])
         item.tries += 1
         text = text_of(error)
-        logger.warning(
+        self._floods.warning(
+            logger,
+            "unfinishable",
             "%s could not be recorded or settled (try %d of %d), %s: %s",
             item.label,
             item.tries,
@@ -73,7 +79,9 @@ class Refusals:
         if item.tries < TRIES:
             return
         if item.decided is not None and item.decided.refused:
-            logger.error(
+            self._floods.warning(
+                logger,
+                "not dead-lettered",
                 "%s cannot be dead-lettered either: it is redelivered when its lease expires",
                 item.label,
             )
@@ -91,7 +99,8 @@ class Refusals:
             self._redelivery.check(item)
         except CodecError as error:
             reason = RETRY_TOO_LARGE if isinstance(error, MessageTooLarge) else UNPROCESSABLE
-            logger.warning("%s cannot be retried, dead-lettered: %s: %s", item.label, reason, error)
+            line = "%s cannot be retried, dead-lettered: %s: %s"
+            self._floods.warning(logger, reason, line, item.label, reason, error)
             return self._dead_letter(item, DeadLetter(reason, f"the retry cannot be sent: {error}"))
         return True
 

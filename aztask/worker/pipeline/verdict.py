@@ -23,6 +23,7 @@ from aztask.retry import describe
 from aztask.settlement import Complete, DeadLetter, Decision, Resubmit
 from aztask.support.clock import Clock
 from aztask.support.display import storable
+from aztask.support.floodlog import FloodLog
 from aztask.support.masking import mask
 from aztask.worker.logs import next_step
 from aztask.worker.pipeline.redelivery import UNKNOWN_TASK, Redelivery
@@ -40,8 +41,9 @@ LONGEST_UNKNOWN_PAUSE: Final = 30.0
 class Verdicts:
     """Decides how deliveries end. Any thread may call."""
 
-    def __init__(self, app: App, redelivery: Redelivery, clock: Clock) -> None:
+    def __init__(self, app: App, redelivery: Redelivery, clock: Clock, floods: FloodLog) -> None:
         self._app = app
+        self._floods = floods
         self._redelivery = redelivery
         self._clock = clock
 
@@ -105,7 +107,9 @@ class Verdicts:
         # how long it has waited.
         waited = message.snooze_count * delay if item.in_order else now - since
         if waited < grace:
-            logger.warning(
+            self._floods.warning(
+                logger,
+                f"{UNKNOWN_TASK}, to be retried",
                 "%s: this app has no such task, retry in %g s by a worker that has it",
                 item.label,
                 delay,
@@ -117,10 +121,10 @@ class Verdicts:
             self._log_dead(item, UNKNOWN_TASK, text)
             self._conclude(item, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
 
-    @staticmethod
-    def _log_dead(item: WorkItem, reason: str, text: str) -> None:
+    def _log_dead(self, item: WorkItem, reason: str, text: str) -> None:
         """Log a dead letter that no failed run explains."""
-        logger.warning("%s did not run, dead-lettered: %s: %s", item.label, reason, text)
+        line = "%s did not run, dead-lettered: %s: %s"
+        self._floods.warning(logger, reason, line, item.label, reason, text)
 
     # -- after the run -----------------------------------------------------------------------
 
@@ -173,6 +177,6 @@ class Verdicts:
     ) -> None:
         if isinstance(settlement, DeadLetter) and not error_type:
             error_type, error = settlement.reason, settlement.description
-        texts = (storable(error_type), storable(mask(error)), storable(mask(trace)))
+        texts = (storable(mask(error_type)), storable(mask(error)), storable(mask(trace)))
         outcome = Outcome(state, settlement, None, *texts, self._clock.wall(), item.duration)
         item.decide(settlement, outcome)

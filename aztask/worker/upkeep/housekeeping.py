@@ -1,12 +1,15 @@
-"""Periodic chores of a worker: heartbeats, cancelled runs, old results, dead letters."""
+"""Periodic chores of a worker: heartbeats, cancelled runs, old results and events, dead letters."""
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from aztask.errors import AztaskError
+from aztask.events.retention import remove_old
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.worker.lane import Lane
 from aztask.worker.runtime import WorkerRuntime
@@ -17,6 +20,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 PURGE_SECONDS = 60.0
 PURGE_AGAIN_SECONDS = 5.0
+EVENTS_SECONDS = 3600.0
 PURGED_MANY = 1000
 """After a purge of this many records more may be left, since some stores stop after some seconds:
 the next purge comes sooner."""
@@ -45,7 +49,10 @@ class Housekeeping:
             "chores", self._run, lambda chores: None, mailbox, threads=1
         )
         self._heartbeat_at = 0.0
-        self._purge_at = clock.monotonic() + PURGE_SECONDS
+        # At random within the first minute: workers that live for a few seconds purge, too, in
+        # proportion to the time that they live, and those that start together take turns.
+        self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)
+        self._events_at = self._purge_at
         self._look_at = 0.0
 
     def tick(
@@ -60,8 +67,13 @@ class Housekeeping:
         record: makes the heartbeat. running: the ids of the running tasks. stop: gets the ids of
         those that have been cancelled.
         """
+        if len(self._lane):
+            return
+        if now >= self._events_at and self._app.settings.events is not None:
+            self._events_at = now + EVENTS_SECONDS
+            self._lane.submit([self._remove_old_events])
         results = self._app.results
-        if results is None or len(self._lane):
+        if results is None:
             return
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_SECONDS
@@ -75,6 +87,14 @@ class Housekeeping:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds
             self._lane.submit([partial(self._purge, results, before)])
+
+    def _remove_old_events(self) -> None:
+        settings = self._app.settings
+        remove_old(
+            Path(settings.events or "."),
+            self._clock.wall() - settings.events_retention_seconds,
+            uploaded_only=settings.events_container is not None,
+        )
 
     def _look_for_cancelled(
         self, results: ResultStore, ids: Sequence[str], stop: Callable[[Sequence[str]], None]

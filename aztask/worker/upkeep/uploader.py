@@ -28,6 +28,7 @@ from aztask.app import App
 from aztask.config import Settings
 from aztask.errors import BrokerError, ConfigurationError
 from aztask.events.event import Event
+from aztask.events.retention import mark_of
 from aztask.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.private import FILE_MODE
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 ADAPTER: Final = "aztask.events.blobs"
 LOCK_NAME: Final = ".upload.lock"
-MARK: Final = ".uploaded"
 LOOK_SECONDS: Final = 5.0
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
@@ -75,7 +75,7 @@ def waiting_files(directory: Path) -> list[Waiting]:
             status = path.lstat()
         except OSError:
             continue  # another worker has removed it
-        if stat.S_ISREG(status.st_mode) and not _mark(path).exists():
+        if stat.S_ISREG(status.st_mode) and not mark_of(path).exists():
             name = path.relative_to(directory).as_posix()
             found.append(Waiting(name, path, status.st_size, status.st_mtime))
     return sorted(found, key=lambda each: (each.modified, each.name))
@@ -195,7 +195,7 @@ class Uploader:
             return
         self.uploaded += 1
         if self._keep:
-            _mark(file.path).touch()
+            mark_of(file.path).touch()
         else:
             file.path.unlink(missing_ok=True)
 
@@ -311,7 +311,3 @@ def _open_blobs(settings: Settings) -> BlobTarget | None:
         ) from None
     blobs: BlobTarget = adapter.EventBlobs(address)
     return blobs
-
-
-def _mark(path: Path) -> Path:
-    return path.with_name(f".{path.name}{MARK}")

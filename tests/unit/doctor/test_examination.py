@@ -1,11 +1,15 @@
 """All checks, on a real app with a local broker."""
 
+import re
+
 import pytest
 
 from aztask import App
 from aztask.brokers.local.broker import LocalBroker
 from aztask.doctor.examination import contradictions, examine
 from aztask.errors import BrokerUnavailable
+from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.settlement import Complete
 from aztask.support.finding import Level
 
 
@@ -31,6 +35,20 @@ def test_a_sound_setup_has_no_problem_and_is_not_changed(app, tmp_path):
     assert "can be written" in findings["events", "events"].text
     assert not (tmp_path / "events").exists()
     assert contradictions(app, ["default"]) == []
+
+
+def test_it_shows_how_much_is_stored(app, tmp_path):
+    app.send("len", ["abc"], task_id="a")
+    app.results.start([Start(RunKey("b"), "len", "default", 1, "one", "w", 1.0)])
+    outcome = Outcome(State.SUCCEEDED, Complete(), at=2.0)
+    app.results.record([Finish(RunKey("b"), "one", outcome)])
+    findings = found(app, "default")
+    assert re.fullmatch(r"the queue file has [1-9][\d,]* bytes", findings["broker", "size"].text)
+    text = findings["results", "size"].text
+    assert re.fullmatch(r".* holds 2 runs, 1 of them not ended; a file of [1-9][\d,]* bytes", text)
+    size = sum(path.stat().st_size for path in (tmp_path / "events").rglob("*.jsonl"))
+    assert findings["events", "size"].text == f"1 event files of {size} bytes in {tmp_path}/events"
+    assert size > 0
 
 
 def test_what_is_missing_is_a_warning_with_advice(tmp_path):

@@ -89,6 +89,15 @@ def test_secrets_in_errors_are_masked():
     assert "abcdefgh" not in line
 
 
+def test_names_of_errors_are_masked_and_escaped():
+    """A task may make a class of any name, of what it read from a message, for example."""
+    line = line_of(Event("failed", "i", "t", "q", error_type="Bad\x1b[2J?sig=abcdefghijk&x"))
+    assert "abcdefghijk" not in line
+    assert "\x1b" not in line
+    long = line_of(Event("failed", "i", "t", "q", error_type="E" * 100_000 + "?sig=abcdefgh"))
+    assert len(from_line(long.encode()).error_type) == TEXT_LIMIT
+
+
 GOOD = {
     "id": "n-1",
     "v": 1,

@@ -120,6 +120,16 @@ def test_two_sinks_of_one_name_never_share_a_file(tmp_path, time):
     assert ids(tmp_path, published_only=True) == [f"id-{number}" for number in range(5)]
 
 
+def test_secrets_in_worker_names_stay_out_of_events_and_file_names(tmp_path, time):
+    sink = FileEventSink(tmp_path, "w?sig=abcdefghijk&se=1", clock=time.clock)
+    sink.emit(started(1))
+    sink.emit(started(2)._replace(worker="v?sig=abcdefghijk&se=1"))
+    sink.close()
+    (path,) = tmp_path.glob("date=*/hour=*/*.jsonl")
+    assert "abcdefghijk" not in path.read_text()
+    assert "abcdefghijk" not in path.name
+
+
 def test_any_worker_name_is_a_file_name(tmp_path, time):
     names = ["../../etc/x", "a/b", ".hidden", "\x00\n\ud800", "", "n" * 500, "date=1"]
     for name in names:

@@ -9,7 +9,6 @@ from aztask.message.bounds import MessageLimits
 from aztask.message.envelope import Envelope
 from aztask.transport.translation import (
     LONGEST_DELAY,
-    next_link,
     seconds_early,
     to_envelope,
     to_message,
@@ -145,15 +144,3 @@ def test_a_compressed_body_comes_out_plain_and_bounded():
 )
 def test_how_early_a_message_is(eta, left):
     assert seconds_early(Envelope(b"", headers={"eta": eta}), NOW) == left
-
-
-def test_the_links_of_a_chain_have_ids_that_follow_from_each_other():
-    seen = ["m"]
-    for _ in range(12):
-        seen.append(next_link(Envelope(b"", message_id=seen[-1])))
-    assert seen[:3] == ["m", "m~1", "m~2"]
-    assert seen[-1] == "m~12"
-    assert next_link(Envelope(b"", message_id="a~b")) == "a~b~1"
-    long = {next_link(Envelope(b"", message_id="x" * 127 + last)) for last in "ab"}
-    assert len(long) == 2
-    assert all(len(link) <= 128 for link in long)

@@ -41,6 +41,11 @@ def test_a_worker_without_a_name_gets_one_of_its_own(make):
     assert make(memory(), name="w7")[0].name == "w7"
 
 
+def test_secrets_in_a_workers_name_are_masked(make):
+    """The name is written into results, heartbeats and events."""
+    assert "abcdefghijk" not in make(memory(), name="w?sig=abcdefghijk&se=1")[0].name
+
+
 def test_the_keepers_news_arrive_in_the_supervisors_turn(make):
     runtime, seen = make(memory())
     app = runtime.app

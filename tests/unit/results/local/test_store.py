@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,13 +18,14 @@ from aztask.results.base import (
     Outcome,
     Owned,
     RunKey,
+    RunRecord,
     Start,
     State,
     Unreadable,
     WorkerRecord,
 )
 from aztask.results.deadindex import IndexedDeadLetter
-from aztask.results.local.store import PURGE_WINDOW, LocalResults
+from aztask.results.local.store import _STEPS, PURGE_WINDOW, LocalResults
 from aztask.settlement import Complete
 
 
@@ -163,6 +165,35 @@ def test_a_purge_ends_at_the_first_window_without_anything_old(
         results.record([Finish(RunKey(name), name, ended(at))])
     assert results.purge(5.0) == 2
     assert [run.key.task_id for run in results.recent()] == ["e", "d", "c"]
+
+
+def test_runs_that_wait_for_their_messages_do_not_keep_older_ones_from_being_purged(
+    results: LocalResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aztask.results.local.store.PURGE_WINDOW", 2)
+    for name in ("a", "b", "c", "d"):
+        results.expect([RunRecord(RunKey(name), "t", "q", State.PENDING, due=9.0)])
+    results.start([a_start("e", 1, RunKey("e"))])
+    results.record([Finish(RunKey("e"), "e", ended(1.0))])
+    assert results.purge(5.0) == 1
+    assert [run.key.task_id for run in results.recent()] == ["d", "c", "b", "a"]
+    assert results.purge(10.0) == 4
+
+
+def test_the_pending_runs_of_an_older_release_count_as_due_now(tmp_path: Path) -> None:
+    path = str(tmp_path / "old.db")
+    with closing(Database(path)) as database:
+        database.migrate("results", _STEPS[:-1])
+        with database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state) "
+                "VALUES ('a', 0, 0, 't', 'q', '', 0, 'pending')"
+            )
+    with closing(Database(path)) as database:
+        results, now = LocalResults(database), time.time()
+        assert results.purge(now - 60.0) == 0
+        assert results.get("a") is not None
+        assert results.purge(now + 60.0) == 1
 
 
 def test_a_wait_without_a_change_casts_no_doubt_on_the_watch(

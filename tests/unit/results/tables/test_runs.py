@@ -19,6 +19,7 @@ from aztask.results.tables.errors import OutcomeUnknown
 from aztask.results.tables.rows import Run
 from aztask.results.tables.runs import TRIES, Runs
 from aztask.settlement import Complete
+from aztask.support.clock import SYSTEM_CLOCK
 
 KEY = RunKey("a")
 
@@ -93,7 +94,7 @@ def index():
 
 @pytest.fixture
 def runs(table, index):
-    return Runs(table, Blobs(), index, None)
+    return Runs(table, Blobs(), index, None, SYSTEM_CLOCK)
 
 
 def start(runs, owner="one", position=1):

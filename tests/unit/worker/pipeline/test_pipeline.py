@@ -17,6 +17,7 @@ from aztask.lease.state import LeaseState
 from aztask.message.envelope import Envelope
 from aztask.results.base import Finish, Outcome, Start, State
 from aztask.settlement import Complete, DeadLetter, Decision, Release, Resubmit
+from aztask.support.floodlog import FIRST_LINES
 from aztask.worker.pipeline.pipeline import _joint
 from aztask.worker.pipeline.refusals import TRIES
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
@@ -186,6 +187,32 @@ def test_a_message_that_no_codec_survives_is_dead_lettered(
     bad, good = sorted(items, key=lambda item: item.opened is not None)
     assert bad.settlement == DeadLetter("undecodable", "RecursionError: too deep")
     assert good.decided is None
+
+
+def test_a_flood_of_garbage_does_not_flood_the_log(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unreadable messages and unknown tasks: a few lines and one summary of each reason."""
+    bench = make(unknown_task_grace=0.0)
+    count = 300
+    bench.app.broker.send("default", [Envelope(b"garbage", {"id": f"x{n}"}) for n in range(count)])
+    for n in range(count):
+        bench.app.send(f"shop.random{n}", task_id=f"u{n}")
+    found = bench.receiver.receive(2 * count, 0.0)
+    while more := bench.receiver.receive(2 * count, 0.0):
+        found += more
+    items = [bench.deliveries.add("default", bench.receiver, each) for each in found]
+    bench.keeper.hold(bench.receiver, [item.lease for item in items])
+    bench.pipeline.open(items)
+    bench.pipeline.claim([item for item in items if item.decided is None])
+    assert len([item for item in items if isinstance(item.settlement, DeadLetter)]) == 2 * count
+    bench.pipeline.floods.tick(bench.clock.now + 60.0)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 * (FIRST_LINES + 1)
+    assert [line.split(" in the")[0] for line in lines if " more in the" in line] == [
+        f"undecodable: {count - FIRST_LINES} more",
+        f"unknown-task: {count - FIRST_LINES} more",
+    ]
 
 
 def test_giving_back_one_that_raises_gives_the_others_back(make: Make, joint: bool) -> None:

@@ -29,6 +29,7 @@ from aztask.settlement import (
     Release,
     Settlement,
 )
+from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pointers import LAST_LOOK, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
@@ -87,7 +88,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     keeper = LeaseKeeper(broker, clock=clock)
     redelivery = Redelivery(app, keeper, clock)
     receiver = broker.receiver("default", lease=LEASE)
-    pointers = Pointers(app, keeper, redelivery)
+    pointers = Pointers(app, keeper, redelivery, FloodLog(clock))
     yield Bench(app, clock, keeper, pointers, redelivery, receiver, Deliveries("w", clock))
     app.close()
     database.close()

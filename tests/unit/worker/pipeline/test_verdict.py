@@ -359,3 +359,13 @@ def test_a_decision_on_a_delivery_that_has_ended_is_our_mistake(make: Make) -> N
     item.end()
     with pytest.raises(RuntimeError, match="ended cannot decide"):
         verdicts(bench).cancelled(item)
+
+
+def test_secrets_in_the_name_of_an_error_are_not_recorded(make: Make) -> None:
+    bench = make()
+    item = running(bench)
+    name = "Bad?sig=abcdefghijk&se=1"
+    verdicts(bench).failed(item, DeadLetter("why"), name, "no?sig=abcdefghijk&se=1", "")
+    assert item.outcome is not None
+    assert item.outcome.error_type == "Bad?sig=****&se=1"
+    assert "abcdefghijk" not in item.outcome.error

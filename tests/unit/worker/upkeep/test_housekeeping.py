@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,13 +40,16 @@ class Purging:
     ("deleted", "pause"),
     [(0, PURGE_SECONDS), (PURGED_MANY - 1, PURGE_SECONDS), (PURGED_MANY, PURGE_AGAIN_SECONDS)],
 )
-def test_much_that_was_old_brings_the_next_look_forward(deleted: int, pause: float) -> None:
+def test_much_that_was_old_brings_the_next_look_forward(
+    monkeypatch: pytest.MonkeyPatch, deleted: int, pause: float
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda first, last: last)
     now = [1000.0]
     store = Purging(deleted)
     app: Any = SimpleNamespace(
         results=store,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
-        settings=SimpleNamespace(result_retention_seconds=50.0),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
     clock = Clock(monotonic=lambda: now[0], wall=lambda: 2000.0)
     record: Any = object
@@ -62,3 +68,49 @@ def test_much_that_was_old_brings_the_next_look_forward(deleted: int, pause: flo
     assert tick(1000.0 + PURGE_SECONDS + pause - 0.1) == 1
     assert tick(1000.0 + PURGE_SECONDS + pause) == 2
     chores.stop()
+
+
+def test_workers_that_live_for_a_few_seconds_purge_too() -> None:
+    """Nothing else would delete old results where each worker ends within a minute."""
+    purges = 0
+    for _ in range(200):
+        now, store = [1000.0], Purging(0)
+        app: Any = SimpleNamespace(
+            results=store,
+            broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+            settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+        )
+        clock = Clock(monotonic=lambda now=now: now[0], wall=lambda: 2000.0)  # type: ignore[misc]
+        runtime = make_runtime(app, clock=clock, queues=("q",))
+        chores = Housekeeping(runtime)
+        record: Any = object
+        now[0] += PURGE_SECONDS / 2
+        chores.tick(now[0], record, list, lambda ids: None)
+        chores.stop()
+        purges += len(store.asked)
+    assert 50 <= purges <= 150, "about every second worker that lives for half of the minute"
+
+
+@pytest.mark.parametrize("results", [None, Purging(0)])
+def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
+    """With and without a result store."""
+    path = tmp_path / "date=2026-01-02" / "hour=03" / "w-1.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    os.utime(path, (1000.0, 1000.0))
+    app: Any = SimpleNamespace(
+        results=results,
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+        settings=SimpleNamespace(
+            result_retention_seconds=50.0,
+            events=str(tmp_path),
+            events_container=None,
+            events_retention_seconds=500.0,
+        ),
+    )
+    clock = Clock(monotonic=lambda: 1000.0, wall=lambda: 1600.0)
+    chores = Housekeeping(make_runtime(app, clock=clock, queues=("q",)))
+    record: Any = object
+    chores.tick(1000.0 + PURGE_SECONDS, record, list, lambda ids: None)
+    chores.stop()
+    assert not path.exists()
