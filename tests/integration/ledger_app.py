@@ -130,6 +130,13 @@ def ending(key: str, how: str) -> str:
     return how
 
 
+@app.task_with_context(retry=RetryPolicy(max_retries=0))
+def attacked(context: Context, *args: object, **kwargs: object) -> None:
+    """What hostile messages run if they run anything: any arguments do."""
+    note("attacked", ascii(context.task_id).replace(" ", "_"))
+    raise Reject("it ran")
+
+
 @app.task(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
 def hostile(key: str, how: str) -> str:
     """End with a value that is hard to write, or from a process that is not the task's own."""
