@@ -180,7 +180,9 @@ class Round:
         may_wait = sum(made.waits for made in self.accepted)
         busy = (stats.active or 0) + (stats.leased or 0)
         if late or open_ or busy or (waiting or 0) > may_wait:
-            return f"{late=} {open_=} {may_wait=} {stats}"
+            peeked = self.app.broker.peek("default", limit=5)
+            left = [(each.state, each.envelope) for each in peeked]
+            return f"{late=} {open_=} {may_wait=} {stats} {left}"[:3000]
         return ""
 
     def expired(self) -> int:
