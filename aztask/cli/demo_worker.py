@@ -58,7 +58,7 @@ class DemoWorker:
         slots = max(2, min(MOST_CONCURRENCY, os.cpu_count() or 1))
         command = [sys.executable, "-m", "aztask", "worker", "-A", APP, "-Q", QUEUE]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603  # our own command, without a shell
                 [*command, "--burst", "-c", str(slots), "--name", "demo"],
                 cwd=self._folder,
                 env=self._environment(),

@@ -143,7 +143,8 @@ def command(
     with contextlib.closing(server) if server else contextlib.nullcontext():
         restart = _start(server, queues, options, reload=reload)
     if restart:
-        os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])
+        # The same command line once more, without a shell that could read it differently.
+        os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])  # noqa: S606
 
 
 def _start(

@@ -7,6 +7,7 @@ few, the others come from the result store's index, if there is one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from aztask.app import App
@@ -45,18 +46,40 @@ class DeadLetterBrowser:
             yield from self._shown()
             return
         shown = self._peek()
-        yield from shown
+        yield from self._with_reasons(shown)
         shown_keys = {key_of(each.envelope) for each in shown}
         if len(shown) >= (self._app.broker.stats(self._queue).dead or 0):
             # the service's count is never too low, so these were all
             self._index.keep_only(self._queue, shown_keys, self._clock.wall() - UNDER_WAY)
             return
+        others = (each for each in self._notes() if each.key not in shown_keys)
+        for each in others:
+            if each.damage:
+                self._damaged[each.key] = each.damage
+            else:
+                yield _as_peeked(each)
+
+    def _notes(self) -> Iterator[IndexedDeadLetter]:
+        """Every note of the index, damaged ones too."""
         after = 0
-        while page := self._index.page(self._queue, after, PAGE):
+        while self._index and (page := self._index.page(self._queue, after, PAGE)):
             after = page[-1].number
-            others = [each for each in page if each.key not in shown_keys]
-            self._damaged.update((each.key, each.damage) for each in others if each.damage)
-            yield from (_as_peeked(each) for each in others if not each.damage)
+            yield from page
+
+    def _with_reasons(self, shown: Sequence[Peeked]) -> Sequence[Peeked]:
+        """The same dead letters, with the reasons that did not fit into their messages.
+
+        Another program's message may fill a Storage queue's message to the last byte. Its dead
+        letter is the same text, and only the index has the reason.
+        """
+        bare = {key_of(each.envelope) for each in shown if not each.dead_letter_reason}
+        found: dict[str, IndexedDeadLetter] = {}
+        for note in self._notes() if bare else ():
+            if note.key in bare and not note.damage:
+                found[note.key] = note
+                if len(found) == len(bare):
+                    break
+        return [_explained(each, found.get(key_of(each.envelope))) for each in shown]
 
     def _shown(self) -> Iterator[Peeked]:
         page = self._peek()
@@ -101,6 +124,12 @@ class DeadLetterBrowser:
         """Delete all notes: every dead letter was deleted."""
         if self._index is not None:
             self._index.keep_only(self._queue, (), self._clock.wall())
+
+
+def _explained(peeked: Peeked, note: IndexedDeadLetter | None) -> Peeked:
+    if note is None or peeked.dead_letter_reason:
+        return peeked
+    return replace(peeked, dead_letter_reason=note.reason, dead_letter_description=note.description)
 
 
 def _as_noted(delivery: Delivery, now: float) -> IndexedDeadLetter:

@@ -80,7 +80,7 @@ def connection_string(host: str, port: int, key: str | None, *, emulator: bool =
 
     emulator: plain TCP on `port`; without it, SDKs use TLS on port 5671.
     """
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host  # noqa: S104  # shown, not bound
     text = (
         f"Endpoint=sb://{shown}:{port};SharedAccessKeyName={KEY_NAME};"
         f"SharedAccessKey={key or LOCAL_KEY}"

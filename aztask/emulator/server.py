@@ -62,7 +62,7 @@ class Endpoint(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve a socket that was accepted."""
-        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # TCP's always is
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self.remote = "{}:{}".format(*(transport.get_extra_info("peername") or ("?", 0))[:2])

@@ -36,7 +36,7 @@ class PatientConnection(sqlite3.Connection):
                 raise
         until = time.monotonic() + self.patience
         while True:
-            time.sleep(random.uniform(_SHORTEST, _LONGEST))
+            time.sleep(random.uniform(_SHORTEST, _LONGEST))  # noqa: S311  # spreads load, guards nothing
             try:
                 return _execute(self, sql, parameters)
             except sqlite3.OperationalError as error:

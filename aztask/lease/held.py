@@ -328,7 +328,7 @@ class HeldLease:
     def _settle(self, settlement: Settlement) -> None:
         """Settle once. If the broker's answer is lost, it may or may not have happened."""
         lease, receiver = self._held(), self._receiver
-        assert receiver is not None  # set together with the lease
+        assert receiver is not None  # noqa: S101  # set together with the lease
         self._keeper.begin(lease)
         try:
             answer = receiver.settle([(lease.delivery, settlement)])[0]

@@ -50,7 +50,7 @@ class LeaseEvent(Enum):
     RENEW = "renew"
     RENEWED = "renewed"
     RENEW_FAILED = "renew failed"
-    TOKEN_GONE = "token gone"
+    TOKEN_GONE = "token gone"  # noqa: S105  # the name of an event
     SETTLE = "settle"
     SETTLED = "settled"
     SETTLE_FAILED = "settle failed"

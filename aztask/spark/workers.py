@@ -68,7 +68,7 @@ def main() -> None:
     if THREADS.is_dir() and ALONE not in sys.argv:
         share()
         if len(list(THREADS.iterdir())) > 1:  # a lock that it holds would stay locked in the forks
-            os.execv(sys.executable, [*sys.orig_argv, ALONE])
+            os.execv(sys.executable, [*sys.orig_argv, ALONE])  # noqa: S606  # this command again
     import_module(DAEMON).manager()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import time
 from uuid import UUID
 
+import fuzzing
 import pytest
 from azure.servicebus import ServiceBusMessage
 from rawclient import (
@@ -25,8 +25,7 @@ from rawclient import (
 from aztask.emulator.amqp import encode
 from aztask.emulator.amqp.frames import HEADER_AMQP, HEADER_SASL, HEADER_TLS, frame
 
-SEED = 20260101
-SECONDS = float(os.environ.get("AZTASK_FUZZ_SECONDS", "3"))
+SECONDS = fuzzing.seconds() or 3.0
 
 
 @pytest.fixture(scope="module")
@@ -275,8 +274,9 @@ def mutated(chance, data):
 
 
 def test_fuzz(bus, victim):
-    """AZTASK_FUZZ_SECONDS=60 for the long run; AZTASK_FUZZ_SEED repeats one."""
-    seed = int(os.environ.get("AZTASK_FUZZ_SEED", SEED))
+    """`fuzzing` says how long it runs, and how to repeat one."""
+    seed = fuzzing.seed()
+    print(f"AZTASK_FUZZ_SEED={seed}")
     chance = random.Random(seed)
     streams = valid_streams()
     deadline = time.monotonic() + SECONDS

@@ -130,6 +130,23 @@ def ending(key: str, how: str) -> str:
     return how
 
 
+@app.task_with_context(retry=RetryPolicy(max_retries=0))
+def attacked(context: Context, *args: object, **kwargs: object) -> None:
+    """What hostile messages run if they run anything: any arguments do."""
+    note("attacked", ascii(context.task_id).replace(" ", "_"))
+    raise Reject("it ran")
+
+
+@app.task(retry=RetryPolicy(max_retries=0))
+def silent(secret: str, how: str = "", reversed_text: str = "") -> str | None:
+    """Take a secret, and show it or not."""
+    if how == "fails":
+        raise ValueError("the card was refused")
+    if how == "quotes":
+        raise ValueError(f"the card {secret} was refused")
+    return reversed_text[::-1] if how == "returns" else None
+
+
 @app.task(retry=RetryPolicy(max_retries=1, delay=0.05, jitter=False))
 def hostile(key: str, how: str) -> str:
     """End with a value that is hard to write, or from a process that is not the task's own."""

@@ -232,3 +232,20 @@ def test_the_note_is_made_before_the_dead_letter_is_stored(site: Site) -> None:
     assert worker.stop() == 0
     assert notes(app) == {"t:0:0"}
     assert [each.id for each in DeadLetters(app, "default").list()] == ["t"]
+
+
+def test_a_full_message_of_another_program_is_listed_with_its_reason(site: Site) -> None:
+    """Its bytes are kept as they are, which leaves no room for a reason: the index has it."""
+    app = site.app()
+    queue = app.broker._client.queue("default")  # type: ignore[attr-defined]
+    queue.send_message("x" * 65_536, time_to_live=-1)
+    queue.send_message("short", time_to_live=-1)
+    worker = site.worker(*ARGUMENTS)
+    wait_until(lambda: app.broker.stats("default").dead == 2, 30, "both are dead letters")
+    assert worker.stop() == 0, worker.log
+    letters = {len(each.envelope.body): each for each in DeadLetters(app, "default").list()}
+    assert {size: each.reason for size, each in letters.items()} == {
+        65_536: "undecodable",
+        5: "undecodable",
+    }
+    assert all("is not accepted" in each.description for each in letters.values())

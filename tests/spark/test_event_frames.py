@@ -233,8 +233,11 @@ def test_a_file_that_vanishes_while_it_is_read_fails_loudly(spark, log):
         read.events.count()
 
 
-def test_no_other_user_is_kept_from_reading_compacted_files(log):
+@pytest.mark.parametrize(("folder", "file"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
+def test_compacted_files_are_read_by_the_readers_of_their_directory_alone(log, folder, file):
     directory, _ = log
+    for hour in directory.glob("date=*/hour=*"):
+        hour.chmod(folder)
     compact(None, place_of(directory), now=NOW)
     made = list(directory.glob("date=*/hour=*/*.parquet"))
-    assert [path.stat().st_mode & 0o777 for path in made] == [0o644] * 3
+    assert [path.stat().st_mode & 0o777 for path in made] == [file] * 3

@@ -1,5 +1,6 @@
-"""Every file that the guides for developers name exists, and the packages they list are all."""
+"""Every file and test that the guides name exists, and the packages they list are all."""
 
+import ast
 import configparser
 import re
 from pathlib import Path
@@ -14,7 +15,10 @@ UNDER = {
     "docs/architecture.md": ("", "docs"),
     "docs/rules.md": ("", "docs", "aztask", "tests"),
     "CONTRIBUTING.md": ("",),
+    "docs/security.md": ("", "docs"),
 }
+PROOF = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
+"""A link to a test function, as docs/security.md writes it."""
 SOURCE = re.compile(r"`([^`\n]+)`|\]\(([^)\s]+)\)|\{doc\}`(?:[^`<]*<)?([\w/-]+)>?`")
 
 
@@ -61,6 +65,49 @@ def test_every_file_that_a_guide_names_exists(guide):
 )
 def test_a_file_that_does_not_exist_is_found(text):
     assert len(missing(text, ("", "docs"))) == 1
+
+
+def proofs(text):
+    """(function, file) of every test that is named as a proof."""
+    return PROOF.findall(text)
+
+
+def missing_proofs(text):
+    found = []
+    for name, file in proofs(text):
+        path = ROOT / file
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
+        if not any(getattr(node, "name", None) == name for node in ast.walk(tree)):
+            found.append(f"{file}::{name}")
+    return found
+
+
+def claims(text):
+    """The rows of the page's tables, without heads."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in rows if not row.endswith("| proved by |")]
+
+
+def test_every_claim_about_security_names_tests_that_exist():
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    assert len(claims(text)) > 30
+    assert [row for row in claims(text) if not proofs(row)] == []
+    assert text.count("](../tests/") == len(proofs(text)), "each link is read"
+    assert missing_proofs(text) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "problems"),
+    [
+        ("test_every_claim_about_security_names_tests_that_exist", "test_named_files", 0),
+        ("test_nothing", "test_named_files", 1),
+        ("test_nothing", "test_nowhere", 1),
+    ],
+)
+def test_a_test_that_does_not_exist_is_found(name, file, problems):
+    text = f"| x | [`{name}`](../tests/unit/{file}.py) |"
+    assert len(proofs(text)) == 1
+    assert len(missing_proofs(text)) == problems
 
 
 def packages():

@@ -9,6 +9,9 @@ the middle of a receive.
 If a message cannot be read, the result is `Damaged`: it holds the sections that can be read, the
 reason why another one cannot, and all bytes. The receiver decides what to do with it.
 
+The service writes header and annotations in front of the sender's bytes. So if one of these
+sections comes twice, the first one counts: a sender cannot replace a lock token or a time.
+
 Source: OASIS AMQP 1.0, part 3, section 3.2 (messages).
 """
 
@@ -99,7 +102,7 @@ def _keep_header(sections: _Sections, value: Any) -> None:
     fields = _fields(value, 5)
     if any(field is not None and not isinstance(field, int) for field in fields):
         raise Unreadable("one of its fields has a wrong type")
-    sections["header"] = Header(*fields)
+    sections.setdefault("header", Header(*fields))
 
 
 def _keep_properties(sections: _Sections, value: Any) -> None:
@@ -121,6 +124,17 @@ def _keep_map(name: str) -> Callable[[_Sections, Any], None]:
     return keep
 
 
+def _keep_first(name: str) -> Callable[[_Sections, Any], None]:
+    """Keep a map whose values come from the service where an earlier section has the same key."""
+
+    def keep(sections: _Sections, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise Unreadable("it is not a map")
+        sections[name] = value | sections.get(name, {})
+
+    return keep
+
+
 def _keep_each(name: str, kind: type) -> Callable[[_Sections, Any], None]:
     def keep(sections: _Sections, value: Any) -> None:
         if not isinstance(value, kind):
@@ -137,8 +151,8 @@ def _keep_value(sections: _Sections, value: Any) -> None:
 _APPLICATION: Final = "application properties"
 _SECTIONS: Final[dict[int, tuple[str, Callable[[_Sections, Any], None]]]] = {
     0x70: ("header", _keep_header),
-    0x71: ("delivery annotations", _keep_map("delivery_annotations")),
-    0x72: ("message annotations", _keep_map("message_annotations")),
+    0x71: ("delivery annotations", _keep_first("delivery_annotations")),
+    0x72: ("message annotations", _keep_first("message_annotations")),
     0x73: ("properties", _keep_properties),
     0x74: (_APPLICATION, _keep_map("application_properties")),
     0x75: ("data", _keep_each("data", bytes)),

@@ -17,6 +17,7 @@ from typing import Final
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.brokers.servicebus.clock import ServiceClock
+from aztask.brokers.servicebus.reading import damage_of
 from aztask.brokers.servicebus.wire import ENQUEUED, epoch_of, is_direct, position_of
 from aztask.errors import AztaskError, BrokerUnavailable
 from aztask.support.clock import Clock
@@ -84,7 +85,12 @@ class ClockCalibration:
             return (self._last + 1 + self._empty[0]) // 2
 
     def message(self, message: ServiceBusReceivedMessage, read_at: float) -> bool:
-        """Note a message that was received or peeked at; returns whether its time is a pin."""
+        """Note a message that was received or peeked at; returns whether its time is a pin.
+
+        A damaged message is ignored: its times may be the sender's.
+        """
+        if damage_of(message) is not None:
+            return False
         number, enqueued = position_of(message), epoch_of(message, ENQUEUED)
         with self._lock:
             self._last = max(self._last, number)

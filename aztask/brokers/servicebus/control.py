@@ -229,7 +229,7 @@ class Control:
             private.settle_many(receiver, verb, tokens, request.reason, request.description)
 
     def _call(self, work: _Work) -> None:
-        assert work.call is not None  # only called for calls
+        assert work.call is not None  # noqa: S101  # only called for calls
         for last in self._tries:
             try:
                 result = work.call(self._connected())

@@ -10,6 +10,7 @@ from uuid import UUID
 from azure.servicebus import ServiceBusReceivedMessage
 
 from aztask.brokers.base import Delivery
+from aztask.brokers.servicebus.reading import damage_of
 from aztask.brokers.servicebus.wire import (
     ENQUEUED,
     LOCKED_UNTIL,
@@ -71,7 +72,12 @@ def delivery_of(
 
 
 def ages(message: ServiceBusReceivedMessage) -> tuple[float, float] | None:
-    """(enqueued time, end of the lock), by the service's clock; None if one is missing."""
+    """(enqueued time, end of the lock), by the service's clock.
+
+    None if one is missing, and for a damaged message, whose times may be the sender's.
+    """
+    if damage_of(message) is not None:
+        return None
     enqueued, locked = epoch_of(message, ENQUEUED), epoch_of(message, LOCKED_UNTIL)
     return None if enqueued is None or locked is None else (enqueued, locked)
 

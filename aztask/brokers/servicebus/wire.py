@@ -110,7 +110,7 @@ def message_of(envelope: Envelope, now: float, limit: int = MESSAGE_LIMIT) -> Se
         reply_to=_text(envelope.properties.get("reply_to")),
     )
     raw = message.raw_amqp_message
-    assert raw.properties is not None  # ServiceBusMessage makes them
+    assert raw.properties is not None  # noqa: S101  # ServiceBusMessage makes them
     raw.properties.content_encoding = envelope.content_encoding
     if envelope.delay:
         message.scheduled_enqueue_time_utc = datetime.fromtimestamp(due, UTC)

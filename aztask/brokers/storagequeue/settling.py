@@ -197,7 +197,7 @@ class StorageSettler:
     def _resubmit(
         self, delivery: StorageDelivery, settlement: Resubmit, until: float
     ) -> Settled | Lost | Unknown:
-        assert settlement.envelope is not None  # `check` refuses it
+        assert settlement.envelope is not None  # noqa: S101  # `check` refuses it
         text = self._clone_text(settlement.envelope, settlement.delay)
         if self._living is None:
             return self._hide(delivery, until, settlement.delay, text)

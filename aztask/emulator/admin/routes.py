@@ -1,11 +1,16 @@
-"""Routes administration requests: a path and a method read or change the namespace."""
+"""Routes administration requests: a path and a method read or change the namespace.
+
+Rule: without a key, only requests that name this machine are answered. A web page in a browser of
+this machine can let its own host name point to 127.0.0.1 and send requests here (DNS rebinding),
+but it cannot change the `Host` header, which keeps that name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from aztask.emulator.admin import atom, descriptions, rules
 from aztask.emulator.admin.descriptions import EntitySnapshot
@@ -14,6 +19,7 @@ from aztask.emulator.broker.broker import Broker
 from aztask.emulator.broker.entities import SUBSCRIPTIONS, Entity, Kind, SubscriptionRule
 from aztask.emulator.broker.filters import CorrelationFilter
 from aztask.emulator.broker.namespace import EntityExists
+from aztask.emulator.options import is_loopback
 from aztask.errors import (
     AztaskError,
     BrokerUnavailable,
@@ -54,6 +60,15 @@ def failed(status: int, detail: str) -> HttpResponse:
     return HttpResponse(status, atom.error(status, detail), "application/xml; charset=utf-8")
 
 
+def _names_this_machine(request: HttpRequest) -> bool:
+    """Whether its Host header is a loopback address or missing; browsers always send one."""
+    try:
+        name = urlsplit(f"//{request.headers.get('host', 'localhost')}").hostname
+    except ValueError:
+        return False
+    return name is not None and is_loopback(name)
+
+
 _STATUS: tuple[tuple[type[AztaskError], int], ...] = (
     (EntityExists, 409),
     (QueueNotFound, 404),
@@ -77,6 +92,12 @@ class Routes:
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request. An error becomes a status and a document."""
+        if not (self._broker.access.required or _names_this_machine(request)):
+            return failed(
+                421,
+                "without a key, only 127.0.0.1 and localhost are served: use one of these, or set"
+                " AZTASK_EMULATOR_SHARED_ACCESS_KEY",
+            )
         try:
             path = unquote(request.path).strip("/")
             self._broker.access.bearer(request.headers.get("authorization"), path)

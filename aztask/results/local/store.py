@@ -344,7 +344,7 @@ class LocalResults:
     def _answer(self, connection: sqlite3.Connection, start: Start) -> StartAnswer:
         """Decide by the row, which our own start may just have made."""
         run = self._run(connection, start.key)
-        assert run is not None  # the transaction has made it if it was missing
+        assert run is not None  # noqa: S101  # the transaction has made it if it was missing
         if run.record.damage:
             return Unreadable(run.record.damage)
         if run.ended is not None:

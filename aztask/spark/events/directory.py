@@ -3,6 +3,8 @@
 Rules
 1. Listing follows no links and goes two levels deep, ``date=*/hour=*/``, so it cannot loop.
 2. A file is synced, then hard-linked to its name: it appears atomically, and never over another.
+3. A new file is private, as those of workers are. Users who may list its directory may read it,
+   too: that is what opening the directory to them is for.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from aztask.errors import ConfigurationError
 from aztask.spark.events.files import Listing
 from aztask.support.masking import printable
+from aztask.support.private import FILE_MODE, make_directory
+
+READ_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Directory:
     def scratch(self, name: str) -> Iterator[Path]:
         """Yield a hidden file in the same folder. If a crash leaves it there, readers ignore it."""
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
         try:
@@ -93,7 +98,7 @@ class Directory:
         target = self._path(name)
         handle = os.open(path, os.O_RDONLY)
         try:
-            os.fchmod(handle, 0o644)
+            os.fchmod(handle, FILE_MODE | target.parent.stat().st_mode & READ_BY_OTHERS)
             os.fsync(handle)
         finally:
             os.close(handle)

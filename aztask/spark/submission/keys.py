@@ -23,7 +23,7 @@ def check_keys(frame: DataFrame, key: str) -> int:
         F.count("key").alias("keys"),
         F.count_distinct("key").alias("distinct"),
     ).first()
-    assert row is not None  # an aggregate without groups has one row
+    assert row is not None  # noqa: S101  # an aggregate without groups has one row
     rows, not_null, distinct = int(row["rows"]), int(row["keys"]), int(row["distinct"])
     if not_null < rows:
         raise ConfigurationError(

@@ -313,7 +313,7 @@ class SessionSlot:
     def _let_go(self) -> None:
         """Give the session back; its next holder receives the unsettled message first."""
         holder = self.receiver
-        assert isinstance(holder, SessionHolder)  # every receiver of sessions is one
+        assert isinstance(holder, SessionHolder)  # noqa: S101  # every receiver of sessions is one
         try:
             holder.let_go()
         except AztaskError as error:

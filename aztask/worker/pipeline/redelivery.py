@@ -214,7 +214,7 @@ class Redelivery:
         same clone under the same id.
         """
         settlement = item.settlement
-        assert not isinstance(settlement, Hold | Lapse)  # waiting items are not settled
+        assert not isinstance(settlement, Hold | Lapse)  # noqa: S101  # waiting items are not settled
         if not isinstance(settlement, Resubmit):
             return settlement
         clone = self._clone(item, settlement)
@@ -225,7 +225,7 @@ class Redelivery:
     def pointer(self, item: WorkItem) -> Envelope:
         """The pointer to an item that is about to be deferred, under a deterministic id."""
         settlement = item.settlement
-        assert isinstance(settlement, Defer)  # no other settlement has a pointer
+        assert isinstance(settlement, Defer)  # noqa: S101  # no other settlement has a pointer
         message = message_of(item).pointing(
             int(item.delivery.position),
             counted=settlement.counted,

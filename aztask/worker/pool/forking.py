@@ -106,7 +106,7 @@ class Process(Protocol):
 
 def interpreted(ours: socket.socket, theirs: socket.socket) -> Process:
     """Start a new interpreter that serves at the other end of `ours`. Raises OSError."""
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603  # this interpreter, without a shell
         [sys.executable, "-m", forkserver.__name__, str(theirs.fileno()), str(os.getpid())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ class LeaseWatch:
         self._clock = runtime.clock
         self._seen: dict[str, LeaseCounts] = {}
         self._lane: Lane[dict[str, LeaseCounts]] | None = None
-        self._share_at = self._clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)
+        self._share_at = self._clock.monotonic() + SHARE_SECONDS * random.uniform(0.2, 1.0)  # noqa: S311  # spreads load
         self._look_at = 0.0
         self._hurried = False
         self._stopping = threading.Event()
@@ -114,7 +114,7 @@ class LeaseWatch:
             self._look_at = now + LOOK_SECONDS
             self._look()
         if now >= self._share_at and not len(self._lane):
-            self._share_at = now + SHARE_SECONDS * random.uniform(0.8, 1.2)
+            self._share_at = now + SHARE_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads load
             self._hurried = False
             self._tell()
 
@@ -164,7 +164,7 @@ class LeaseWatch:
         store, advisor = self._app.leases.store, self._app.leases
         for turn in range(1 if self._stopping.is_set() else TRIES):
             if turn:
-                time.sleep(random.uniform(0.0, 0.05 * 2**turn))
+                time.sleep(random.uniform(0.0, 0.05 * 2**turn))  # noqa: S311  # spreads load
             stored = _load(store)
             document = self._learned(stored.document, taken)
             if not taken or store.publish(document, stored):

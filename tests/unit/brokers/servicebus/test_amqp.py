@@ -371,3 +371,21 @@ def test_a_property_with_millions_of_values_costs_no_memory(flood):
 def test_a_long_body_is_no_flood():
     message = read_message(DATA + b"\xb0" + COUNT.to_bytes(4) + b"\x45" * COUNT)
     assert not isinstance(message, Damaged)
+
+
+def test_what_the_service_wrote_is_not_replaced_by_what_the_sender_wrote() -> None:
+    """Its sections are in front of the sender's bytes, which may hold the same sections again."""
+
+    def annotations(code: int, until: bytes) -> bytes:
+        pair = b"\xa3\x05until" + until
+        return bytes((0, 0x53, code, 0xC1, len(pair) + 1, 2)) + pair
+
+    service = HEADER + b"\xc0\x07\x05\x40\x40\x40\x40\x52\x03"
+    service += annotations(0x71, b"\x53\x01") + annotations(0x72, b"\x53\x01")
+    sender = HEADER + b"\xc0\x07\x05\x40\x40\x40\x40\x52\x63"
+    sender += annotations(0x71, b"\x53\x63") + annotations(0x72, b"\x53\x63")
+    message = read_message(service + sender + BODY)
+    assert message.header is not None
+    assert message.header.delivery_count == 3
+    assert message.delivery_annotations == {b"until": 1}
+    assert message.message_annotations == {b"until": 1}

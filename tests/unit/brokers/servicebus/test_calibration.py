@@ -6,6 +6,7 @@ import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp.message import Message
 
+from aztask.brokers.servicebus.amqp import damaged
 from aztask.brokers.servicebus.calibration import MAX_PEEKS, PARTITIONED, ClockCalibration
 from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.errors import BrokerUnavailable, ConfigurationError
@@ -111,3 +112,18 @@ def test_partitions_say_nothing_of_each_other() -> None:
     calibration._peek = lambda number: message(PARTITIONED + number % PARTITIONED, EPOCH)
     calibration.once()
     assert service_clock.pinned is None
+
+
+def test_a_damaged_message_is_no_pin_and_says_no_number() -> None:
+    clock = Clock()
+    service_clock = ServiceClock(clock)
+    calibration = ClockCalibration(service_clock, clock, refused, lambda number: None)
+    calibration.once()  # the queue is empty
+    inner = damaged(b"", "hostile", message_annotations={b"x-opt-sequence-number": 2**62})
+    assert not calibration.message(ServiceBusReceivedMessage(inner, receiver=None), 1.0)
+    assert service_clock.pinned is None
+    assert calibration.message(message(1, EPOCH), clock.monotonic())
+
+
+def refused() -> None:
+    raise ConfigurationError("no right to send")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from aztask.brokers.servicebus import lock as servicebus_lock
+from aztask.brokers.servicebus.amqp import damaged
 from aztask.brokers.servicebus.calibration import ClockCalibration
 from aztask.brokers.servicebus.clock import DRIFT, ServiceClock
 from aztask.brokers.servicebus.lock import TOLERANCE, LockWatch
@@ -376,5 +377,17 @@ def test_a_refusal_is_lifted_by_a_confirmation_alone(world) -> None:
     assert here.settled(), "nothing has come that says otherwise"
     here.lock = 5.0
     here.watch.try_again()
+    assert here.deliver() == ""
+    assert here.confirmed
+
+
+def test_the_times_of_a_damaged_message_mean_nothing(world) -> None:
+    """They may be the sender's, who would stop the worker with them."""
+    here = world(60.0, 60.0)
+    annotations = {b"x-opt-enqueued-time": 2**60, b"x-opt-locked-until": 7}
+    inner = damaged(b"", "hostile", message_annotations=annotations)
+    hostile = ServiceBusReceivedMessage(inner, receiver=None)
+    here.watch.messages([hostile], here.clock.monotonic())
+    assert here.settled() == ""
     assert here.deliver() == ""
     assert here.confirmed

@@ -49,7 +49,7 @@ def exchange(*parts):
     return asyncio.run(scenario())
 
 
-GET = b"GET /$namespaceinfo HTTP/1.1\r\nHost: h\r\n"
+GET = b"GET /$namespaceinfo HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def test_a_connection_serves_several_requests():

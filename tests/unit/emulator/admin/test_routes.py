@@ -28,7 +28,7 @@ class Admin:
         self._routes = Routes(bench.broker, self.deleted.append, secure=False)
 
     def __call__(self, method, path, body=b"", headers=None, **query):
-        headers = {"host": "h:5300", **(headers or {})}
+        headers = {"host": "localhost:5300", **(headers or {})}
         named = {f"${name}": value for name, value in query.items()}
         return self._routes.answer(HttpRequest(method, path, named, headers, body))
 
@@ -106,4 +106,29 @@ def test_errors_have_a_status_and_a_document(admin, method, path, body, status):
 def test_with_a_key_requests_need_a_token():
     bench = Bench(shared_access_key="key")
     assert Admin(bench)("GET", "/$Resources/queues").status == 401
+    bench.emulator.database.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:5300", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:5300", 200),
+        ("attacker.example:5300", 421),
+        ("127.0.0.1.attacker.example", 421),
+        ("localhost@attacker.example", 421),
+        ("[", 421),
+        ("", 421),
+    ],
+)
+def test_a_web_page_whose_name_points_here_is_refused(admin, host, status):
+    assert admin("GET", "/$Resources/queues", headers={"host": host}).status == status
+    assert admin("PUT", "/q", QUEUE, {"host": host}).status == (201 if status == 200 else 421)
+
+
+def test_with_a_key_any_name_is_served():
+    bench = Bench(shared_access_key="key")
+    response = Admin(bench)("GET", "/$Resources/queues", headers={"host": "bus.example"})
+    assert response.status == 401
     bench.emulator.database.close()

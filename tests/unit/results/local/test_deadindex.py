@@ -42,3 +42,11 @@ def test_notes_are_dropped_by_key_or_because_their_dead_letter_is_gone(index):
 def test_headers_that_cannot_be_written_are_dropped():
     strange = Envelope(b"x", {"odd": object()}, message_id="a")
     assert payload_of_dead(strange) == payload_of_dead(Envelope(b"x", message_id="a"))
+
+
+def test_a_note_holds_the_whole_message(index):
+    """Arguments too: docs/security.md says so."""
+    index.note([letter("with-arguments")])
+    (noted,) = index.page("default", 0, 10)
+    assert noted.envelope == letter("with-arguments").envelope
+    assert noted.envelope.body

@@ -1,0 +1,276 @@
+"""What attackers can do, as docs/security.md says it, and what they cannot.
+
+Each attacker has what the page gives it and nothing else: a broker without the app's keys, a result
+store, or another user of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import Site, site_in
+from ledger_app import attacked, silent, work
+
+from aztask.deadletters.view import DeadLetters
+from aztask.errors import ResultDamaged, TaskFailed
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.settlement import Complete, DeadLetter
+
+KEY = "a-key-that-no-attacker-knows-0123456789"
+MARK = "4111-1111-1111-1111"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Broker and result store in two files, so that each can be attacked alone."""
+    with site_in(tmp_path / "site", joint=False) as made:
+        made.app().broker.declare("default")
+        yield made
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys for all apps that are made from here on, and their workers."""
+    monkeypatch.setenv("AZTASK_SIGNING_KEYS", KEY)
+    monkeypatch.setenv("AZTASK_ID_KEY", KEY)
+
+
+def burst(site: Site) -> str:
+    """Run a worker until the queue is empty; its log."""
+    worker = site.worker("-Q", "default", "--burst")
+    assert worker.wait() == 0, worker.log
+    return worker.log
+
+
+def forged(task: str, args: list[object], task_id: str) -> Envelope:
+    """A message as a program without any key makes it."""
+    codec = Codec()
+    body, content_type, encoding = codec.encode_arguments(args, {})
+    message = TaskMessage(task_id, task, "default", body, content_type, encoding)
+    return codec.to_envelope(message)
+
+
+# -- may send -------------------------------------------------------------------------------------
+
+
+def test_without_keys_a_sender_runs_any_registered_task(site: Site) -> None:
+    site.app().broker.send("default", [forged(work.name, ["stranger"], "stranger")])
+    burst(site)
+    assert site.counts("end") == {"stranger": 1}
+
+
+def test_with_keys_it_runs_nothing(keys: None, site: Site) -> None:
+    app = site.app()
+    app.broker.send("default", [forged(work.name, ["stranger"], "stranger")])
+    app.send(work.name, ["ours"], task_id="ours")
+    burst(site)
+    assert site.counts("end") == {"ours": 1}
+    (letter,) = DeadLetters(app, "default").list()
+    assert letter.reason == "undecodable"
+    assert "the message is not signed" in letter.description
+
+
+def test_a_message_that_is_sent_again_does_not_run_again(keys: None, site: Site) -> None:
+    """By an attacker who could also read it: its signature is right."""
+    app = site.app()
+    app.send(work.name, ["once"], task_id="once")
+    (recorded,) = app.broker.peek("default")
+    burst(site)
+    app.broker.send("default", [recorded.envelope, replace(recorded.envelope, message_id="other")])
+    burst(site)
+    assert site.counts("start") == {"once": 1}
+
+
+# -- may read the queue ---------------------------------------------------------------------------
+
+
+def test_a_reader_of_the_queue_reads_the_arguments(keys: None, site: Site) -> None:
+    app = site.app()
+    app.send(work.name, [MARK], task_id="paid")
+    (seen,) = app.broker.peek("default")
+    assert Codec().decode_arguments(Codec().from_envelope(seen.envelope, "default"))[0] == (MARK,)
+    assert not any(KEY in str(value) for value in seen.envelope.headers.values())
+
+
+def test_a_receiver_can_delete_messages_and_dead_letter_them(keys: None, site: Site) -> None:
+    app = site.app()
+    for name in ("deleted", "dead"):
+        app.send(work.name, [name], task_id=name)
+    receiver = app.broker.receiver("default", lease=30.0)
+    first, second = receiver.receive(2, 5.0)
+    receiver.settle([(first, Complete()), (second, DeadLetter("a reason that is not true"))])
+    burst(site)
+    assert site.counts("start") == {}
+    assert [each.reason for each in DeadLetters(app, "default").list()] == [
+        "a reason that is not true"
+    ]
+
+
+def test_a_receiver_cannot_change_a_message_and_put_it_back(keys: None, site: Site) -> None:
+    app = site.app()
+    app.send(work.name, ["honest"], task_id="changed")
+    receiver = app.broker.receiver("default", lease=30.0)
+    (delivery,) = receiver.receive(1, 5.0)
+    body = forged(work.name, ["dishonest"], "changed").body
+    app.broker.send("default", [replace(delivery.envelope, body=body)])
+    receiver.settle([(delivery, Complete())])
+    burst(site)
+    assert site.counts("start") == {}
+    (letter,) = DeadLetters(app, "default").list()
+    assert "the signature does not match" in letter.description
+
+
+# -- may write results ----------------------------------------------------------------------------
+
+
+def test_a_writer_of_results_can_pretend_that_a_task_has_run(keys: None, site: Site) -> None:
+    """Results are not signed: a run that is recorded is not repeated, and its value is believed."""
+    app = site.app()
+    assert app.results is not None
+    result = app.send(work.name, ["never"], task_id="never")
+    key = RunKey("never")
+    app.results.start([Start(key, work.name, "default", 0, "attacker", "attacker", 1.0)])
+    value = app.codec.encode_value("invented")
+    app.results.record([Finish(key, "attacker", Outcome(State.SUCCEEDED, Complete(), value))])
+    burst(site)
+    assert site.counts("start") == {}
+    assert result.get(timeout=5) == "invented"
+    assert app.broker.stats("default").dead == 0
+
+
+class Bomb:
+    """Code that runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("value", [pickle.dumps(Bomb()), b"\xc1", b"\xdd\xff\xff\xff\xff"])
+def test_a_writer_of_results_runs_no_code(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = site.app()
+    result = app.send(work.name, ["t"], task_id="t")
+    burst(site)
+    with sqlite3.connect(site.results.removeprefix("local://")) as connection:
+        assert connection.execute("UPDATE runs SET value = ?", (value,)).rowcount == 1
+    connection.close()
+    with pytest.raises(ResultDamaged):
+        result.get(timeout=5)
+    assert not (tmp_path / "exploded").exists()
+
+
+# -- shares the machine ---------------------------------------------------------------------------
+
+OTHER_USER = """
+import os, sqlite3
+os.setgroups(())
+os.setgid(65_534)
+os.setuid(65_534)
+for folder, _, files in os.walk("."):
+    for path in (os.path.join(folder, name) for name in files):
+        try:
+            open(path, "rb").read(1)
+        except PermissionError:
+            pass
+        else:
+            print("read", path)
+        try:
+            sqlite3.connect(path, isolation_level=None).execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            pass
+        else:
+            print("locked", path)
+print("ended")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_reads_nothing_and_locks_nothing(site: Site) -> None:
+    """Not even where the folder itself is open to all, as that of a service may be."""
+    app = site.app()
+    app.send(silent.name, [MARK], task_id="t")
+    burst(site)
+    site.folder.chmod(0o755)
+    assert list(site.folder.glob("events/**/*.jsonl"))
+    for path in (site.ledger, *(worker.log_path for worker in site.workers)):
+        path.unlink(missing_ok=True)  # the test's own
+    (site.folder / "open").touch(0o644)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_USER],
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "read ./open\nended\n", "the attempt works, and on this file alone"
+
+
+# -- where arguments are --------------------------------------------------------------------------
+
+
+def places(site: Site, log: str) -> set[str]:
+    """Where the mark is, after the app was closed."""
+    found = {"log"} if MARK in log else set()
+    for path in site.folder.rglob("*"):
+        if path.is_file() and path.suffix != ".log" and MARK.encode() in path.read_bytes():
+            name = str(path.relative_to(site.folder))
+            found.add(name.partition(".")[0].partition("/")[0])
+    return found - {"ledger"}
+
+
+def test_arguments_are_in_the_queue_and_its_dead_letters_alone(site: Site) -> None:
+    app = site.app()
+    app.send(silent.name, [MARK], task_id="succeeds")
+    app.send(silent.name, [MARK, "fails"], task_id="fails")
+    app.send(attacked.name, [MARK], task_id="rejects")
+    log = burst(site)
+    letters = {each.id: each for each in DeadLetters(app, "default").list()}
+    assert set(letters) == {"fails", "rejects"}
+    for letter in letters.values():
+        assert MARK.encode() in letter.envelope.body
+        assert MARK not in letter.description
+    app.close()
+    assert places(site, log) == {"queues"}
+
+
+def test_an_error_that_quotes_an_argument_takes_it_everywhere(site: Site) -> None:
+    app = site.app()
+    result = app.send(silent.name, [MARK, "quotes"], task_id="quotes")
+    log = burst(site)
+    (letter,) = DeadLetters(app, "default").list()
+    assert MARK in letter.description
+    with pytest.raises(TaskFailed, match=MARK):
+        result.get(timeout=5)
+    app.close()
+    assert places(site, log) == {"queues", "results", "events", "log"}
+
+
+def test_a_return_value_is_in_the_results_and_nowhere_else(site: Site) -> None:
+    app = site.app()
+    app.send(silent.name, ["x", "returns", MARK[::-1]], task_id="t")
+    log = burst(site)
+    app.close()
+    assert places(site, log) == {"results"}
+
+
+def test_settled_messages_stay_in_the_file_until_their_place_is_used_again(site: Site) -> None:
+    app = site.app()
+    app.send(silent.name, [MARK], task_id="done")
+    log = burst(site)
+    stats = app.broker.stats("default")
+    app.close()
+    assert (stats.active, stats.dead) == (0, 0)
+    assert places(site, log) == {"queues"}

@@ -1,0 +1,272 @@
+"""Streams of hostile messages with innocent ones among them, for real workers on every broker.
+
+Every hostile message ends as a dead letter with a reason, or as a run that is recorded as expired;
+no worker ends, no error is unexpected, and no innocent task waits for longer than one lease.
+
+``AZTASK_FUZZ_SECONDS`` is shared by these and the emulator's own test, see `fuzzing`. The failure
+of a test names the seed and the round; ``AZTASK_FUZZ_SEED`` repeats them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fuzzing
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.storage.queue import QueueClient
+from azurite import Azurite, running
+from bus import bus_site
+from harness import Site, Worker, site_in
+from hostileamqp import payload_of
+from hostilemessages import ACCEPTED, taken_as_it_is
+from hostilestream import Hostile, HostileStream, garbled, packed_local, packed_storage
+from ledger_app import attacked, work
+from rawclient import RawClient, transfer_frame
+from storage import storage_site
+
+from aztask import App
+from aztask.brokers.base import QueueOptions
+from aztask.brokers.local.broker import LocalBroker
+from aztask.deadletters.view import DeadLetters
+from aztask.engine import NewMessage
+from aztask.results.base import State
+from aztask.testing import RunningEmulator, emulator
+
+LEASE = 10.0
+ROUNDS = 2
+HOSTILE = 60
+FRAME = 60_000
+"""Bytes of a message in one frame: the emulator accepts frames of 64 KiB."""
+CHUNK = 12
+"""Hostile messages between two innocent ones."""
+LIMITS = ("delivery-limit", "MaxDeliveryCountExceeded", "unprocessable")
+"""Reasons of messages that are given up on: none of these is to end like that."""
+MEMORY_BYTES = 400 * 1024 * 1024
+NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd]")
+"""Characters that XML 1.0 cannot hold (section 2.2). The service refuses them. Azurite does not,
+and cannot hand out the batch that such a message is in."""
+KEY = "a-key-that-no-attacker-knows-0123456789"
+
+
+class Attacker:
+    """Writes to the queue as its service lets a stranger write."""
+
+    def __init__(self, site: Site) -> None:
+        self.app = site.app()
+
+    def send(self, batch: Sequence[Hostile], dice: random.Random) -> list[Hostile]:
+        """Send these; returns those that the service accepted."""
+        raise NotImplementedError
+
+
+class LocalAttacker(Attacker):
+    """Writes into the file of the queue."""
+
+    def send(self, batch: Sequence[Hostile], dice: random.Random) -> list[Hostile]:
+        assert isinstance(self.app.broker, LocalBroker)
+        messages = []
+        for made in batch:
+            payload = packed_local(made.fields)
+            payload = garbled(dice, payload) if dice.random() < 0.1 else payload
+            messages.append(NewMessage(payload, f"m{dice.getrandbits(60):x}", None, None))
+        self.app.broker.engine.send("default", messages)
+        return list(batch)
+
+
+@dataclass
+class StorageAttacker(Attacker):
+    """Puts texts with the SDK."""
+
+    app: App
+    queue: QueueClient
+
+    def send(self, batch: Sequence[Hostile], dice: random.Random) -> list[Hostile]:
+        accepted = []
+        for made in batch:
+            text = packed_storage(made.fields, dice)
+            if dice.random() < 0.1:
+                text = NO_XML.sub("", garbled(dice, text.encode()).decode("latin-1"))
+            try:
+                self.queue.send_message(text, time_to_live=-1)
+            except (HttpResponseError, ValueError):
+                continue  # too long
+            accepted.append(made)
+        return accepted
+
+
+@dataclass
+class BusAttacker(Attacker):
+    """Speaks AMQP on a plain socket."""
+
+    app: App
+    port: int
+
+    def send(self, batch: Sequence[Hostile], dice: random.Random) -> list[Hostile]:
+        with RawClient(self.port) as client:
+            client.attach("default")
+            for number, made in enumerate(batch):
+                payload = payload_of(made, dice)
+                parts = [payload[at : at + FRAME] for at in range(0, len(payload), FRAME)] or [b""]
+                for part in parts:
+                    client.write(transfer_frame(number, part, more=part is not parts[-1]))
+            states = [client.until("Disposition").state.descriptor for _ in batch]
+        return [made for made, state in zip(batch, states, strict=True) if state == ACCEPTED]
+
+
+@contextmanager
+def attack_on(broker: str, folder: Path) -> Iterator[tuple[Site, Attacker, int]]:
+    """A site, its attacker, and the most bytes of a body."""
+    with ExitStack() as stack:
+        if broker == "storage":
+            server: Azurite = stack.enter_context(running(folder / "azurite"))
+            site = stack.enter_context(storage_site(folder / "site", server))
+            queue = QueueClient.from_connection_string(server.connection_string, "default")
+            stack.enter_context(queue)
+            yield site, StorageAttacker(site.app(), queue), 40_000
+        elif broker == "servicebus":
+            bus: RunningEmulator = stack.enter_context(emulator())
+            stack.enter_context(taken_as_it_is())
+            options = QueueOptions(lease=LEASE)
+            site = stack.enter_context(bus_site(folder / "site", bus, options))
+            yield site, BusAttacker(site.app(), bus.port), 200_000
+        else:
+            joint = broker == "one file"
+            site = stack.enter_context(site_in(folder / "site", joint=joint))
+            site.app().broker.declare("default")
+            yield site, LocalAttacker(site), 2_000_000
+
+
+@dataclass
+class Round:
+    """One batch of hostile messages, with innocent ones among them."""
+
+    site: Site
+    app: App
+    name: str
+    accepted: list[Hostile] = field(default_factory=list)
+    sent: dict[str, float] = field(default_factory=dict)
+
+    def send(self, attacker: Attacker, stream: HostileStream) -> None:
+        batch = [stream.next() for _ in range(HOSTILE)]
+        for start in range(0, HOSTILE, CHUNK):
+            self.accepted += attacker.send(batch[start : start + CHUNK], stream.dice)
+            innocent = f"{self.name}-{start}"
+            self.sent[innocent] = time.time()
+            self.app.send(work.name, [innocent], task_id=innocent)
+
+    def wait(self, worker: Worker) -> None:
+        """Wait until every message has ended or waits for its eta."""
+        until = time.monotonic() + 60
+        while self.missing():
+            assert worker.process.poll() is None, f"{self.name}: the worker ended\n{worker.log}"
+            assert time.monotonic() < until, f"{self.name}: {self.missing()}\n{worker.log[-5000:]}"
+            time.sleep(0.1)
+
+    def missing(self) -> str:
+        """What has not ended; "" if all has."""
+        late = [each for each in self.sent if not self.app.result(each).ready()]
+        stats = self.app.broker.stats("default")
+        waiting = stats.scheduled if stats.scheduled is not None else stats.total
+        ended = (stats.dead or 0) + self.expired()
+        open_ = len(self.accepted) - ended - (waiting or 0)
+        may_wait = sum(made.waits for made in self.accepted)
+        busy = (stats.active or 0) + (stats.leased or 0)
+        if late or open_ or busy or (waiting or 0) > may_wait:
+            peeked = self.app.broker.peek("default", limit=5)
+            left = [(each.state, each.envelope) for each in peeked]
+            return f"{late=} {open_=} {may_wait=} {stats} {left}"[:3000]
+        return ""
+
+    def expired(self) -> int:
+        """How many ended because they were too old."""
+        ids = [made.id for made in self.accepted if made.expires]
+        states = [self.app.results.get(each) for each in ids if is_id(each)]  # type: ignore[union-attr]
+        return sum(run is not None and run.state is State.EXPIRED for run in states)
+
+    def check(self) -> None:
+        letters = DeadLetters(self.app, "default").list(limit=10_000)
+        for letter in letters:
+            shown = f"{self.name}: {letter.id} {letter.reason}: {letter.description}"
+            assert letter.reason, shown
+            assert letter.reason == "it ran" or letter.description, shown
+            assert letter.reason not in LIMITS, shown
+        starts = {line.key: line for line in self.site.lines("start")}
+        counts = self.site.counts("start")
+        for innocent, sent in self.sent.items():
+            assert counts[innocent] == 1, f"{self.name}: {innocent} ran {counts[innocent]} times"
+            delay = starts[innocent].at - sent
+            assert delay < LEASE, f"{self.name}: {innocent} started {delay:.1f} s after its send"
+
+    def clear(self) -> None:
+        self.app.broker.purge("default", dead_letter=True)
+        self.app.broker.purge("default")
+
+
+def is_id(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= 1024
+
+
+def memory_of(worker: Worker) -> int:
+    """The most bytes that the supervisor ever needed."""
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def rounds() -> Iterator[int]:
+    seconds, began = fuzzing.seconds(), time.monotonic()
+    number = 0
+    while number < ROUNDS if seconds is None else time.monotonic() - began < seconds:
+        yield number
+        number += 1
+
+
+def run(site: Site, attacker: Attacker, room: int, **environment: str) -> Iterator[Round]:
+    """Attack the worker, round after round; yields each after its checks."""
+    app, seed = attacker.app, fuzzing.seed()
+    worker = site.worker(
+        *("-Q", "default", "-c", "2", "--lease", f"{LEASE}s"), LEDGER_GRACE="0.3", **environment
+    )
+    for number in rounds():
+        this = Round(site, app, f"seed-{seed}-round-{number}")
+        stream = HostileStream(app.codec, attacked.name, f"{seed} {number}", room=room)
+        this.send(attacker, stream)
+        this.wait(worker)
+        this.check()
+        yield this
+        this.clear()
+    assert memory_of(worker) < MEMORY_BYTES
+    assert worker.stop() == 0, worker.log
+    for word in ("Traceback", "unexpected", "pool process"):
+        assert word not in worker.log, f"seed {seed}: {worker.log}"
+
+
+@pytest.mark.parametrize("broker", ["two files", "storage", "servicebus"])
+def test_hostile_messages_harm_no_other_one(broker: str, tmp_path: Path) -> None:
+    with attack_on(broker, tmp_path) as (site, attacker, room):
+        for each in run(site, attacker, room):
+            assert len(each.accepted) > HOSTILE / 2
+
+
+def test_no_changed_message_runs_where_keys_are_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attacker has seen signed messages, and changes them."""
+    monkeypatch.setenv("AZTASK_SIGNING_KEYS", KEY)
+    monkeypatch.setenv("AZTASK_ID_KEY", KEY)
+    forged, ran = set(), set()
+    with attack_on("one file", tmp_path) as (site, attacker, room):
+        assert attacker.app.codec.signs
+        for each in run(site, attacker, room):
+            ids = [made.id for made in each.accepted if made.forged]
+            forged |= {ascii(value).replace(" ", "_") for value in ids}
+            ran |= site.counts("attacked").keys()
+    assert len(forged) > 50
+    assert not forged & ran
