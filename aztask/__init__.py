@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from aztask.message.message import TaskMessage
     from aztask.result import AsyncResult
     from aztask.retry import RetryPolicy
-    from aztask.task import Task
+    from aztask.task import ContextTask, Task
 
 __all__ = [
     # Apps and tasks
     "App",
     "Task",
+    "ContextTask",
     "AsyncResult",
     "RetryPolicy",
     # In a running task
@@ -121,6 +122,7 @@ _HOMES = {
     "TaskMessage": "aztask.message.message",
     "RetryPolicy": "aztask.retry",
     "Task": "aztask.task",
+    "ContextTask": "aztask.task",
 }
 
 

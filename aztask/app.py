@@ -8,8 +8,8 @@ Rules
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -18,7 +18,7 @@ from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
-from aztask.errors import ConfigurationError, DuplicateTask, EncodeError
+from aztask.errors import EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.held import HeldLease, LeaseTerms
@@ -26,15 +26,23 @@ from aztask.message.codec import Codec
 from aztask.message.signatures import SignatureRules
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
-from aztask.retry import RetryPolicy
+from aztask.retry import RetryPolicy, check_policy
 from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
-from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_options
+from aztask.support.checks import module_names
+from aztask.support.durations import to_seconds
+from aztask.task import ContextTask, Invocation, Task
+from aztask.taskname import refuse_second, task_name
+from aztask.taskoptions import (
+    SendOptions,
+    TaskOptions,
+    check_options,
+    checked_send_options,
+    name_text,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 class App:
@@ -90,9 +98,9 @@ class App:
         Raises ConfigurationError if a setting, a URL or a connection string is wrong.
         """
         check_options(options, AppOptions, f"App {name!r}")
-        self.name = name
-        self.retry = retry
-        self.include = _module_names(include)
+        self.name = name_text(name, "App: the name")
+        self.retry = check_policy(retry, f"App {name!r}: retry")
+        self.include = module_names(include)
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
@@ -156,12 +164,12 @@ class App:
     @overload
     def task_with_context(
         self, function: Callable[Concatenate[Context, P], R], /
-    ) -> Task[P, R]: ...
+    ) -> ContextTask[P, R]: ...
 
     @overload
     def task_with_context(
         self, /, **options: Unpack[TaskOptions]
-    ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
+    ) -> Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]]: ...
 
     def task_with_context(self, function: Any = None, /, **options: Any) -> Any:
         """Register a function that takes the `Context` of its run as its first argument.
@@ -173,6 +181,7 @@ class App:
                 ...
 
             crawl.delay("https://example.com")      # you do not pass the context
+            crawl("https://example.com")            # nor here, see `ContextTask`
 
         Options and errors are those of `task`.
         """
@@ -183,18 +192,13 @@ class App:
     def _register(
         self, function: Callable[..., Any], options: TaskOptions, *, with_context: bool
     ) -> Task[..., Any]:
-        name = options.get("name") or f"{self.name}.{function.__name__}"
+        name = task_name(self.name, function, options.get("name"))
         if name in self.tasks:
-            earlier = self.tasks[name].function
-            proposal = f"{self.name}.{function.__module__}.{function.__name__}"
-            raise DuplicateTask(
-                f"two functions are registered as {name!r}: {earlier.__module__}."
-                f"{earlier.__qualname__} and {function.__module__}.{function.__qualname__}; give "
-                f"one of them a name, for example @app.task(name={proposal!r})"
-            )
+            refuse_second(self.name, name, self.tasks[name].function, function)
         asked = options.get("retry_strategy")
         options = {"retry": self.retry, "retry_strategy": self.settings.retry_strategy, **options}
-        task: Task[..., Any] = Task(self, function, name, options, with_context=with_context)
+        kind = ContextTask if with_context else Task
+        task: Task[..., Any] = kind(self, function, name, options, with_context=with_context)
         task.strategy_asked = asked
         self.tasks[name] = task
         return task
@@ -304,7 +308,9 @@ class App:
         inner = NullEventSink() if directory is None else FileEventSink(directory, writer)
         return HookedSink(inner, self.hooks.event)
 
-    def receive(self, queue: str, *, wait: float = 10.0, session: str | None = None) -> HeldLease:
+    def receive(
+        self, queue: str, *, wait: float | timedelta = 10.0, session: str | None = None
+    ) -> HeldLease:
         """Receive one message under an auto-renewed lease, without a task and without a worker.
 
         ::
@@ -314,8 +320,8 @@ class App:
                 lease.complete()
 
         * `queue`: the queue's name.
-        * `wait`: seconds to wait for a message, 10 by default. Entering the block raises
-          LookupError if none came.
+        * `wait`: how long to wait for a message, in seconds or as a ``timedelta``; 10 seconds by
+          default. Entering the block raises LookupError if none came.
         * `session`: the session to receive from, on a queue with sessions. By default the next free
           one.
 
@@ -326,7 +332,7 @@ class App:
             self.broker,
             queue,
             LeaseTerms(self.lease_now(queue), settings.max_lease_seconds, settings.renew_at),
-            wait=wait,
+            wait=to_seconds(wait, "wait"),
             session=session or (ANY_SESSION if self.has_sessions(queue) else None),
         )
 
@@ -352,7 +358,7 @@ class App:
         Raises what `Task.delay` raises, but only a task that is registered here has its arguments
         checked.
         """
-        check_options(options, SendOptions, "send")
+        options = checked_send_options(options, "send")
         if not isinstance(args, list | tuple):
             raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
         call = Invocation(tuple(args), kwargs if kwargs is not None else {})
@@ -381,17 +387,3 @@ class App:
         return list(
             map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
         )
-
-
-def _module_names(include: Sequence[str]) -> tuple[str, ...]:
-    """Check the module names that `App` includes, and return them. Raises ConfigurationError."""
-    if isinstance(include, str) or not isinstance(include, Sequence):
-        raise ConfigurationError(
-            f'include takes a list of module names, such as ["shop.images"], not {include!r}'
-        )
-    for name in include:
-        if not isinstance(name, str) or not _MODULE.match(name):
-            raise ConfigurationError(
-                f'include takes module names, such as "shop.images", not {name!r}'
-            )
-    return tuple(include)

@@ -29,7 +29,8 @@ from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
 from aztask.support.display import short_repr
 from aztask.support.frozen import build
-from aztask.task import Invocation, SendOptions, Task
+from aztask.task import Invocation, Task
+from aztask.taskoptions import SendOptions, delay_seconds, expiry
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
@@ -75,12 +76,13 @@ class Sender:
         generation = self._generation(own_id, force=options.get("force", False)) if own_id else 0
         if generation is None:
             return [str(own_id)]
-        expires = options.get("expires") or (task.expires if task else None)
+        now = time.time()
+        delay = delay_seconds(options, now)
         common = {
             **MESSAGE_DEFAULTS,
             "task": name,
             "queue": queue,
-            "expires": None if expires is None else time.time() + expires,
+            "expires": expiry(options, task.expires if task else None, now),
             "origin": self._origin,
             "generation": generation,
             "session": session,
@@ -95,7 +97,7 @@ class Sender:
             with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
                 messages = self._messages(_with_headers(common, sent.headers), batch, batch_ids)
                 try:
-                    self._publish(queue, messages, options.get("delay", 0.0))
+                    self._publish(queue, messages, delay)
                 except SendUnconfirmed as error:
                     self._emit_unconfirmed(messages, error)
                     raise
