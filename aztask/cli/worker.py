@@ -26,6 +26,7 @@ from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
+from aztask.worker.platform import require_linux
 from aztask.worker.pool.forking import ForkServerHandle, first_server
 from aztask.worker.supervisor import Supervisor
 
@@ -136,6 +137,7 @@ def command(
     At SIGTERM or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives the rest
     back to the queues. A second signal gives everything back at once.
     """
+    require_linux("aztask worker")
     if reload:
         require_library()
     configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])
