@@ -1,10 +1,20 @@
 """Tasks: calling, sending, and the options of both."""
 
 import asyncio
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from aztask import App, ConfigurationError, ContextTask, LeaseLost, RetryPolicy, current_context
+from aztask import (
+    App,
+    ConfigurationError,
+    ContextTask,
+    EncodeError,
+    LeaseLost,
+    RetryPolicy,
+    current_context,
+)
 from aztask.testing import task_context
 
 
@@ -169,3 +179,31 @@ def test_arguments_that_do_not_fit_a_call_are_named_as_in_the_signature(app):
 
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'url'"):
         crawl()
+
+
+@pytest.mark.parametrize("serializer", ["msgpack", "json"])
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ({1, 2}, "a list, such as sorted(value)"),
+        ([{"tags": frozenset("ab")}], "a list, such as sorted(value)"),
+        (Path("/a"), "str(path)"),
+        (datetime(2030, 1, 1), None),
+    ],
+)
+def test_an_argument_that_cannot_be_sent_says_what_to_write(serializer, value, instead):
+    app = App("shop", broker="local://:memory:", serializer=serializer)
+
+    @app.task
+    def tag(value, more=None):
+        return value
+
+    if instead is None:
+        tag.delay(value)  # datetimes have an encoding in both
+        return
+    for send in (lambda: tag.delay(value), lambda: tag.delay(1, more=value)):
+        with pytest.raises(EncodeError) as caught:
+            send()
+        assert instead in str(caught.value)
+        assert "\n" not in str(caught.value)
+    app.close()

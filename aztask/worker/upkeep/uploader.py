@@ -29,6 +29,7 @@ from aztask.errors import BrokerError, ConfigurationError
 from aztask.events.event import Event
 from aztask.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.extras import install_command
 from aztask.support.filelock import try_lock
 from aztask.support.private import FILE_MODE
 
@@ -301,7 +302,7 @@ def _open_blobs(settings: Settings) -> BlobTarget | None:
     except ImportError:
         raise ConfigurationError(
             "uploading events needs azure-storage-blob; install it "
-            "with: pip install 'aztask[blob]', or unset "
+            f"with: {install_command('blob')}, or unset "
             "events_container and AZTASK_EVENTS_CONTAINER"
         ) from None
     blobs: BlobTarget = adapter.EventBlobs(address)

@@ -86,3 +86,20 @@ def test_a_worker_does_not_create_a_misspelt_queue(cli):
     assert error.startswith("aztask: error: queue 'imagse' does not exist; create it with")
     assert "imagse" not in cli("queues", "-A", module).out
     assert "shop.resize" in cli("tasks", "-A", module).out, "the included module is imported"
+
+
+SESSIONS = """
+from aztask import App
+app = App("shop", broker="UseDevelopmentStorage=true")
+app.queue("orders", sessions=True)
+app.task(queue="orders")(len)
+"""
+
+
+def test_a_queue_with_sessions_on_a_storage_account_is_named(cli):
+    ended = cli("worker", "-A", cli.module("storage_sessions", SESSIONS), "--burst")
+    assert ended.code == 4
+    assert ended.err.splitlines()[-1] == (
+        "aztask: error: queue 'orders' is declared with sessions=True, but Storage queues have no "
+        "sessions; remove it, or use Service Bus or local://"
+    )
