@@ -46,6 +46,17 @@ def wait_for_child(seconds):
 """
 
 
+LIMITS = """
+import time
+from aztask import App, RetryPolicy
+retry = RetryPolicy(max_retries=1, delay=0.1, jitter=False)
+app = App("limits", broker="local://", results="local://", retry=retry)
+
+@app.task({limit}=0.3)
+def nap():
+    time.sleep(30)
+"""
+
 FULL = Path("/dev/full")
 
 
@@ -155,6 +166,16 @@ class TestWork:
         err = folder.run("worker", "--burst", "-c", "1")[2]
         (line,) = [line for line in err.splitlines() if "dead failed" in line]
         assert "task shop.die dead failed, dead-lettered: retries-exhausted: WorkerCrashed" in line
+
+    @pytest.mark.parametrize("limit", ["time_limit", "soft_time_limit"])
+    def test_a_time_limit_names_its_task_and_what_follows(self, folder, limit):
+        (folder.path / "limits.py").write_text(LIMITS.format(limit=limit))
+        folder.run("-A", "limits", "send", "limits.nap", "--task-id", "long")
+        err = folder.run("-A", "limits", "worker", "--burst", "-c", "1")[2]
+        lines = [line for line in err.splitlines() if "task limits.nap long failed" in line]
+        assert "retry 1 of 1 in 0.1" in lines[0]
+        assert "dead-lettered: retries-exhausted" in lines[1]
+        assert all("TimeLimitExceeded" in line for line in lines), lines
 
     def test_wait_prints_the_value(self, folder):
         folder.start("worker", "-c", "1", stderr=subprocess.DEVNULL)

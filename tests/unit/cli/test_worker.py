@@ -1,7 +1,7 @@
 import pytest
 
 from aztask import App
-from aztask.cli.worker import command, surplus
+from aztask.cli.worker import banner, command, surplus
 from aztask.worker.options import WorkerOptions
 
 GIVEN = [
@@ -103,3 +103,23 @@ def test_a_queue_with_sessions_on_a_storage_account_is_named(cli):
         "aztask: error: queue 'orders' is declared with sessions=True, but Storage queues have no "
         "sessions; remove it, or use Service Bus or local://"
     )
+
+
+BUS = "Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=all;SharedAccessKey=c2VjcmV0"
+
+
+def test_the_banner_says_what_it_serves_from_where_and_how_without_a_secret():
+    app = App("shop", broker=BUS, lease=45)
+    app.task(queue="images")(len)
+    app.task(queue="images")(print)
+    options = WorkerOptions(queues=("images", "default"), concurrency=3, pool="threads")
+    text = "\n".join(banner(app, "shop.tasks:app", "me", options))
+    app.close()
+    assert "c2VjcmV0" not in text
+    for part in (
+        "worker me: 3 threads in one process, queues images, default",
+        "broker Endpoint=sb://shop.servicebus.windows.net",
+        "lease 45 s",
+        "app shop (shop.tasks:app), 2 tasks: shop.len, shop.print",
+    ):
+        assert part in text
