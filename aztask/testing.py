@@ -126,7 +126,7 @@ def emulator(
     data: str | None = None,
     shared_access_key: str | None = None,
     rules: Mapping[str, Rule] | None = None,
-    clock_offset: float = 0.0,
+    clock_offset: float | timedelta = 0.0,
     tls: bool = False,
     config: Path | None = None,
     port: int = 0,
@@ -140,7 +140,8 @@ def emulator(
     * `shared_access_key`: the key that clients must use; any key is accepted by default.
     * `rules`: further keys by name, with the permissions of each: ``Rule("key",
       frozenset({Right.SEND}))``.
-    * `clock_offset`: seconds by which the emulator's clock is ahead; 0 by default.
+    * `clock_offset`: how far the emulator's clock is ahead, in seconds or as a ``timedelta``; 0 by
+      default, below 0 it is behind.
     * `tls`: True encrypts the connections with a self-signed certificate.
     * `config`: a configuration file of Microsoft's emulator, see docs/emulator.md.
     * `port`, `admin_port`: 0, the default, takes free ones.
@@ -148,6 +149,8 @@ def emulator(
 
     Raises ConfigurationError, and OSError if a port is in use.
     """
+    if isinstance(clock_offset, timedelta):
+        clock_offset = clock_offset.total_seconds()
     options = Options(
         port=port,
         admin_port=admin_port,
