@@ -159,15 +159,13 @@ def test_commands_work_beside_a_worker_on_linux(system, folder, environment, tou
         "dlq purge --all --yes",
         "workers",
         "running",
-        "completion",
         "--help",
         "worker --help",
         "spark --help",
     )
     states = [json.loads(out)["state"] for _, out, _ in seen[:3]]
     assert states == ["succeeded", "failed", "cancelled"], seen
-    failed = [(code, err) for code, _, err in seen[3:] if code not in (0, 2)]
-    assert failed == []
+    assert [code for code, _, _ in seen] == [0] * len(seen), seen
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
