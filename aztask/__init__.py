@@ -54,12 +54,13 @@ if TYPE_CHECKING:
     from aztask.message.message import TaskMessage
     from aztask.result import AsyncResult
     from aztask.retry import RetryPolicy
-    from aztask.task import Task
+    from aztask.task import ContextTask, Task
 
 __all__ = [
     # Apps and tasks
     "App",
     "Task",
+    "ContextTask",
     "AsyncResult",
     "RetryPolicy",
     # In a running task
@@ -124,6 +125,7 @@ _HOMES = {
     "TaskMessage": "aztask.message.message",
     "RetryPolicy": "aztask.retry",
     "Task": "aztask.task",
+    "ContextTask": "aztask.task",
 }
 
 

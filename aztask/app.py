@@ -18,7 +18,7 @@ from aztask.brokers.base import Broker, Position, QueueOptions
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
-from aztask.errors import DuplicateTask, EncodeError
+from aztask.errors import EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.asyncheld import AsyncHeldLease
@@ -26,12 +26,20 @@ from aztask.lease.held import HeldLease
 from aztask.receiving import held_lease
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
-from aztask.retry import RetryPolicy
+from aztask.retry import RetryPolicy, check_policy
 from aztask.sending.appcodec import codec_of
 from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
 from aztask.support.checks import module_names
-from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_options
+from aztask.task import ContextTask, Invocation, Task
+from aztask.taskname import refuse_second, task_name
+from aztask.taskoptions import (
+    SendOptions,
+    TaskOptions,
+    check_options,
+    checked_send_options,
+    name_text,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,8 +98,8 @@ class App:
         Raises ConfigurationError if a setting, a URL or a connection string is wrong.
         """
         check_options(options, AppOptions, f"App {name!r}")
-        self.name = name
-        self.retry = retry
+        self.name = name_text(name, "App: the name")
+        self.retry = check_policy(retry, f"App {name!r}: retry")
         self.include = module_names("include", include)
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
@@ -143,12 +151,12 @@ class App:
     @overload
     def task_with_context(
         self, function: Callable[Concatenate[Context, P], R], /
-    ) -> Task[P, R]: ...
+    ) -> ContextTask[P, R]: ...
 
     @overload
     def task_with_context(
         self, /, **options: Unpack[TaskOptions]
-    ) -> Callable[[Callable[Concatenate[Context, P], R]], Task[P, R]]: ...
+    ) -> Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]]: ...
 
     def task_with_context(self, function: Any = None, /, **options: Any) -> Any:
         """Register a function that takes the `Context` of its run as its first argument.
@@ -160,6 +168,7 @@ class App:
                 ...
 
             crawl.delay("https://example.com")      # you do not pass the context
+            crawl("https://example.com")            # nor here, see `ContextTask`
 
         Options and errors are those of `task`.
         """
@@ -170,18 +179,13 @@ class App:
     def _register(
         self, function: Callable[..., Any], options: TaskOptions, *, with_context: bool
     ) -> Task[..., Any]:
-        name = options.get("name") or f"{self.name}.{function.__name__}"
+        name = task_name(self.name, function, options.get("name"))
         if name in self.tasks:
-            earlier = self.tasks[name].function
-            proposal = f"{self.name}.{function.__module__}.{function.__name__}"
-            raise DuplicateTask(
-                f"two functions are registered as {name!r}: {earlier.__module__}."
-                f"{earlier.__qualname__} and {function.__module__}.{function.__qualname__}; give "
-                f"one of them a name, for example @app.task(name={proposal!r})"
-            )
+            refuse_second(self.name, name, self.tasks[name].function, function)
         asked = options.get("retry_strategy")
         options = {"retry": self.retry, "retry_strategy": self.settings.retry_strategy, **options}
-        task: Task[..., Any] = Task(self, function, name, options, with_context=with_context)
+        kind = ContextTask if with_context else Task
+        task: Task[..., Any] = kind(self, function, name, options, with_context=with_context)
         task.strategy_asked = asked
         self.tasks[name] = task
         return task
@@ -295,7 +299,7 @@ class App:
         self,
         queue: str,
         *,
-        wait: float = 10.0,
+        wait: float | timedelta = 10.0,
         lease: float | timedelta | None = None,
         session: str | None = None,
         deferred: Position | None = None,
@@ -309,8 +313,8 @@ class App:
                 lease.complete()
 
         * `queue`: the queue's name.
-        * `wait`: seconds to wait for a message, 10 by default. Entering the block raises
-          LookupError if none came.
+        * `wait`: how long to wait for a message, in seconds or as a ``timedelta``; 10 seconds by
+          default. Entering the block raises LookupError if none came.
         * `lease`: how long a lease lasts until it is renewed, in seconds or as a ``timedelta``. By
           default the queue's. Service Bus accepts only the queue's lock duration.
         * `session`: the session to receive from, on a queue with sessions. By default the next free
@@ -327,7 +331,7 @@ class App:
         self,
         queue: str,
         *,
-        wait: float = 10.0,
+        wait: float | timedelta = 10.0,
         lease: float | timedelta | None = None,
         session: str | None = None,
         deferred: Position | None = None,
@@ -368,7 +372,7 @@ class App:
         Raises what `Task.delay` raises, but only a task that is registered here has its arguments
         checked.
         """
-        check_options(options, SendOptions, "send")
+        options = checked_send_options(options, "send")
         if not isinstance(args, list | tuple):
             raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
         call = Invocation(tuple(args), kwargs if kwargs is not None else {})

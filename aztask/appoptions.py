@@ -41,7 +41,7 @@ class AppOptions(TypedDict, total=False):
     events_max_bytes: int
     lease_advice: str
     lease_advice_account: str | Secret
-    adaptive: bool | tuple[float, float]
+    adaptive: bool | tuple[float | timedelta, float | timedelta]
 
 
 class QueueOptionNames(TypedDict, total=False):
@@ -53,5 +53,5 @@ class QueueOptionNames(TypedDict, total=False):
     duplicate_window: float | timedelta
     time_to_live: float | timedelta
     sessions: bool
-    adaptive: bool | tuple[float, float]
+    adaptive: bool | tuple[float | timedelta, float | timedelta]
     signature_max_age: float | timedelta

@@ -297,7 +297,7 @@ class Settings:
     )
     adaptive: bool | tuple[float, float] = setting(
         True,
-        "bool | tuple[float, float]",
+        "bool | tuple[float | timedelta, float | timedelta]",
         lambda name, value: read_bounds(value, None),
         "True if leases follow that advice; or `(least, most)`, the bounds for it in seconds.",
         example="(30.0, 600.0)",

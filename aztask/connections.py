@@ -20,6 +20,7 @@ from aztask.engine import Database
 from aztask.errors import ConfigurationError
 from aztask.results.base import ResultStore
 from aztask.results.local.store import LocalResults
+from aztask.support.extras import install_command
 
 ADAPTERS: Final[dict[type, str]] = {
     ServiceBusAddress: "aztask.brokers.servicebus.broker",
@@ -167,5 +168,5 @@ def _tables() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"results in Azure Tables need a package that is missing ({error.name}); install it "
-            "with: pip install 'aztask[tables]'"
+            f"with: {install_command('tables')}"
         ) from None

@@ -9,9 +9,12 @@ Rules
 from __future__ import annotations
 
 import contextvars
+import math
 import threading
+import uuid
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from aztask.errors import LeaseLost
 from aztask.message.message import TaskMessage
@@ -19,6 +22,8 @@ from aztask.session import Session
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 CONFIRM_SECONDS = 30.0
+
+DEFAULT_QUEUE: Final = "default"
 
 
 class TaskLease:
@@ -70,13 +75,17 @@ class TaskLease:
         if self.lost:
             raise LeaseLost(self._lost_reason or LeaseLost.__doc__)
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: float | timedelta) -> None:
         """Hold the lease for at least `seconds` from now; returns when the broker has agreed.
+
+        * `seconds`: seconds or a ``timedelta``.
 
         The worker's ``max_lease`` caps it. Where the queue sets the duration (Service Bus), the
         lease is renewed at once and then as usual. Raises LeaseLost, and ValueError if `seconds` is
         not above 0.
         """
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
         if not seconds > 0:
             raise ValueError(f"extend takes seconds above 0, not {seconds!r}")
         with self._changed:
@@ -173,6 +182,53 @@ class Context:
         self.lease.ensure()
         self._save(state)
         self.saved = state
+
+
+def unsent_context(
+    *,
+    task: str,
+    queue: str | None = None,
+    task_id: str | None = None,
+    saved: Any = None,
+    resubmit_count: int = 0,
+    delivery_count: int = 1,
+    session: str | None = None,
+    lease: float = math.inf,
+) -> Context:
+    """A context without a delivery, for a direct call and for tests.
+
+    It has the parameters' values, a made-up id by default, and a lease of `lease` seconds.
+    Checkpoints and the session's state stay in the context; an extension is always granted.
+    """
+    message = TaskMessage(
+        id=task_id or str(uuid.uuid4()),
+        task=task,
+        queue=queue or DEFAULT_QUEUE,
+        body=b"",
+        session=session,
+        resubmit_count=resubmit_count,
+    )
+    clock = SYSTEM_CLOCK
+    held = TaskLease(
+        clock.monotonic() + lease,
+        ask=lambda seconds: held.renewed(clock.monotonic() + max(lease, seconds)),
+        clock=clock,
+    )
+    state: dict[str, Any] = {}
+    return Context(
+        message,
+        delivery_count=delivery_count,
+        lease=held,
+        saved=saved,
+        save=lambda _: None,
+        session=None
+        if session is None
+        else Session(
+            session,
+            load=lambda: state.get("value"),
+            store=lambda value: state.update(value=value),
+        ),
+    )
 
 
 _only_slot: contextvars.ContextVar[bool] = contextvars.ContextVar("aztask-slot", default=False)

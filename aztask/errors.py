@@ -45,6 +45,7 @@ of a class's docstring is its default text. No error contains a secret.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
 
@@ -238,11 +239,11 @@ class Retry(TaskControl):
 
         raise Retry(delay=30, reason="the shop is closed")
 
-    * `delay`: seconds. None, the default: as the task's retry policy says.
+    * `delay`: seconds or a ``timedelta``. None, the default: as the task's retry policy says.
     * `reason`: a text for events and dead letters.
     """
 
-    def __init__(self, delay: float | None = None, reason: str = "") -> None:
+    def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
         super().__init__(reason or "the task asked to be retried")
         self.delay = delay
 
@@ -262,13 +263,16 @@ class Reject(TaskControl):
 
 
 class Snooze(TaskControl):
-    """Run the task again after `delay` seconds, without counting a failure.
+    """Run the task again after `delay`, without counting a failure.
+
+    * `delay`: seconds or a ``timedelta``.
 
     The retry policy's ``max_snoozes`` limits how often.
     """
 
-    def __init__(self, delay: float) -> None:
-        super().__init__(f"the task asked to run again in {delay:g} s")
+    def __init__(self, delay: float | timedelta) -> None:
+        after = delay if isinstance(delay, timedelta) else f"{delay} s"
+        super().__init__(f"the task asked to run again in {after}")
         self.delay = delay
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from aztask.app import App
-from aztask.errors import ConfigurationError, did_you_mean
+from aztask.errors import AztaskError, ConfigurationError, did_you_mean
 from aztask.support.display import safe_str
 
 REASON_CHARACTERS = 1_000
@@ -17,17 +17,24 @@ REASON_CHARACTERS = 1_000
 _SPEC = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?\Z")
 
 
+class AppNotLoaded(ConfigurationError):
+    """There is no app of that name, or its module cannot be imported."""
+
+
 def load_app(spec: str) -> App:
     """Import ``module:attribute`` and return the App there; the attribute is ``app`` by default.
 
-    The modules that the app includes are imported too.
-    Modules in the working directory can be imported. Anything the module raises during its import,
-    SystemExit included, becomes one ConfigurationError that names the cause.
+    The modules that the app includes are imported too. Modules in the working directory can be
+    imported.
+
+    Raises the ConfigurationError that a setting in the module raised, as it is. Anything else that
+    the module raises during its import, SystemExit included, becomes one AppNotLoaded that names
+    the cause.
     """
     if module_of := _file_hint(spec):
-        raise ConfigurationError(f"{spec!r} names a file, not a module; write {module_of}")
+        raise AppNotLoaded(f"{spec!r} names a file, not a module; write {module_of}")
     if not _SPEC.match(spec):
-        raise ConfigurationError(
+        raise AppNotLoaded(
             f"{spec!r} does not name an app; write module:attribute, for example shop.tasks:app"
         )
     module_name, _, attribute = spec.partition(":")
@@ -39,10 +46,10 @@ def load_app(spec: str) -> App:
         if not hasattr(found, name):
             apps = [key for key, value in vars(found).items() if isinstance(value, App)]
             hint = did_you_mean(name, apps) or (f" It has: {', '.join(apps)}." if apps else "")
-            raise ConfigurationError(f"module {module_name!r} has no {name!r}.{hint}")
+            raise AppNotLoaded(f"module {module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not isinstance(found, App):
-        raise ConfigurationError(
+        raise AppNotLoaded(
             f"{spec!r} is a {type(found).__name__}, not an aztask.App; name the App object"
         )
     for name in found.include:
@@ -54,10 +61,10 @@ def _imported(name: str) -> ModuleType:
     """The module. Raises ConfigurationError, whatever the module raises."""
     try:
         return importlib.import_module(name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ConfigurationError):
         raise
     except BaseException as error:
-        raise ConfigurationError(_import_failure(name, error)) from error
+        raise AppNotLoaded(_import_failure(name, error)) from error
 
 
 def _file_hint(spec: str) -> str:
@@ -78,4 +85,6 @@ def _import_failure(module: str, error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"module {module!r} exits while it is imported (status {error.code}); guard main()"
     text = safe_str(error, REASON_CHARACTERS)
+    if isinstance(error, AztaskError):  # it says what to do, such as DuplicateTask
+        return text
     return f"module {module!r} cannot be imported: {type(error).__name__}: {text}"

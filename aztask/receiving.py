@@ -29,7 +29,7 @@ class Receiving(Protocol):
 def held_lease(
     app: Receiving,
     queue: str,
-    wait: float,
+    wait: float | timedelta,
     lease: float | timedelta | None,
     session: str | None,
     deferred: Position | None,
@@ -52,7 +52,7 @@ def held_lease(
             settings.max_lease_seconds,
             settings.renew_at,
         ),
-        wait=wait,
+        wait=to_seconds(wait, "wait"),
         session=session or (ANY_SESSION if app.has_sessions(queue) else None),
         deferred=deferred,
         stop=stop,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from aztask.context import blocks_its_worker
@@ -21,10 +22,10 @@ from aztask.results.base import ResultStore, RunRecord, State
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class AsyncResult(Generic[R]):
+class AsyncResult(Generic[R_co]):
     """A handle to one invocation: it keeps the task id and asks the result store for the rest.
 
     ::
@@ -86,15 +87,18 @@ class AsyncResult(Generic[R]):
                 return _failure(record)
         return None
 
-    def get(self, timeout: float | None = None) -> R:
+    def get(self, timeout: float | timedelta | None = None) -> R_co:
         """Wait for the task to end and return its value.
 
-        * `timeout`: seconds to wait. None, the default, waits without limit; 0 only looks once.
+        * `timeout`: how long to wait, in seconds or as a ``timedelta``. None, the default, waits
+          without limit; 0 only looks once.
 
         Raises TaskFailed, TaskCancelled or TaskExpired if the task ended that way, ResultTimeout if
         it did not end in time, and ResultDamaged if the stored result cannot be read.
         """
         store = self._results()
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
         give_up_at = None if timeout is None else time.monotonic() + timeout
         version = 0
         while True:
@@ -137,7 +141,7 @@ class AsyncResult(Generic[R]):
             )
         return store
 
-    def _value(self, record: RunRecord) -> R:
+    def _value(self, record: RunRecord) -> R_co:
         if record.state is State.CANCELLED:
             raise TaskCancelled(f"task {self.id} was cancelled before it ran")
         if record.state is State.EXPIRED:
@@ -156,7 +160,7 @@ class AsyncResult(Generic[R]):
         if outcome is None or not outcome.value:
             return None  # type: ignore[return-value]
         try:
-            value: R = self._decode(outcome.value)
+            value: R_co = self._decode(outcome.value)
         except CodecError as error:
             raise self._damaged(str(error)) from None
         return value

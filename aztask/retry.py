@@ -16,7 +16,9 @@ Rules
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from hashlib import blake2b
 from typing import Literal, TypeAlias, get_args
 
@@ -31,6 +33,7 @@ from aztask.errors import (
 )
 from aztask.message.message import COUNTER_LIMIT, TaskMessage
 from aztask.settlement import REASON_LIMIT, DeadLetter, Resubmit, Settlement
+from aztask.support.checks import shown
 from aztask.support.display import one_line, safe_str
 from aztask.support.durations import LONGEST_SECONDS, to_seconds
 
@@ -46,7 +49,7 @@ RETRY_STRATEGIES: tuple[RetryStrategy, ...] = get_args(RetryStrategy)
 """How a message waits for its retry; see docs/discussions/strategies/."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RetryPolicy:
     """When a failed run is retried.
 
@@ -69,25 +72,41 @@ class RetryPolicy:
     Raises ConfigurationError if a value is not allowed.
     """
 
-    max_retries: int = 3
-    delay: float = 1.0
-    backoff: float = 2.0
-    max_delay: float = 600.0
-    jitter: bool = True
-    retry_on: tuple[type[BaseException], ...] = (Exception,)
-    give_up_on: tuple[type[BaseException], ...] = ()
-    max_snoozes: int = 100
+    max_retries: int
+    delay: float
+    backoff: float
+    max_delay: float
+    jitter: bool
+    retry_on: tuple[type[BaseException], ...]
+    give_up_on: tuple[type[BaseException], ...]
+    max_snoozes: int
 
-    def __post_init__(self) -> None:
-        _check_count(self.max_retries, "max_retries")
-        _check_count(self.max_snoozes, "max_snoozes")
-        object.__setattr__(self, "delay", to_seconds(self.delay, "delay"))
-        object.__setattr__(self, "max_delay", to_seconds(self.max_delay, "max_delay"))
-        object.__setattr__(self, "backoff", _factor(self.backoff))
-        if not isinstance(self.jitter, bool):
-            raise ConfigurationError(f"jitter must be True or False, not {self.jitter!r}")
-        for name in ("retry_on", "give_up_on"):
-            object.__setattr__(self, name, _classes(getattr(self, name), name))
+    def __init__(
+        self,
+        max_retries: int = 3,
+        delay: float | timedelta = 1.0,
+        backoff: float = 2.0,
+        max_delay: float | timedelta = 600.0,
+        jitter: bool = True,
+        retry_on: type[BaseException] | Sequence[type[BaseException]] = (Exception,),
+        give_up_on: type[BaseException] | Sequence[type[BaseException]] = (),
+        max_snoozes: int = 100,
+    ) -> None:
+        if not isinstance(jitter, bool):
+            raise ConfigurationError(f"jitter must be True or False, not {jitter!r}")
+        # The fields hold what the parameters mean: seconds and tuples, whatever was given.
+        values: dict[str, object] = {
+            "max_retries": _count(max_retries, "max_retries"),
+            "delay": to_seconds(delay, "delay"),
+            "backoff": _factor(backoff),
+            "max_delay": to_seconds(max_delay, "max_delay"),
+            "jitter": jitter,
+            "retry_on": _classes(retry_on, "retry_on"),
+            "give_up_on": _classes(give_up_on, "give_up_on"),
+            "max_snoozes": _count(max_snoozes, "max_snoozes"),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def decide(
         self, error: BaseException, message: TaskMessage, now: float | None = None
@@ -159,6 +178,24 @@ class RetryPolicy:
         return _resubmit_asked(message, error.delay, now, counted=False)
 
 
+def check_policy(value: object, what: str = "retry") -> RetryPolicy:
+    """Return `value` if it is a `RetryPolicy`. Raises ConfigurationError, which says what to write.
+
+    * `what`: names the setting, for the error.
+    """
+    if isinstance(value, RetryPolicy):
+        return value
+    retries = 3
+    if not value:  # None, False or 0: no retries
+        retries = 0
+    elif isinstance(value, int) and not isinstance(value, bool) and value <= COUNTER_LIMIT:
+        retries = max(value, 0)
+    raise ConfigurationError(
+        f"{what} takes a RetryPolicy, not {shown(value)}; write "
+        f"retry=RetryPolicy(max_retries={retries})"
+    )
+
+
 def check_strategy(value: object, what: str = "retry_strategy") -> RetryStrategy:
     """Return `value` if it names a retry strategy. Raises ConfigurationError."""
     if value not in RETRY_STRATEGIES:
@@ -204,9 +241,10 @@ def _fraction(message: TaskMessage) -> float:
     return int.from_bytes(blake2b(key, digest_size=6).digest(), "big") / 2**48
 
 
-def _check_count(value: object, name: str) -> None:
+def _count(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= COUNTER_LIMIT:
         raise ConfigurationError(f"{name} must be an integer of at least 0, not {value!r}")
+    return value
 
 
 def _factor(value: object) -> float:

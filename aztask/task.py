@@ -4,79 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from aztask.errors import ConfigurationError, did_you_mean
+from aztask.context import Context, current_context, unsent_context
+from aztask.errors import ConfigurationError
 from aztask.result import AsyncResult
-from aztask.retry import RetryPolicy, RetryStrategy, check_strategy
+from aztask.retry import check_policy, check_strategy
+from aztask.taskoptions import (
+    DELIVERIES,
+    SendOptions,
+    TaskOptions,
+    check_options,
+    checked_send_options,
+    choice,
+    flag,
+    name_text,
+    positive,
+)
+
+__all__ = [
+    "BoundTask",
+    "ContextTask",
+    "Invocation",
+    "InvocationSender",
+    "SendOptions",
+    "Task",
+    "TaskOptions",
+]
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+V = TypeVar("V")
 
 _NO_KEYWORDS: dict[str, Any] = {}  # one for all: `map` makes millions of calls
-
-DELIVERIES = ("at-least-once", "at-most-once")
-
-
-class TaskOptions(TypedDict, total=False):
-    """The options of ``@app.task(...)`` and ``@app.task_with_context(...)``. All are optional.
-
-    * `name`: the registered name; "APP.FUNCTION" by default.
-    * `queue`: the queue that invocations are sent to; the app's ``default_queue`` by default.
-    * `retry`: a `RetryPolicy`; the app's by default.
-    * `time_limit`: seconds after which the process that runs the task is killed; no limit by
-      default.
-    * `soft_time_limit`: seconds after which `TimeLimitExceeded` is raised in the task; no limit by
-      default.
-    * `lease`: seconds, or a callable that takes the task's arguments and returns seconds; the
-      queue's lease by default.
-    * `max_lease`: seconds that one run may hold its message, renewals included; the queue's limit
-      by default.
-    * `retry_strategy`: how the message waits for its retry: "resubmit", "abandon", "lease-timeout",
-      "hold" or "defer"; the app's by default, see docs/discussions/strategies.
-    * `expires`: seconds from the send after which the task no longer starts; never by default.
-    * `delivery`: "at-least-once" (default), or "at-most-once", which removes the message before the
-      task runs.
-    * `ordered`: True (default): in a session, a message that is retried runs before the session's
-      next message.
-    """
-
-    name: str
-    queue: str
-    retry: RetryPolicy
-    time_limit: float
-    soft_time_limit: float
-    lease: float | Callable[..., float]
-    max_lease: float
-    retry_strategy: RetryStrategy
-    expires: float
-    delivery: str
-    ordered: bool
-
-
-class SendOptions(TypedDict, total=False):
-    """The options of ``task.with_options(...)`` and `App.send`. All are optional.
-
-    * `delay`: seconds until the task may start; 0 by default.
-    * `queue`: the queue to send to; the task's by default.
-    * `task_id`: an id of your own, 1 to 1,024 printable characters; a new UUID by default. If the
-      result store already knows the id, the task does not run again and you get the existing
-      result.
-    * `expires`: seconds from now after which the task no longer starts; the task's by default.
-    * `force`: True runs a known task id again, as a new generation; False by default.
-    * `session`: the name of a session. Tasks of one session run one at a time, in the order in
-      which they were sent, across all workers. The queue must have sessions.
-    * `ordered`: as in `TaskOptions`, for this invocation.
-    """
-
-    delay: float
-    queue: str
-    task_id: str
-    expires: float
-    force: bool
-    session: str
-    ordered: bool
 
 
 class InvocationSender(Protocol):
@@ -96,25 +57,7 @@ class Invocation(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def check_options(given: Iterable[str], known: type[Any], where: str) -> None:
-    """Raise ConfigurationError for an option that is not in `known`, a TypedDict."""
-    names = list(known.__annotations__)
-    for name in given:
-        if name not in names:
-            raise ConfigurationError(
-                f"{where} has no option {name!r}.{did_you_mean(name, names)} "
-                f"It has: {', '.join(names)}."
-            )
-
-
-def positive(value: object, what: str) -> float:
-    """Return `value` as seconds above 0. Raises ConfigurationError, which names `what`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e10:
-        raise ConfigurationError(f"{what} takes seconds above 0, not {value!r}")
-    return float(value)
-
-
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A registered function, made by ``@app.task``.
 
     Calling it runs the function here and now; `delay` sends an invocation to a worker::
@@ -124,7 +67,8 @@ class Task(Generic[P, R]):
         resize.with_options(delay=60).delay("a.png", 200)     # runs in a minute
 
     `name` is the registered name, `queue` the queue (None: the app's default), `function` the
-    function itself.
+    function itself. Calling an ``async def`` task gives a coroutine; its results have the awaited
+    type.
     """
 
     def __init__(
@@ -141,15 +85,15 @@ class Task(Generic[P, R]):
         self._sender = sender
         self.function = function
         self.name = name
-        self.queue = options.get("queue")
-        self.retry = options["retry"]
+        self.queue = self._name(options, "queue")
+        self.retry = check_policy(options["retry"], f"task {name!r}: retry")
         self.with_context = with_context
-        self.delivery = _choice(options.get("delivery", DELIVERIES[0]), DELIVERIES, "delivery")
+        self.delivery = choice(options.get("delivery", DELIVERIES[0]), DELIVERIES, "delivery")
         self.retry_strategy = check_strategy(
             options["retry_strategy"], f"task {name!r}: retry_strategy"
         )
         self.strategy_asked: str | None = None  # that of the task itself, not the app's
-        self.ordered = _flag(options.get("ordered", True), f"task {name!r}: ordered")
+        self.ordered = flag(options.get("ordered", True), f"task {name!r}: ordered")
         self.time_limit = self._seconds(options, "time_limit")
         self.soft_time_limit = self._seconds(options, "soft_time_limit")
         self.max_lease = self._seconds(options, "max_lease")
@@ -176,9 +120,9 @@ class Task(Generic[P, R]):
         """The app, which sends the invocations."""
         return self._sender
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here and now, in this process."""
-        result: R = self.function(*args, **kwargs)
+        result: R_co = self.function(*args, **kwargs)
         return result
 
     def call(self, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,7 +131,15 @@ class Task(Generic[P, R]):
             return self.function(context, *args, **kwargs)
         return self.function(*args, **kwargs)
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+    @overload
+    def delay(
+        self: Task[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncResult[V]: ...
+
+    @overload
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send an invocation with these arguments; when this returns, the broker has accepted it.
 
         Raises
@@ -199,11 +151,27 @@ class Task(Generic[P, R]):
         """
         return self._send({}, args, kwargs)
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+    @overload
+    async def adelay(
+        self: Task[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncResult[V]: ...
+
+    @overload
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """`delay` for use in a coroutine: it sends in a thread and never blocks the event loop."""
         return await asyncio.to_thread(self._send, SendOptions(), args, kwargs)
 
-    def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+    @overload
+    def map(
+        self: Task[P, Coroutine[Any, Any, V]], calls: Iterable[Sequence[Any]]
+    ) -> list[AsyncResult[V]]: ...
+
+    @overload
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R_co]]: ...
+
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[Any]:
         """Send one invocation for each tuple of arguments, in batches; the results are in order.
 
         ::
@@ -212,24 +180,24 @@ class Task(Generic[P, R]):
         """
         return self._send_many({}, calls)
 
-    def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R]:
+    def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R_co]:
         """The same task with options for its sends, see `SendOptions`.
 
         ::
 
             resize.with_options(delay=60, queue="bulk").delay("a.png", 200)
         """
-        return BoundTask(self, _checked_send_options(options))
+        return BoundTask(self, checked_send_options(options, "with_options"))
 
     def _send(
         self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AsyncResult[R]:
+    ) -> AsyncResult[Any]:
         self.check_arguments(args, kwargs)
         return self._sender.send_call(self, (Invocation(args, kwargs),), options)[0]
 
     def _send_many(
         self, options: SendOptions, calls: Iterable[Sequence[Any]]
-    ) -> list[AsyncResult[R]]:
+    ) -> list[AsyncResult[Any]]:
         batch = []
         for args in calls:
             if not isinstance(args, tuple | list):
@@ -251,27 +219,87 @@ class Task(Generic[P, R]):
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
 
+    def _name(self, options: TaskOptions, name: str) -> str | None:
+        value = options.get(name)
+        return None if value is None else name_text(value, f"task {self.name!r}: {name}")
+
     def _seconds(self, options: TaskOptions, name: str) -> float | None:
         value = options.get(name)
         return None if value is None else positive(value, f"task {self.name!r}: {name}")
 
 
-class BoundTask(Generic[P, R]):
+class ContextTask(Task[P, R_co]):
+    """A registered function whose first argument is a `Context`.
+
+    Made by ``@app.task_with_context``. You send it without the context, and you can call it without
+    or with one::
+
+        crawl.delay("https://example.com")              # the worker makes the context
+        crawl("https://example.com")                    # runs here
+        crawl(context, "https://example.com")           # runs here with this context
+
+    Called without a context, the function gets that of the task that runs this code, so that
+    ``context.lease`` is the lease under which it really runs. Outside of tasks it gets a new one,
+    whose lease never ends and whose checkpoints stay in memory. `aztask.testing.task_context`
+    prepares a context for a test.
+    """
+
+    @overload
+    def __call__(self, context: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # it takes both
+        """Call the function here and now, in this process, with a context."""
+        if args and isinstance(args[0], Context):
+            return self.function(*args, **kwargs)
+        context = current_context()
+        if context is None:
+            context = unsent_context(task=self.name, queue=self.queue)
+        return self.function(context, *args, **kwargs)
+
+
+class BoundTask(Generic[P, R_co]):
     """A task together with options for its sends, made by `Task.with_options`."""
 
-    def __init__(self, task: Task[P, R], options: SendOptions) -> None:
+    def __init__(self, task: Task[P, R_co], options: SendOptions) -> None:
         self._task = task
         self._options = options
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
+    @overload
+    def delay(
+        self: BoundTask[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncResult[V]: ...
+
+    @overload
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send an invocation with these options, like `Task.delay`."""
         return self._task._send(self._options, args, kwargs)  # one class in two
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Send with these options from a coroutine, like `Task.adelay`."""
-        return await asyncio.to_thread(self.delay, *args, **kwargs)
+    @overload
+    async def adelay(
+        self: BoundTask[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncResult[V]: ...
 
-    def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+    @overload
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
+        """Send with these options from a coroutine, like `Task.adelay`."""
+        return await asyncio.to_thread(self._task._send, self._options, args, kwargs)
+
+    @overload
+    def map(
+        self: BoundTask[P, Coroutine[Any, Any, V]], calls: Iterable[Sequence[Any]]
+    ) -> list[AsyncResult[V]]: ...
+
+    @overload
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R_co]]: ...
+
+    def map(self, calls: Iterable[Sequence[Any]]) -> list[Any]:
         """Send many invocations with these options, like `Task.map`.
 
         Raises ConfigurationError if the options contain a task id, which names one invocation only.
@@ -295,36 +323,3 @@ def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> t
     ):
         return 1, 0
     return sum(each.default is kinds.empty for each in positional), len(positional)
-
-
-def _choice(value: object, known: Sequence[str], what: str) -> str:
-    if value not in known:
-        raise ConfigurationError(
-            f"{what} takes {' or '.join(map(repr, known))}, not {value!r}."
-            f"{did_you_mean(str(value), known)}"
-        )
-    return str(value)
-
-
-def _flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{what} is True or False, not {value!r}")
-    return value
-
-
-def _checked_send_options(options: SendOptions) -> SendOptions:
-    check_options(options, SendOptions, "with_options")
-    delay = options.get("delay", 0.0)
-    if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e10:
-        raise ConfigurationError(f"delay takes seconds of 0 or more, not {delay!r}")
-    if "expires" in options:
-        positive(options["expires"], "expires")
-    task_id = options.get("task_id")
-    if task_id is not None and (not isinstance(task_id, str) or not task_id):
-        raise ConfigurationError(f"task_id takes a text, not {task_id!r}")
-    session = options.get("session")
-    if session is not None and (not isinstance(session, str) or not session):
-        raise ConfigurationError(f"session takes a text, not {session!r}")
-    if "ordered" in options:
-        _flag(options["ordered"], "ordered")
-    return options

@@ -1,6 +1,10 @@
-"""Test your tasks: a local Service Bus on free ports, as a pytest fixture or a context manager.
+"""Test your tasks: a `Context` for direct calls, and a local Service Bus on free ports.
 
 ::
+
+    with aztask.testing.task_context(saved={"page": 3}) as context:
+        crawl("https://example.com")                 # a task with a context, called here
+    assert context.saved == {"page": 4}
 
     def test_orders(servicebus_emulator):            # the pytest fixture
         servicebus_emulator.create_queue("orders")
@@ -14,13 +18,16 @@ To use the fixture, write ``pytest_plugins = ["aztask.testing"]`` in your confte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from aztask.brokers.servicebus.administration import administration_client
+from aztask.context import Context, current_context, set_current_context, unsent_context
 from aztask.emulator.background import BackgroundEmulator
 from aztask.emulator.broker.access import Right, Rule
 from aztask.emulator.broker.entities import Entity
@@ -32,6 +39,51 @@ try:
     import pytest
 except ImportError:  # only the fixture needs it
     pytest = None  # type: ignore[assignment]
+
+
+@contextmanager
+def task_context(
+    *,
+    task_id: str | None = None,
+    task: str = "test",
+    queue: str | None = None,
+    saved: Any = None,
+    resubmit_count: int = 0,
+    delivery_count: int = 1,
+    session: str | None = None,
+    lease: float | timedelta = math.inf,
+) -> Iterator[Context]:
+    """Make a `Context` the current one for the length of a ``with`` block, as in a running task.
+
+    A task with a context that is called in the block gets it, and `aztask.current_context` returns
+    it. Checkpoints are kept in ``context.saved``, and the state of the session in
+    ``context.session.state``; an extension of the lease is always granted.
+
+    * `task_id`: a new UUID by default.
+    * `task`, `queue`: the names of task and queue: "test" and "default" by default.
+    * `saved`: the checkpoint that an earlier run has left; none by default.
+    * `resubmit_count`, `delivery_count`: 0 and 1 by default, as in a first run.
+    * `session`: the name of the session; by default there is none.
+    * `lease`: how long the lease lasts, in seconds or as a ``timedelta``; by default it does not
+      end. 0 is a lease that is lost already.
+    """
+    seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
+    context = unsent_context(
+        task_id=task_id,
+        task=task,
+        queue=queue,
+        saved=saved,
+        resubmit_count=resubmit_count,
+        delivery_count=delivery_count,
+        session=session,
+        lease=seconds,
+    )
+    before = current_context()
+    set_current_context(context)
+    try:
+        yield context
+    finally:
+        set_current_context(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +126,7 @@ def emulator(
     data: str | None = None,
     shared_access_key: str | None = None,
     rules: Mapping[str, Rule] | None = None,
-    clock_offset: float = 0.0,
+    clock_offset: float | timedelta = 0.0,
     tls: bool = False,
     config: Path | None = None,
     port: int = 0,
@@ -88,7 +140,8 @@ def emulator(
     * `shared_access_key`: the key that clients must use; any key is accepted by default.
     * `rules`: further keys by name, with the permissions of each: ``Rule("key",
       frozenset({Right.SEND}))``.
-    * `clock_offset`: seconds by which the emulator's clock is ahead; 0 by default.
+    * `clock_offset`: how far the emulator's clock is ahead, in seconds or as a ``timedelta``; 0 by
+      default, below 0 it is behind.
     * `tls`: True encrypts the connections with a self-signed certificate.
     * `config`: a configuration file of Microsoft's emulator, see docs/emulator.md.
     * `port`, `admin_port`: 0, the default, takes free ones.
@@ -96,6 +149,8 @@ def emulator(
 
     Raises ConfigurationError, and OSError if a port is in use.
     """
+    if isinstance(clock_offset, timedelta):
+        clock_offset = clock_offset.total_seconds()
     options = Options(
         port=port,
         admin_port=admin_port,
@@ -129,4 +184,4 @@ if pytest is not None:
             yield running
 
 
-__all__ = ["Right", "Rule", "RunningEmulator", "administration_client", "emulator"]
+__all__ = ["Right", "Rule", "RunningEmulator", "administration_client", "emulator", "task_context"]

@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from aztask.adaptive.document import (
     to_json,
 )
 from aztask.errors import BrokerUnavailable, DecodeError
+from aztask.support.filelock import wait_for_lock
 from aztask.support.private import make_directory, make_file
 
 
@@ -105,7 +105,7 @@ class LeaseFile:
         make_directory(self.path.parent)
         make_file(lock := Path(f"{self.path}.lock"))
         with self._lock, lock.open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(file.fileno())
             yield
 
     def _replace(self, data: bytes) -> None:

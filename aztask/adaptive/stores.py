@@ -18,6 +18,7 @@ from aztask.adaptive.file import LeaseFile
 from aztask.address.addresses import MEMORY, LocalAddress, StorageQueueAddress
 from aztask.address.urls import parse_broker, parse_container
 from aztask.errors import ConfigurationError
+from aztask.support.extras import install_command
 from aztask.support.masking import printable
 
 AUTO: Final = "auto"
@@ -73,7 +74,7 @@ def _blob(container: str, account: str | None) -> LeaseStore:
     except ImportError:
         raise ConfigurationError(
             "lease advice in a blob needs azure-storage-blob; install it "
-            "with: pip install 'aztask[blob]'"
+            f"with: {install_command('blob')}"
         ) from None
     store: LeaseStore = module.LeaseBlob(address)
     return store

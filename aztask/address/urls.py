@@ -1,8 +1,9 @@
 """Read broker and result URLs into the values of `aztask.address.addresses`.
 
 * Brokers: ``local://`` (file ``.aztask/queues.db`` under the working directory),
-  ``local:///absolute/path.db``, ``local://:memory:``, each with ``?durable=full`` if it must
-  survive power loss, and ``?group=NAME`` if the users of a group share it;
+  ``local:///absolute/path.db`` (on Windows ``local:///C:/path.db``), ``local://:memory:``, each
+  with ``?durable=full`` if it must survive power loss, and ``?group=NAME`` if the users of a group
+  share it;
   ``servicebus://NAMESPACE`` or a full host name (Entra ID);
   ``storagequeue://ACCOUNT`` or a full host name (Entra ID); an Azure connection string
   (`aztask.address.connection_strings`).
@@ -19,6 +20,7 @@ Source of the rules for names: Azure's naming rules for namespaces and storage a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +42,7 @@ from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.masking import printable
 
 DEFAULT_FILE = ".aztask/queues.db"
+WINDOWS = os.name == "nt"
 SERVICE_BUS_SUFFIX = "servicebus.windows.net"
 
 _BROKER_FORMS = (
@@ -65,6 +68,7 @@ _CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*")
 _PREFIX = re.compile(r"[A-Za-z0-9=-][A-Za-z0-9_=.-]*(/[A-Za-z0-9=-][A-Za-z0-9_=.-]*)*")
 _LONGEST_PREFIX = 500
 _LOCAL_OPTIONS = ("durable", "group")
+_DRIVE = re.compile(r"/[A-Za-z]:[/\\]")
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}\$?")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 
@@ -191,10 +195,12 @@ def _local(rest: str) -> LocalAddress:
     if "#" in rest:
         raise wrong("a local:// URL has no '#' part", "write %23 for a # in the file name")
     path = _unquoted(location)
+    if WINDOWS and _DRIVE.match(path):
+        path = path.removeprefix("/")
     if path == "":
         path = str(Path.cwd() / DEFAULT_FILE)
     elif path != MEMORY:
-        if not path.startswith("/"):
+        if not (path.startswith("/") or (WINDOWS and _DRIVE.match(f"/{path}"))):
             raise wrong(
                 f"local:// takes an absolute path, not {printable(path)}",
                 "write local:///absolute/path.db with three slashes, or local:// for "

@@ -10,6 +10,7 @@ from azure.core.credentials import TokenCredential
 
 from aztask.errors import ConfigurationError
 from aztask.support.display import safe_str
+from aztask.support.extras import install_command
 from aztask.support.masking import SecretFilter
 
 _LOGGERS: Final = (
@@ -35,7 +36,7 @@ def default_credential() -> TokenCredential:
         identity = importlib.import_module("azure.identity")  # an extra, and slow to import
     except ImportError:
         raise ConfigurationError(
-            "Entra ID needs azure-identity; install it with: pip install 'aztask[identity]', or "
+            f"Entra ID needs azure-identity; install it with: {install_command('identity')}, or "
             "give a connection string"
         ) from None
     quiet_sdk("azure.identity")  # its errors hold the same long text that it logs

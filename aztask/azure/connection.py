@@ -166,6 +166,8 @@ class Connection:
         """Whether it may be used again: not idle for too long, and no unexpected data or close."""
         if time.monotonic() >= self.usable_until:
             return False
+        if not hasattr(select, "poll"):  # Windows
+            return not select.select([self._socket], [], [], 0)[0]
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)

@@ -36,6 +36,7 @@ from aztask.cli.target import results_of
 from aztask.result import AsyncResult
 from aztask.results.base import RunRecord, State
 from aztask.support.display import visible
+from aztask.worker.platform import require_linux
 
 CHECK_SECONDS = 0.05
 SLOWEST = 5
@@ -77,6 +78,7 @@ def command(path: str | None, as_json: bool) -> None:
     names of each file. Some tasks fail on purpose at first, to show their retries. Queue, results
     and events are in a temporary folder, which is deleted at the end.
     """
+    require_linux("aztask demo")
     root, names = _input(path)
     with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="aztask-demo-") as folder:
         jobs, seconds, checks = _run(Path(folder), root, names)

@@ -126,7 +126,10 @@ async def _run(emulator: Emulator, *, as_json: bool) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        try:
+            loop.add_signal_handler(number, stopped.set)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
     try:
         try:
             await emulator.start()

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from aztask.errors import ConfigurationError
+from aztask.support.extras import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Reloader:
 def require_library() -> None:
     """Raise ConfigurationError unless the library that watches files is installed."""
     if importlib.util.find_spec(LIBRARY) is None:
-        raise ConfigurationError(f"--reload needs {LIBRARY}: pip install 'aztask[reload]'")
+        raise ConfigurationError(f"--reload needs {LIBRARY}: {install_command('reload')}")
 
 
 def source_files(root: Path, modules: Iterable[ModuleType]) -> set[Path]:

@@ -21,7 +21,7 @@ from aztask.errors import (
     did_you_mean,
 )
 from aztask.support.masking import printable
-from aztask.task import SendOptions
+from aztask.taskoptions import SendOptions
 
 
 @click.command("send")

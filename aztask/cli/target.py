@@ -14,7 +14,7 @@ from aztask.cli.failures import ImportFailed
 from aztask.cli.options import chosen_app
 from aztask.config import read_environment
 from aztask.errors import ConfigurationError
-from aztask.loading import load_app
+from aztask.loading import AppNotLoaded, load_app
 from aztask.results.base import ResultStore
 
 NAMELESS = "aztask"
@@ -54,9 +54,7 @@ def find_app(*, required: str = "", default_file: bool = False) -> App:
         return App(NAMELESS, broker=None if named else "local://")
     try:
         return load_app(spec)
-    except ConfigurationError as error:
-        if isinstance(error.__cause__, ConfigurationError):
-            raise error.__cause__ from None
+    except AppNotLoaded as error:
         raise ImportFailed(str(error)) from error
 
 

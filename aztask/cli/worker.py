@@ -24,8 +24,10 @@ from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
 from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
+from aztask.support.extras import install_command
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
+from aztask.worker.platform import require_linux
 from aztask.worker.pool.forking import ForkServerHandle, first_server
 from aztask.worker.supervisor import Supervisor
 
@@ -106,7 +108,7 @@ FULL_PAUSE = 5.0
 @click.option(
     "--reload",
     is_flag=True,
-    help="Restart when the app's source files change; needs pip install 'aztask[reload]'.",
+    help=f"Restart when the app's source files change; needs {install_command('reload')}.",
 )
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default=FORMATS[0], help="Format the log on stderr."
@@ -136,6 +138,7 @@ def command(
     At SIGTERM or Ctrl-C, the worker stops receiving, lets running tasks finish, and gives the rest
     back to the queues. A second signal gives everything back at once.
     """
+    require_linux("aztask worker")
     if reload:
         require_library()
     configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import sqlite3
 import threading
 import time
@@ -30,6 +29,7 @@ from aztask.engine.filesystem import identity, prepare
 from aztask.engine.patience import PatientConnection
 from aztask.engine.watch import Watch
 from aztask.errors import BrokerError, ConfigurationError
+from aztask.support.forks import in_forked_child
 
 Durability: TypeAlias = Literal["process", "full"]
 """What an accepted write survives: "process": process death; "full": also power loss (slower)."""
@@ -343,7 +343,7 @@ def _disown_all() -> None:
         database._disown()
 
 
-os.register_at_fork(after_in_child=_disown_all)
+in_forked_child(_disown_all)
 
 
 def _open(path: str, durability: Durability, busy_seconds: float) -> sqlite3.Connection:

@@ -8,7 +8,7 @@ fails silently, so network file systems are refused before the file is touched.
 from __future__ import annotations
 
 import contextlib
-import grp
+import importlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -110,7 +110,13 @@ def identity(path: str) -> tuple[int, int] | None:
 
 def _group_id(group: str) -> int:
     try:
-        return grp.getgrnam(group).gr_gid
+        groups = importlib.import_module("grp")
+    except ImportError:
+        raise ConfigurationError(
+            f"this system has no groups to share a file with; remove ?group={group}"
+        ) from None
+    try:
+        return int(groups.getgrnam(group).gr_gid)
     except (KeyError, ValueError):
         raise ConfigurationError(
             f"this machine has no group {group!r}; create it, or name another with ?group=NAME"

@@ -47,7 +47,7 @@ class Watch:
         self._looking = False
         self._closed = False
         self._reported_at = 0.0
-        self._poll = select.poll()
+        self._poll: select.poll | None = None
         self._inotify = self._wakened = -1
 
     def rest(self, done: Callable[[], bool], seconds: float) -> None:
@@ -101,6 +101,7 @@ class Watch:
     def _open(self) -> None:
         """Start watching. Earlier writes were not reported, so this counts as a write."""
         try:
+            self._poll = select.poll()
             self._inotify = _watching(self._path)
             self._wakened = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except (OSError, AttributeError):  # not available here: rule 3
@@ -116,7 +117,8 @@ class Watch:
         self._looking = True
         try:
             self._lock.release()
-            self._poll.poll(1000 * seconds)
+            if self._poll is not None:  # as it is while `works`
+                self._poll.poll(1000 * seconds)
         finally:
             self._lock.acquire()
             self._looking = False

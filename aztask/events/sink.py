@@ -10,8 +10,8 @@ Rules
 2. A flush is one write: a killed process loses at most the events it had not flushed, and a kill
    during the write leaves a damaged line at the file's end. The files are not synced: a power cut
    may leave damaged lines and blocks of NULs. Readers skip and count both.
-3. An open file is locked with flock(2) by its writer, and only by it. A file whose lock is free
-   belongs to a dead process, and the process that finds it publishes it.
+3. An open file is locked by its writer (`aztask.events.openfiles`), and only by it. A file whose
+   lock is free belongs to a dead process, and the process that finds it publishes it.
 4. SEQ contains a random part for each sink, so writers of one name, and a child after a fork, never
    write or rename to the same file.
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import logging
 import os
@@ -34,9 +33,17 @@ from pathlib import Path
 from typing import BinaryIO, Final, Protocol, Self
 
 from aztask.events.event import EVENT_KINDS, Event, EventKind, from_line, quote, to_line
+from aztask.events.openfiles import (
+    create_locked,
+    open_files,
+    publish_and_close,
+    published,
+    recover,
+)
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.forks import in_forked_child
 from aztask.support.masking import mask
-from aztask.support.private import FILE_MODE, make_directory
+from aztask.support.private import make_directory
 
 __all__ = [
     "Event",
@@ -58,8 +65,6 @@ LINE_LIMIT: Final = 1 << 20
 """Bytes of the longest line that a reader accepts; ours stay under 40,000."""
 WARNING_INTERVAL: Final = 60.0
 """Seconds between two log lines about events that could not be written."""
-
-_OPEN_NAME: Final = re.compile(r"\.(\d{4,}-\d\d-\d\d)T(\d\d)\.(.+\.jsonl)")
 
 
 class EventSink(Protocol):
@@ -216,7 +221,7 @@ class FileEventSink:
             self._files += 1
             name = f"{prefix}{worker}-{self._nonce}{self._files:06d}.jsonl"
             self._path = self._directory / name
-            fd = _create_locked(self._path)
+            fd = create_locked(self._path)
         self._fd, self._size, self._opened_at = fd, 0, self._clock.monotonic()
         return fd
 
@@ -228,10 +233,7 @@ class FileEventSink:
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
-        try:
-            _publish_file(self._path, empty=self._size == 0)
-        finally:
-            os.close(fd)
+        publish_and_close(fd, self._path, empty=self._size == 0)
 
     def _lost(self, count: int, error: OSError) -> None:
         self.dropped += count
@@ -255,71 +257,7 @@ def _after_fork_in_child() -> None:
         sink._start_empty()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def recover(directory: str | os.PathLike[str]) -> int:
-    """Publish the files that dead writers left open in `directory`; returns how many.
-
-    Files of living writers are not touched, nor any file on a file system without locks.
-    """
-    recovered = 0
-    for path in _open_files(Path(directory)):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # another process published it, or we have no permission
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.fstat(fd)
-            if os.path.samestat(status, path.stat()):  # else another process published it first
-                _publish_file(path, empty=status.st_size == 0)
-                recovered += status.st_size > 0
-        except OSError:
-            continue  # its writer is alive
-        finally:
-            os.close(fd)
-    return recovered
-
-
-def _open_files(directory: Path) -> list[Path]:
-    try:
-        return sorted(path for path in directory.iterdir() if _OPEN_NAME.fullmatch(path.name))
-    except OSError:
-        return []
-
-
-def _published(path: Path) -> Path:
-    """The public path of an open file."""
-    match = _OPEN_NAME.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"{path.name} is not the name of an open event file")
-    return path.parent / f"date={match[1]}" / f"hour={match[2]}" / match[3]
-
-
-def _publish_file(path: Path, *, empty: bool) -> None:
-    if empty:
-        path.unlink()
-        return
-    target = _published(path)
-    make_directory(target.parent)
-    path.rename(target)
-
-
-def _create_locked(path: Path) -> int | None:
-    """A new file, open and locked; None if another process took it before it was locked."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), path.stat()):
-            return fd
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno != errno.EWOULDBLOCK:
-            return fd  # this file system has no locks, so no process can take the file
-    os.close(fd)
-    return None
+in_forked_child(_after_fork_in_child)
 
 
 def _file_name(worker: str) -> str:
@@ -350,11 +288,11 @@ class EventReader(Iterator[Event]):
 
     def _read(self, published_only: bool) -> Iterator[Event]:
         # Open files are listed first: a file that is published between the listings is in both.
-        still_open = [] if published_only else _open_files(self._directory)
-        published = sorted(self._directory.glob("date=*/hour=*/[!._]*.jsonl"))
-        candidates = {path: [path] for path in published}
+        still_open = [] if published_only else open_files(self._directory)
+        complete = sorted(self._directory.glob("date=*/hour=*/[!._]*.jsonl"))
+        candidates = {path: [path] for path in complete}
         for path in still_open:
-            candidates[_published(path)] = [path, _published(path)]
+            candidates[published(path)] = [path, published(path)]
         for paths in candidates.values():
             yield from self._read_first(paths)
 

@@ -152,7 +152,7 @@ class HeldLease:
         the broker did not confirm it.
         """
         lease, receiver = self._held(), self._receiver
-        assert receiver is not None  # set together with the lease
+        assert receiver is not None  # noqa: S101  # set together with the lease
         can = self._broker.capabilities
         if not can.update:
             raise CapabilityError(

@@ -269,7 +269,9 @@ class Codec:
         try:
             content_type, encoding, body = serialization.dumps(value, self.serializer)
         except KombuError as error:
-            _not_encodable(what, self.serializer, error.__cause__ or error)
+            reason = formats.explain_refusal(value)
+            cause = TypeError(reason) if reason else error.__cause__ or error
+            _not_encodable(what, self.serializer, cause)
         if isinstance(body, str):
             body = body.encode("ascii")  # json.dumps escapes all other characters
         if content_type == formats.JSON:

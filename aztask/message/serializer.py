@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -107,12 +107,32 @@ def _to_ext(value: Any) -> Any:
             return msgpack.ExtType(code, write(value))
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
+    raise TypeError(_no_encoding(value, _instead_of(value) or "plain data"))
+
+
+def explain_refusal(value: Any, depth: int = 20) -> str:
+    """Why `value`, which a serializer refused, cannot be written; "" if that is not known.
+
+    * `depth`: how deep to look into lists and dicts.
+    """
+    if instead := _instead_of(value):
+        return _no_encoding(value, instead)
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, list | tuple):
+        inside = value
+    reasons = (explain_refusal(each, depth - 1) for each in inside if depth)
+    return next(filter(None, reasons), "")
+
+
+def _no_encoding(value: Any, instead: str) -> str:
     name = type(value).__qualname__
-    raise TypeError(f"a value of type {name} has no encoding; pass {_instead_of(value)} instead")
+    return f"a value of type {name} has no encoding; pass {instead} instead"
 
 
 def _instead_of(value: Any) -> str:
-    """The plain data that stands for a value without an encoding."""
+    """The plain data that stands for a value without an encoding, "" if none is known."""
     if isinstance(value, Set):
         return "a list, such as sorted(value),"
     if isinstance(value, PurePath):
@@ -121,7 +141,7 @@ def _instead_of(value: Any) -> str:
         return "its .value"
     if is_dataclass(value):
         return "dataclasses.asdict(value)"
-    return "plain data"
+    return ""
 
 
 def _from_ext(code: int, data: bytes) -> Any:

@@ -30,7 +30,8 @@ from aztask.sending.sessionrules import check_session
 from aztask.support.display import short_repr
 from aztask.support.durations import to_seconds
 from aztask.support.frozen import build
-from aztask.task import Invocation, SendOptions, Task
+from aztask.task import Invocation, Task
+from aztask.taskoptions import SendOptions, delay_seconds, expiry
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
@@ -76,12 +77,13 @@ class Sender:
         generation = self._generation(own_id, force=options.get("force", False)) if own_id else 0
         if generation is None:
             return [str(own_id)]
-        expires = options.get("expires") or (task.expires if task else None)
+        now = time.time()
+        delay = delay_seconds(options, now)
         common = {
             **MESSAGE_DEFAULTS,
             "task": name,
             "queue": queue,
-            "expires": None if expires is None else time.time() + expires,
+            "expires": expiry(options, task.expires if task else None, now),
             "origin": self._origin,
             "generation": generation,
             "session": session,
@@ -92,7 +94,6 @@ class Sender:
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
             batch_ids = [own_id or new_id() for _ in batch]
-            delay = options.get("delay", 0.0)
             if self._hooks.send:
                 sent = Sending(name, queue, batch_ids)
                 with self._hooks.send.around(sent):

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from aztask.brokers.base import Capabilities
 from aztask.errors import CapabilityError, ConfigurationError
-from aztask.task import SendOptions, Task
+from aztask.task import Task
+from aztask.taskoptions import SendOptions
 
 IN_ORDER: Final = ("hold", "abandon", "lease-timeout")
 """The retry strategies that keep a message's place in its session; the default comes first."""

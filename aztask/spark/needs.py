@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aztask.errors import ConfigurationError
+from aztask.support.extras import install_command
 
 LIBRARIES: Final = ("pyspark", "pyarrow", "pandas")
 REPORT_LIBRARIES: Final = ("jinja2",)
@@ -25,7 +26,7 @@ def check_installed(libraries: Sequence[str] = LIBRARIES) -> None:
     if missing:
         raise ConfigurationError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: "
-            "pip install 'aztask[spark]'"
+            f"{install_command('spark')}"
         )
 
 

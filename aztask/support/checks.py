@@ -18,7 +18,7 @@ from aztask.support.masking import Secret, printable
 
 _MAKE_A_KEY: Final = "make one with python -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 Check: TypeAlias = Callable[[str, Any], Any]
 

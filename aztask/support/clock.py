@@ -6,19 +6,22 @@ that leave the process (due times, expiry, event times) are UTC epoch seconds.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-if sys.platform == "linux":
+if hasattr(time, "CLOCK_BOOTTIME"):
     boot_seconds: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     """Seconds since boot, suspend included (clock_gettime(2)); read for every message."""
 
-else:
-    boot_seconds: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+elif hasattr(time, "clock_gettime"):
+    boot_seconds = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
     """Seconds on the monotonic clock; on macOS CLOCK_MONOTONIC runs during sleep."""
+
+else:
+    boot_seconds = time.monotonic
+    """Seconds on the monotonic clock of Windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
-"""Durations: seconds inside, ``timedelta`` or a short text at the edges. Never milliseconds.
+"""Durations and times. Never milliseconds.
 
-Rules: a duration is checked once, here, when it enters, and is a float of seconds from then on.
-NaN, infinities, booleans and numbers out of range raise a ConfigurationError that names the
-setting.
+Inside aztask a duration is seconds, and a time is UTC epoch seconds. At the edges a duration is a
+``timedelta``, seconds or a short text, and a time is a ``datetime`` with a time zone.
+
+Rules: a value is checked once, here, when it enters, and is a float from then on. NaN, infinities,
+booleans and numbers out of range raise a ConfigurationError that names the setting.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from aztask.errors import ConfigurationError
@@ -18,6 +20,7 @@ from aztask.support.masking import printable
 LONGEST_SECONDS: Final = 10 * 366 * 86400.0
 """Ten years: a longer delay is a mistake in the unit, and later dates overflow some services."""
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)"
 _PLAIN = re.compile(_NUMBER)
@@ -69,6 +72,27 @@ def to_seconds(
             f"{name} must be between {minimum:g} and {maximum:g} seconds, not {seconds:g}"
         )
     return seconds
+
+
+def to_epoch_seconds(value: object, name: str) -> float:
+    """`value`, a ``datetime`` with a time zone, as UTC epoch seconds.
+
+    * `name`: the setting's name, for the error.
+
+    Raises ConfigurationError for another type, and for a ``datetime`` without a time zone: the
+    computers that read it may be in another one.
+    """
+    if not isinstance(value, datetime):
+        raise ConfigurationError(
+            f"{name} takes a datetime with a time zone, such as datetime.now(UTC), not "
+            f"{type(value).__name__}"
+        )
+    if value.utcoffset() is None:
+        raise ConfigurationError(
+            f"{name} is {value.isoformat()}, which has no time zone; write datetime.now(UTC) or "
+            "datetime(..., tzinfo=UTC), or .astimezone() if it is this computer's local time"
+        )
+    return (value - _EPOCH) / timedelta(seconds=1)
 
 
 def _as_float(value: float) -> float:

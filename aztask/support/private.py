@@ -18,6 +18,9 @@ GROUP_FILE_MODE: Final = 0o660
 GROUP_DIRECTORY_MODE: Final = 0o2770
 """With the set-group-id bit, files made in the directory belong to its group (inode(7))."""
 
+BINARY: Final = getattr(os, "O_BINARY", 0)
+"""The flag without which Windows changes the line ends of what is written."""
+
 
 def make_directory(path: Path, group: int | None = None) -> None:
     """Create a directory and its missing parents, each private. group: the id of the group to share
@@ -39,7 +42,7 @@ def make_directory(path: Path, group: int | None = None) -> None:
 
 def make_file(path: Path, group: int | None = None) -> None:
     """Create an empty private file, unless it exists. Raises OSError."""
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | BINARY
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, flags, FILE_MODE))
         _own(path, FILE_MODE if group is None else GROUP_FILE_MODE, group)

@@ -85,7 +85,9 @@ def source(module: str) -> Source:
 
 def signature(code: Source, node: Function, name: str, *, method: bool) -> str:
     """``name(parameters) -> type``, over several lines where it is long."""
-    parts = list(_parameters(code, node))[1 if method else 0 :]
+    parts = list(_parameters(code, node))
+    if method and not (node.args.args and node.args.args[0].annotation):  # it says for which class
+        parts = parts[1:]
     returns = ""
     if node.returns is not None and node.name != "__init__":
         returns = f" -> {code.segment(node.returns)}"

@@ -11,7 +11,8 @@ LAYERS = (
     ("app", "app  loading", "the App, and how commands find it"),
     (
         "tasks",
-        "task  context  result  session  hooks  appoptions  sending  transport  receiving",
+        "task  context  result  session  hooks  taskoptions  taskname  appoptions  sending"
+        "  transport  receiving",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),

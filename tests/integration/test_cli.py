@@ -39,8 +39,23 @@ def die():
 @app.task
 def version():
     return 1
+
+@app.task
+def wait_for_child(seconds):
+    return add.delay(1, 2).get(timeout=seconds)
 """
 
+
+LIMITS = """
+import time
+from aztask import App, RetryPolicy
+retry = RetryPolicy(max_retries=1, delay=0.1, jitter=False)
+app = App("limits", broker="local://", results="local://", retry=retry)
+
+@app.task({limit}=0.3)
+def nap():
+    time.sleep(30)
+"""
 
 FULL = Path("/dev/full")
 
@@ -111,9 +126,7 @@ class TestWork:
         code, out, err = folder.run("worker", "--burst", "-c", "2", "--name", "me")
         assert (code, out) == (0, "")
         assert "worker me: 2 processes, queues default, broker local://, lease 60 s" in err
-        assert (
-            "app shop (shop), 5 tasks: shop.add, shop.die, shop.fail, shop.nap, shop.version" in err
-        )
+        assert "app shop (shop), 6 tasks: shop.add, shop.die, shop.fail, shop.nap, shop.ver" in err
         assert "task shop.add sum succeeded in 0." in err
         assert "task shop.fail bad failed, dead-lettered: retries-exhausted: ValueError: b" in err
         trace = err.partition("Traceback")[2].splitlines()
@@ -153,6 +166,16 @@ class TestWork:
         err = folder.run("worker", "--burst", "-c", "1")[2]
         (line,) = [line for line in err.splitlines() if "dead failed" in line]
         assert "task shop.die dead failed, dead-lettered: retries-exhausted: WorkerCrashed" in line
+
+    @pytest.mark.parametrize("limit", ["time_limit", "soft_time_limit"])
+    def test_a_time_limit_names_its_task_and_what_follows(self, folder, limit):
+        (folder.path / "limits.py").write_text(LIMITS.format(limit=limit))
+        folder.run("-A", "limits", "send", "limits.nap", "--task-id", "long")
+        err = folder.run("-A", "limits", "worker", "--burst", "-c", "1")[2]
+        lines = [line for line in err.splitlines() if "task limits.nap long failed" in line]
+        assert "retry 1 of 1 in 0.1" in lines[0]
+        assert "dead-lettered: retries-exhausted" in lines[1]
+        assert all("TimeLimitExceeded" in line for line in lines), lines
 
     def test_wait_prints_the_value(self, folder):
         folder.start("worker", "-c", "1", stderr=subprocess.DEVNULL)
@@ -246,6 +269,8 @@ class TestSignals:
         assert "gave back 1 running tasks, any worker runs them again: task shop.nap nap" in err
         (stats,) = map(json.loads, folder.run("queues", "--json")[1].splitlines())
         assert (stats["active"], stats["leased"]) == (1, 0)
+        given_back = json.loads(folder.run("result", "nap", "--json")[1])
+        assert (given_back["state"], given_back["starts"]) == ("pending", 0)
 
     def test_the_timeout_does_the_same(self, folder, napping):
         worker = napping(60, "--shutdown-timeout", "200ms")
@@ -259,6 +284,17 @@ class TestSignals:
         waiting.send_signal(signal.SIGINT)
         out, err = waiting.communicate(timeout=20)
         assert (waiting.returncode, out, err.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("pool", ["processes", "threads"])
+@pytest.mark.parametrize(("slots", "told"), [("1", True), ("2", False)])
+def test_a_task_that_waits_for_its_child_in_the_only_slot_is_told_so(folder, pool, slots, told):
+    folder.run("send", "shop.wait_for_child", "--args", "[1]", "--task-id", "parent")
+    code, _, err = folder.run("worker", "--burst", "-c", slots, "--pool", pool)
+    assert code == 0
+    assert ("its worker runs one task at a time: only another worker can run it" in err) is told
+    state = json.loads(folder.run("result", "parent", "--json")[1])["state"]
+    assert state == ("failed" if told else "succeeded")
 
 
 class TestReload:

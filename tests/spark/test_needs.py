@@ -40,7 +40,7 @@ def test_without_jinja2_one_line_says_what_to_install_before_spark_starts(
     assert main.run(["spark", "stats", str(tmp_path), "--html", str(page)]) == 4
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err == "aztask: error: jinja2 is not installed: pip install 'aztask[spark]'\n"
+    assert shown.err == 'aztask: error: jinja2 is not installed: pip install "aztask[spark]"\n'
     assert not page.exists()
 
 

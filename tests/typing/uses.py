@@ -6,9 +6,12 @@ error of its own, so every wrong use has to be found.
 
 from __future__ import annotations
 
-from typing import assert_type
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
 
-from aztask import App, AsyncResult, Context, RetryPolicy
+from aztask import App, AsyncResult, Context, ContextTask, Retry, RetryPolicy, Snooze, Task
+from aztask.testing import task_context
 
 app = App("shop", broker="local://", results="local://", max_deliveries=5)
 App("shop", brokr="local://")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -88,3 +91,134 @@ app.send("shop.book", [1], session="a")
 book.with_options(session=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 book.with_options(ordered="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 app.queue("orders", session=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# A task with a context is called without the context, or with one; it is sent without.
+
+assert_type(crawl("http://localhost"), int)
+assert_type(crawl(url="http://localhost"), int)
+assert_type(fetch("http://localhost"), bytes)
+with task_context(saved={"page": 3}, lease=timedelta(minutes=1)) as made:
+    assert_type(made, Context)
+    assert_type(crawl(made, "http://localhost"), int)
+crawl(1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+crawl()  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+crawl("a", "b")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+crawl(made)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+crawl.delay(made, "http://localhost")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+resize(made, "a", 1)  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+some_task: Task[..., Any] = crawl
+some_context_task: ContextTask[[str], int] = crawl
+
+
+# The result of an ``async def`` task has the awaited type; calling it gives a coroutine.
+
+
+@app.task
+async def download(url: str) -> int:
+    return len(url)
+
+
+@app.task(queue="slow", time_limit=timedelta(minutes=5))
+async def upload(url: str, *, size: int = 0) -> str | None:
+    return None if size else url
+
+
+@app.task_with_context
+async def stream(context: Context, url: str) -> bytes:
+    context.lease.extend(timedelta(minutes=5))
+    return url.encode()
+
+
+async def awaiting() -> None:
+    assert_type(await download("a"), int)
+    assert_type(await stream("a"), bytes)
+    assert_type(await download.adelay("a"), AsyncResult[int])
+    assert_type(await upload.with_options(delay=1).adelay("a", size=2), AsyncResult[str | None])
+    await download.adelay(1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+sent: AsyncResult[int] = download.delay("a")
+assert_type(download.delay("a"), AsyncResult[int])
+assert_type(download.delay("a").get(timeout=timedelta(seconds=5)), int)
+assert_type(upload.delay("a").get(), str | None)
+assert_type(stream.delay("a"), AsyncResult[bytes])
+assert_type(stream.with_options(session="a").delay("a").get(), bytes)
+assert_type(download.map([("a",), ("b",)]), list[AsyncResult[int]])
+assert_type(download.with_options(delay=1).map([("a",)]), list[AsyncResult[int]])
+coroutine: Coroutine[Any, Any, int] = download("a")
+download.delay()  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+download.delay(1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+not_awaited: int = download("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+
+# A duration is seconds or a timedelta, a time is a datetime.
+
+
+@app.task(
+    time_limit=timedelta(minutes=5),
+    soft_time_limit=timedelta(minutes=4),
+    lease=timedelta(seconds=30),
+    max_lease=timedelta(hours=1),
+    expires=timedelta(days=1),
+    retry=RetryPolicy(delay=timedelta(seconds=1), max_delay=timedelta(hours=1), retry_on=OSError),
+)
+def long(path: str) -> int:
+    raise Retry(delay=timedelta(minutes=1))
+
+
+def lease_by_size(path: str) -> timedelta:
+    return timedelta(seconds=len(path))
+
+
+@app.task(lease=lease_by_size)
+def short(path: str) -> int:
+    raise Snooze(timedelta(minutes=1))
+
+
+tomorrow = datetime.now(UTC) + timedelta(days=1)
+App("shop", lease=timedelta(seconds=30), adaptive=(timedelta(seconds=5), timedelta(minutes=5)))
+app.queue("films", lease=timedelta(minutes=1), time_to_live=timedelta(days=7))
+app.receive("films", wait=timedelta(seconds=1))
+app.send("shop.long", ["a"], delay=timedelta(seconds=5), expires=timedelta(hours=1))
+app.send("shop.long", ["a"], eta=tomorrow, expires=tomorrow)
+long.with_options(delay=timedelta(seconds=5), expires=tomorrow).delay("a")
+long.with_options(eta=tomorrow, expires=3600).delay("a")
+assert_type(RetryPolicy(delay=timedelta(seconds=1)).delay, float)
+long.with_options(delay=tomorrow)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+long.with_options(eta=60)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+long.with_options(eta=timedelta(seconds=60))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+long.with_options(expires="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.send("shop.long", ["a"], delay="5s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.receive("films", wait="1s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+sent.get(timeout="5s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+made.lease.extend("5s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+RetryPolicy(delay="1s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Retry(delay=tomorrow)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Snooze()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# A retry policy is a RetryPolicy.
+
+App("shop", retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+RetryPolicy(retries=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@app.task(retry=3)  # type: ignore[call-overload, untyped-decorator, unused-ignore]  # pyright: ignore
+def retried(path: str) -> int:
+    return len(path)
+
+
+@app.task(max_retries=3)  # type: ignore[call-overload, untyped-decorator, unused-ignore]  # pyright: ignore
+def retried_too(path: str) -> int:
+    return len(path)
+
+
+@app.task(time_limit="1m")  # type: ignore[call-overload, untyped-decorator, unused-ignore]  # pyright: ignore
+def limited(path: str) -> int:
+    return len(path)
+
+
+@app.task_with_context  # type: ignore[arg-type]  # pyright: ignore
+def without_context(path: str) -> int:
+    return len(path)

@@ -154,8 +154,8 @@ def test_the_parts_around_the_descriptions_are_kept(docstring):
 
 
 def test_a_signature_is_written_as_the_source_has_it(api):
-    assert "wait: float = 10.0" in api.entry("aztask.App")
-    assert "wait: float = 10.0" not in api.entry("aztask.App", how="fields")
+    assert "wait: float | timedelta = 10.0" in api.entry("aztask.App")
+    assert "wait: float | timedelta = 10.0" not in api.entry("aztask.App", how="fields")
     assert "App(\n    name: str,\n    *," in api.entry("aztask.App")
     assert "`App(" not in api.entry("aztask.App", how="from-aztask")
     assert "task(function: Callable[P, R], /) -> Task[P, R]" in api.entry("aztask.App")

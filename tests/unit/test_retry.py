@@ -290,3 +290,21 @@ def test_reasons_are_what_operators_search_for():
     assert [getattr(retry, name) for name in names] == [
         name.lower().replace("_", "-") for name in names
     ]
+
+
+def test_a_timedelta_is_a_delay_everywhere():
+    policy = RetryPolicy(
+        delay=timedelta(minutes=1), max_delay=timedelta(hours=1), jitter=False, retry_on=OSError
+    )
+    assert (policy.delay, policy.max_delay, policy.retry_on) == (60.0, 3600.0, (OSError,))
+    assert policy == RetryPolicy(delay=60, max_delay=3600, jitter=False, retry_on=[OSError])
+    message = TaskMessage(id="a", task="t", queue="q", body=b"")
+    for error in (Retry(delay=timedelta(minutes=2)), Snooze(timedelta(minutes=2))):
+        settlement = policy.decide(error, message)
+        assert isinstance(settlement, Resubmit)
+        assert settlement.delay == 120.0
+
+
+@pytest.mark.parametrize("delay", [timedelta(minutes=2), 120, "120", None])
+def test_a_snooze_can_be_printed_whatever_its_delay(delay):
+    assert "the task asked to run again in" in str(Snooze(delay))

@@ -1,10 +1,21 @@
 """Tasks: calling, sending, and the options of both."""
 
 import asyncio
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from aztask import App, ConfigurationError, RetryPolicy
+from aztask import (
+    App,
+    ConfigurationError,
+    ContextTask,
+    EncodeError,
+    LeaseLost,
+    RetryPolicy,
+    current_context,
+)
+from aztask.testing import task_context
 
 
 @pytest.fixture
@@ -105,3 +116,94 @@ def test_the_apps_retry_policy_is_the_default():
     task = app.task(len)
     assert (task.retry, task.retry_strategy, task.strategy_asked) == (policy, "hold", None)
     assert app.task(name="own", retry_strategy="defer")(len).strategy_asked == "defer"
+
+
+def test_a_task_with_a_context_is_called_without_one(app):
+    @app.task_with_context(queue="pages")
+    def crawl(context, url, *, depth=0):
+        context.lease.ensure()
+        context.lease.extend(60)
+        context.checkpoint({"url": url})
+        return context, depth
+
+    context, depth = crawl("http://localhost", depth=2)
+    assert isinstance(crawl, ContextTask)
+    assert depth == 2
+    assert (context.task, context.queue) == ("shop.crawl", "pages")
+    assert (context.resubmit_count, context.delivery_count) == (0, 1)
+    assert context.saved == {"url": "http://localhost"}
+    assert not context.lease.lost
+    assert context.session is None
+    other, _ = crawl("http://localhost")
+    assert other.task_id != context.task_id
+    assert current_context() is None
+
+
+def test_a_task_with_a_context_is_called_with_one(app):
+    @app.task_with_context
+    def crawl(context, url):
+        return context.task_id, url
+
+    with task_context(task_id="mine") as context:
+        pass
+    assert crawl(context, "a") == ("mine", "a")
+    assert crawl(context, url="a") == ("mine", "a")
+
+
+def test_called_by_a_running_task_it_gets_that_tasks_context_and_lease(app):
+    @app.task_with_context
+    def charge(context, amount):
+        context.lease.ensure()
+        return context
+
+    with task_context() as running:
+        assert charge(3) is running
+        running.lease.lose("another worker has it")
+        with pytest.raises(LeaseLost, match="another worker has it"):
+            charge(3)
+
+
+def test_an_async_task_with_a_context_is_called_without_one(app):
+    @app.task_with_context
+    async def crawl(context, url):
+        await asyncio.sleep(0)
+        return context.task, url
+
+    assert asyncio.run(crawl("a")) == ("shop.crawl", "a")
+
+
+def test_arguments_that_do_not_fit_a_call_are_named_as_in_the_signature(app):
+    @app.task_with_context
+    def crawl(context, url):
+        return url
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'url'"):
+        crawl()
+
+
+@pytest.mark.parametrize("serializer", ["msgpack", "json"])
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        ({1, 2}, "a list, such as sorted(value)"),
+        ([{"tags": frozenset("ab")}], "a list, such as sorted(value)"),
+        (Path("/a"), "str(path)"),
+        (datetime(2030, 1, 1), None),
+    ],
+)
+def test_an_argument_that_cannot_be_sent_says_what_to_write(serializer, value, instead):
+    app = App("shop", broker="local://:memory:", serializer=serializer)
+
+    @app.task
+    def tag(value, more=None):
+        return value
+
+    if instead is None:
+        tag.delay(value)  # datetimes have an encoding in both
+        return
+    for send in (lambda: tag.delay(value), lambda: tag.delay(1, more=value)):
+        with pytest.raises(EncodeError) as caught:
+            send()
+        assert instead in str(caught.value)
+        assert "\n" not in str(caught.value)
+    app.close()

@@ -19,6 +19,7 @@ from azure.servicebus import TransportType
 
 from aztask.address.addresses import ServiceBusAddress
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.support.extras import install_command
 from aztask.support.masking import printable
 
 TRANSPORT_VARIABLE: Final = "AZTASK_SERVICEBUS_TRANSPORT"
@@ -62,7 +63,7 @@ class ConnectionOptions:
         if websockets and importlib.util.find_spec("websocket") is None:
             raise ConfigurationError(
                 "AMQP over WebSockets needs websocket-client; install it "
-                "with: pip install 'aztask[websockets]'"
+                f"with: {install_command('websockets')}"
             )
         bundle = environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE")
         return cls(websockets, endpoint, bundle or None)

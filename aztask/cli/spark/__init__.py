@@ -30,6 +30,6 @@ COMMANDS: dict[str, str] = {
 def command() -> None:
     """Submit tasks from Spark, and learn from their events.
 
-    Needs `pip install 'aztask[spark]'` and Java 17 or newer. The commands run on this machine
+    Needs `pip install "aztask[spark]"` and Java 17 or newer. The commands run on this machine
     unless --master says otherwise.
     """

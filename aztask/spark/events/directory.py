@@ -96,19 +96,15 @@ class Directory:
     def publish(self, path: Path, name: str) -> bool:
         """Sync the file and link it to its name, atomically; False if the name is taken."""
         target = self._path(name)
-        handle = os.open(path, os.O_RDONLY)
+        path.chmod(FILE_MODE | target.parent.stat().st_mode & READ_BY_OTHERS)
+        handle = os.open(path, os.O_RDWR)  # Windows syncs only what is open for writing
         try:
-            os.fchmod(handle, FILE_MODE | target.parent.stat().st_mode & READ_BY_OTHERS)
             os.fsync(handle)
         finally:
             os.close(handle)
         if not _link(path, target):
             return False
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync_folder(target.parent)
         return True
 
     def remove(self, name: str) -> None:
@@ -134,6 +130,18 @@ def _link(path: Path, target: Path) -> bool:
             return False
         path.rename(target)
     return True
+
+
+def _sync_folder(path: Path) -> None:
+    """Write the folder's entries to the disk. Windows opens no folders and does it by itself."""
+    try:
+        folder = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _add_entry(listing: Listing, name: str, entry: os.DirEntry[str]) -> None:

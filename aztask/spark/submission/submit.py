@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
@@ -29,7 +30,8 @@ from aztask.spark.submission.matching import matched
 from aztask.spark.submission.report import SubmitReport
 from aztask.spark.submission.send import REPORT_SCHEMA, PartitionReport, send_batches
 from aztask.spark.submission.submission import Submission, pairs_of
-from aztask.task import Task, check_options
+from aztask.task import Task
+from aztask.taskoptions import check_options
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -43,8 +45,9 @@ class SubmitOptions(TypedDict, total=False):
     broker_env: instead of both, the executors' environment variable that holds the address.
     rate: messages per second in total; the rows are then spread evenly over `writers` partitions.
     writers: see rate; by default the number of cores.
-    delay, expires: seconds, as in ``with_options``.
-    patience: seconds without success after which a busy or unreachable service fails the job.
+    delay, expires: seconds or a ``timedelta``, counted from when each row is sent.
+    patience: how long a busy or unreachable service may answer nothing before the job fails, in
+        seconds or as a ``timedelta``.
     """
 
     queue: str | None
@@ -54,9 +57,9 @@ class SubmitOptions(TypedDict, total=False):
     broker_env: str | None
     rate: float | None
     writers: int | None
-    delay: float
-    expires: float | None
-    patience: float
+    delay: float | timedelta
+    expires: float | timedelta | None
+    patience: float | timedelta
 
 
 def submit(
@@ -107,7 +110,11 @@ def planned(
 ) -> Submission:
     """The submission, checked against table and task. Raises ConfigurationError, UnknownTask."""
     check_options(options, SubmitOptions, "a submission")
-    given: dict[str, Any] = {**options, "columns": pairs_of(options.get("columns")), **about}
+    given: dict[str, Any] = {
+        name: value.total_seconds() if isinstance(value, timedelta) else value
+        for name, value in options.items()
+    }
+    given.update(about, columns=pairs_of(options.get("columns")))
     if not any(given.get(place) for place in ("app", "broker", "broker_env")):
         given["app"] = _home_of(task)
     elif not given.get("app") and not isinstance(task, str):

@@ -16,7 +16,7 @@ from types import FrameType
 
 from aztask.errors import AztaskError
 
-SIGNAL = signal.SIGUSR1
+SIGNAL = getattr(signal, "SIGUSR1", signal.SIGTERM)  # no worker runs where it is missing
 
 
 class InterruptSlot:

@@ -22,8 +22,10 @@ PACKET_BYTES = 60_000
 BUFFER_BYTES = 1 << 20
 _IN_FILE = b"\xc1"  # a byte that msgpack never uses
 _DESCRIPTOR_BYTES = array.array("i").itemsize
-_ATTACHED_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
-_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # of an enumeration: looked up and or-ed for every packet
+# Other systems than Linux can import this, see `aztask.worker.platform`.
+_ATTACHED_BYTES = socket.CMSG_SPACE(_DESCRIPTOR_BYTES) if hasattr(socket, "CMSG_SPACE") else 0
+# of an enumeration: looked up and or-ed for every packet
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

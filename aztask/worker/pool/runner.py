@@ -58,6 +58,7 @@ from aztask.support.failpoint import hit_in_pool
 from aztask.support.frozen import build
 from aztask.support.masking import mask
 from aztask.task import Task
+from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.board import Board
@@ -179,7 +180,8 @@ class Runner:
                 session=self._session(number, message.session, lease) if message.session else None,
             )
             if task.lease_of is not None:
-                self._send(["extend", number, float(task.lease_of(*args, **kwargs))])
+                lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
+                self._send(["extend", number, lease_seconds])
             try:
                 slot.begin(number)
                 set_current_context(context)

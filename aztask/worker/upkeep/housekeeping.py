@@ -51,7 +51,7 @@ class Housekeeping:
         self._heartbeat_at = 0.0
         # At random within the first minute: workers that live for a few seconds purge, too, in
         # proportion to the time that they live, and those that start together take turns.
-        self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)
+        self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)  # noqa: S311  # no secret
         self._events_at = self._purge_at
         self._look_at = 0.0
 

@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import logging
 import os
@@ -31,6 +30,8 @@ from aztask.events.event import Event
 from aztask.events.retention import mark_of
 from aztask.events.sink import EventSink, recover
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.extras import install_command
+from aztask.support.filelock import try_lock
 from aztask.support.private import FILE_MODE
 
 logger = logging.getLogger(__name__)
@@ -233,21 +234,16 @@ class Uploader:
     def _alone(self) -> Iterator[bool]:
         """Whether it is our turn. The lock ends with the process; without locks all workers try."""
         try:
-            fd = os.open(
-                self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
-            )
+            fd = os.open(self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT, FILE_MODE)
         except FileNotFoundError:
             yield False  # the directory does not exist: no event was written yet
             return
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
+                alone = try_lock(fd)
             except OSError:
-                pass  # a file system without locks
-            yield True
+                alone = True  # a file system without locks
+            yield alone
         finally:
             os.close(fd)
 
@@ -306,7 +302,7 @@ def _open_blobs(settings: Settings) -> BlobTarget | None:
     except ImportError:
         raise ConfigurationError(
             "uploading events needs azure-storage-blob; install it "
-            "with: pip install 'aztask[blob]', or unset "
+            f"with: {install_command('blob')}, or unset "
             "events_container and AZTASK_EVENTS_CONTAINER"
         ) from None
     blobs: BlobTarget = adapter.EventBlobs(address)

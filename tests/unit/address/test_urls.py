@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aztask.address import urls
 from aztask.address.addresses import (
     BlobAddress,
     LocalAddress,
@@ -226,3 +227,10 @@ def test_a_wrong_container_is_one_line(text, account, words):
     message = refusal(lambda given: parse_container(given, account), text)
     assert words in message
     assert SECRET not in message
+
+
+@pytest.mark.parametrize("text", ["local:///C:/shop/queues.db", "local://C:/shop/queues.db"])
+def test_on_windows_a_path_begins_with_its_drive(monkeypatch, text):
+    assert "local:///" in refusal(parse_broker, "local://C:/shop/queues.db")
+    monkeypatch.setattr(urls, "WINDOWS", True)
+    assert parse_broker(text) == LocalAddress("C:/shop/queues.db")

@@ -16,7 +16,7 @@ def test_without_azure_identity_the_error_says_what_to_install(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(access.importlib, "import_module", missing)
-    with pytest.raises(ConfigurationError, match=r"pip install 'aztask\[identity\]'"):
+    with pytest.raises(ConfigurationError, match=r'pip install "aztask\[identity\]"'):
         access.default_credential()
 
 

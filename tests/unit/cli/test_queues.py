@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from aztask.settlement import Complete, DeadLetter
+
 BAD_NAMES = ["../x", "x" * 64, "Upper", "a\nb", "\x1b[31mred", "a b", "ü", "-a", "\udcff"]
 
 
@@ -95,3 +97,21 @@ def test_a_queue_that_is_not_there(cli, broker, name):
 def test_options_out_of_range(cli, broker, option):
     assert cli("queues", "create", "one", *option).code == 2
     assert broker.queues() == []
+
+
+def test_the_numbers_of_the_table_and_of_json_agree(cli, broker):
+    broker.declare("orders")
+    app = cli.app()
+    app.send("shop.add", [1], queue="orders")
+    app.send("shop.add", [2], queue="orders")
+    app.send("shop.add", [3], queue="orders", delay=3600)
+    receiver = broker.receiver("orders", lease=60.0, prefetch=0)
+    first, second = receiver.receive(2, 5.0)
+    receiver.settle([(first, DeadLetter("no-such-customer"))])
+    table = cli("queues").out.splitlines()
+    names, values = table[0].lower().split(), table[1].split()
+    record = json.loads(cli("queues", "--json").out)
+    assert {name: str(record[name]) for name in names} == dict(zip(names, values, strict=True))
+    assert (record["total"], record["leased"], record["scheduled"], record["dead"]) == (2, 1, 1, 1)
+    receiver.settle([(second, Complete())])
+    receiver.close()

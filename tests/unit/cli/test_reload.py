@@ -123,8 +123,8 @@ def test_a_file_that_is_gone_does_not_compile(tmp_path, caplog):
 def test_without_the_library_one_line_says_what_to_install(cli, monkeypatch):
     require_library()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'aztask\[reload\]'"):
+    with pytest.raises(ConfigurationError, match=r'pip install "aztask\[reload\]"'):
         require_library()
     ended = cli("worker", "-A", "nosuch", "--reload")
     assert ended.code == 4
-    assert ended.error == "--reload needs watchfiles: pip install 'aztask[reload]'"
+    assert ended.error == '--reload needs watchfiles: pip install "aztask[reload]"'

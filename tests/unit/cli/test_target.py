@@ -128,6 +128,24 @@ def test_a_wrong_setting_is_not_called_an_import_error(cli):
     assert "cannot be imported" not in ended.error
 
 
+def test_a_wrong_setting_in_an_included_module_is_not_called_an_import_error(cli):
+    app = "from aztask import App\napp = App('x', broker='local://', include=[{!r}])\n"
+    task = "from {} import app\n@app.task(retry=3)\ndef add(a): pass\n"
+    tasks = cli.module("wrong_option", task.format("including_app"))
+    ended = cli("-A", cli.module("including_app", app.format(tasks)), "tasks")
+    assert ended.code == 4
+    assert ended.error == (
+        "task 'x.add': retry takes a RetryPolicy, not 3; write retry=RetryPolicy(max_retries=3)"
+    )
+
+
+def test_two_tasks_of_one_name_are_not_called_an_import_error(cli):
+    text = "from aztask import App\napp = App('x')\n" + 2 * "@app.task\ndef add(a): pass\n"
+    ended = cli("-A", cli.module("one_name_twice", text), "tasks")
+    assert ended.code == 2
+    assert ended.error.startswith("two functions are registered as 'x.add': one_name_twice.add and")
+
+
 @pytest.mark.parametrize("command", [("worker", "--burst"), ("send", "shop.len", "--args", "[1]")])
 def test_an_app_without_a_broker_neither_works_nor_sends(cli, command):
     module = cli.module("no_broker", "from aztask import App\napp = App('shop')\napp.task(len)\n")

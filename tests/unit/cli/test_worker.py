@@ -1,7 +1,7 @@
 import pytest
 
 from aztask import App
-from aztask.cli.worker import command, surplus
+from aztask.cli.worker import banner, command, surplus
 from aztask.worker.options import WorkerOptions
 
 GIVEN = [
@@ -86,3 +86,40 @@ def test_a_worker_does_not_create_a_misspelt_queue(cli):
     assert error.startswith("aztask: error: queue 'imagse' does not exist; create it with")
     assert "imagse" not in cli("queues", "-A", module).out
     assert "shop.resize" in cli("tasks", "-A", module).out, "the included module is imported"
+
+
+SESSIONS = """
+from aztask import App
+app = App("shop", broker="UseDevelopmentStorage=true")
+app.queue("orders", sessions=True)
+app.task(queue="orders")(len)
+"""
+
+
+def test_a_queue_with_sessions_on_a_storage_account_is_named(cli):
+    ended = cli("worker", "-A", cli.module("storage_sessions", SESSIONS), "--burst")
+    assert ended.code == 4
+    assert ended.err.splitlines()[-1] == (
+        "aztask: error: queue 'orders' is declared with sessions=True, but Storage queues have no "
+        "sessions; remove it, or use Service Bus or local://"
+    )
+
+
+BUS = "Endpoint=sb://shop.servicebus.windows.net/;SharedAccessKeyName=all;SharedAccessKey=c2VjcmV0"
+
+
+def test_the_banner_says_what_it_serves_from_where_and_how_without_a_secret():
+    app = App("shop", broker=BUS, lease=45)
+    app.task(queue="images")(len)
+    app.task(queue="images")(print)
+    options = WorkerOptions(queues=("images", "default"), concurrency=3, pool="threads")
+    text = "\n".join(banner(app, "shop.tasks:app", "me", options))
+    app.close()
+    assert "c2VjcmV0" not in text
+    for part in (
+        "worker me: 3 threads in one process, queues images, default",
+        "broker Endpoint=sb://shop.servicebus.windows.net",
+        "lease 45 s",
+        "app shop (shop.tasks:app), 2 tasks: shop.len, shop.print",
+    ):
+        assert part in text

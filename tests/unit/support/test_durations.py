@@ -1,11 +1,11 @@
-"""Durations: seconds or timedelta in, a float of seconds out, nonsense refused by name."""
+"""Durations and times: a float of seconds comes out, nonsense is refused by name."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from aztask.errors import ConfigurationError
-from aztask.support.durations import parse_duration, to_seconds
+from aztask.support.durations import parse_duration, to_epoch_seconds, to_seconds
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,21 @@ def test_other_text_is_refused_in_one_line_with_an_example(text):
         parse_duration(text)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (datetime(1970, 1, 1, tzinfo=UTC), 0.0),
+        (datetime(2030, 1, 1, 12, 0, 0, 250_000, tzinfo=UTC), 1_893_499_200.25),
+        (datetime(2030, 1, 1, 7, 0, tzinfo=timezone(timedelta(hours=-5))), 1_893_499_200.0),
+    ],
+)
+def test_a_time_becomes_epoch_seconds(value, seconds):
+    assert to_epoch_seconds(value, "eta") == seconds
+
+
+@pytest.mark.parametrize("value", [datetime(2030, 1, 1), 1_893_499_200, "2030-01-01", None])
+def test_what_is_no_time_with_a_zone_is_refused(value):
+    with pytest.raises(ConfigurationError, match=r"eta .*time zone.* datetime\.now"):
+        to_epoch_seconds(value, "eta")

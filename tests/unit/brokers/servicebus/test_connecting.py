@@ -55,5 +55,5 @@ def test_the_emulator_is_reached_directly(websockets, endpoint):
 
 def test_websockets_need_a_library(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'aztask\[websockets\]'"):
+    with pytest.raises(ConfigurationError, match=r'pip install "aztask\[websockets\]"'):
         ConnectionOptions.find(NAMESPACE, True, None, {})

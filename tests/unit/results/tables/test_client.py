@@ -95,5 +95,5 @@ def test_a_missing_package_is_one_line_with_the_command(monkeypatch: pytest.Monk
         connections.results()
     assert str(caught.value) == (
         "results in Azure Tables need a package that is missing (azure.data.tables); install it "
-        "with: pip install 'aztask[tables]'"
+        'with: pip install "aztask[tables]"'
     )

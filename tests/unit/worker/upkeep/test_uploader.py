@@ -160,5 +160,5 @@ def test_a_missing_sdk_says_what_to_install(tmp_path, monkeypatch):
         events=str(tmp_path),
         events_container="blob://shop/events",
     )
-    with pytest.raises(ConfigurationError, match=r"pip install 'aztask\[blob\]'"):
+    with pytest.raises(ConfigurationError, match=r'pip install "aztask\[blob\]"'):
         worker_sink(app, "w")

@@ -1,0 +1,230 @@
+"""The options of tasks and of sends: their names, their types and their checks.
+
+Rules
+1. A wrong option raises a ConfigurationError at the line that gives it, so mostly at import.
+2. A name that another framework uses for an option is answered with ours.
+3. A duration is seconds or a ``timedelta``, a time is a ``datetime`` with a time zone. Both are
+   checked here and are seconds, or UTC epoch seconds, from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypedDict, TypeGuard
+
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.retry import RetryPolicy, RetryStrategy
+from aztask.support.checks import shown
+from aztask.support.durations import to_epoch_seconds
+
+DELIVERIES: Final = ("at-least-once", "at-most-once")
+
+TOO_LONG: Final = 1e10
+"""Seconds, about 300 years: a longer duration is a mistake, and later dates overflow."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of ``@app.task(...)`` and ``@app.task_with_context(...)``. All are optional.
+
+    Durations are seconds or a ``timedelta``.
+
+    * `name`: the registered name; "APP.FUNCTION" by default.
+    * `queue`: the queue that invocations are sent to; the app's ``default_queue`` by default.
+    * `retry`: a `RetryPolicy`; the app's by default.
+    * `time_limit`: the time after which the process that runs the task is killed; no limit by
+      default.
+    * `soft_time_limit`: the time after which `TimeLimitExceeded` is raised in the task; no limit by
+      default.
+    * `lease`: a duration, or a callable that takes the task's arguments and returns one; the
+      queue's lease by default.
+    * `max_lease`: how long one run may hold its message, renewals included; the queue's limit
+      by default.
+    * `retry_strategy`: how the message waits for its retry: "resubmit", "abandon", "lease-timeout",
+      "hold" or "defer"; the app's by default, see docs/discussions/strategies.
+    * `expires`: the time from the send after which the task no longer starts; never by default.
+    * `delivery`: "at-least-once" (default), or "at-most-once", which removes the message before the
+      task runs.
+    * `ordered`: True (default): in a session, a message that is retried runs before the session's
+      next message.
+    """
+
+    name: str
+    queue: str
+    retry: RetryPolicy
+    time_limit: float | timedelta
+    soft_time_limit: float | timedelta
+    lease: float | timedelta | Callable[..., float | timedelta]
+    max_lease: float | timedelta
+    retry_strategy: RetryStrategy
+    expires: float | timedelta
+    delivery: str
+    ordered: bool
+
+
+class SendOptions(TypedDict, total=False):
+    """The options of ``task.with_options(...)`` and `App.send`. All are optional.
+
+    * `delay`: the time until the task may start, in seconds or as a ``timedelta``; 0 by default.
+    * `eta`: the time at which it may start, a ``datetime`` with a time zone, instead of `delay`.
+    * `queue`: the queue to send to; the task's by default.
+    * `task_id`: an id of your own, 1 to 1,024 printable characters; a new UUID by default. If the
+      result store already knows the id, the task does not run again and you get the existing
+      result.
+    * `expires`: after which the task no longer starts: seconds or a ``timedelta`` from the send, or
+      a ``datetime`` with a time zone; the task's by default.
+    * `force`: True runs a known task id again, as a new generation; False by default.
+    * `session`: the name of a session. Tasks of one session run one at a time, in the order in
+      which they were sent, across all workers. The queue must have sessions.
+    * `ordered`: as in `TaskOptions`, for this invocation.
+    """
+
+    delay: float | timedelta
+    eta: datetime
+    queue: str
+    task_id: str
+    expires: float | timedelta | datetime
+    force: bool
+    session: str
+    ordered: bool
+
+
+_RETRY: Final = "retry=RetryPolicy(max_retries=...)"
+_WITH_OPTIONS: Final = "delay= when you send it: with_options(delay=...)"
+_INSTEAD: Final[Mapping[str, Mapping[str, str]]] = {
+    "TaskOptions": {
+        "max_retries": _RETRY,
+        "retries": _RETRY,
+        "default_retry_delay": "retry=RetryPolicy(delay=...)",
+        "retry_backoff": "retry=RetryPolicy(backoff=...)",
+        "autoretry_for": "retry=RetryPolicy(retry_on=(...))",
+        "bind": "@app.task_with_context",
+        "timeout": "time_limit=",
+        "countdown": _WITH_OPTIONS,
+        "delay": _WITH_OPTIONS,
+        "eta": "eta= when you send it: with_options(eta=...)",
+    },
+    "SendOptions": {
+        "countdown": "delay=",
+        "id": "task_id=",
+        "max_retries": f"{_RETRY} in @app.task(...)",
+        "retry": f"{_RETRY} in @app.task(...)",
+        "time_limit": "time_limit= in @app.task(...)",
+        "timeout": "time_limit= in @app.task(...)",
+    },
+    "AppOptions": {
+        "max_retries": _RETRY,
+        "retries": _RETRY,
+        "backend": "results=",
+        "broker_url": "broker=",
+        "result_backend": "results=",
+    },
+}
+"""What to write for the names that other frameworks give their options."""
+
+
+def check_options(given: Iterable[str], known: type[Any], where: str) -> None:
+    """Raise ConfigurationError for an option that is not in `known`, a TypedDict."""
+    names = list(known.__annotations__)
+    for name in given:
+        if name not in names:
+            instead = _INSTEAD.get(known.__name__, {}).get(name)
+            hint = f" Write {instead}." if instead else did_you_mean(name, names)
+            raise ConfigurationError(
+                f"{where} has no option {name!r}.{hint} It has: {', '.join(names)}."
+            )
+
+
+def positive(value: object, what: str) -> float:
+    """Return a duration in seconds, above 0. Raises ConfigurationError, which names `what`."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not _is_number(seconds) or not 0 < seconds < TOO_LONG:
+        raise ConfigurationError(f"{what} takes seconds above 0 or a timedelta, not {shown(value)}")
+    return float(seconds)
+
+
+def choice(value: object, known: Sequence[str], what: str) -> str:
+    """Return `value` if it is one of `known`. Raises ConfigurationError."""
+    if value not in known:
+        raise ConfigurationError(
+            f"{what} takes {' or '.join(map(repr, known))}, not {value!r}."
+            f"{did_you_mean(str(value), known)}"
+        )
+    return str(value)
+
+
+def flag(value: object, what: str) -> bool:
+    """Return `value` if it is True or False. Raises ConfigurationError."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what} is True or False, not {value!r}")
+    return value
+
+
+def name_text(value: object, what: str) -> str:
+    """Return `value` if it is a text that is not empty. Raises ConfigurationError."""
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{what} takes a text, not {shown(value)}")
+    return value
+
+
+def checked_send_options(options: SendOptions, where: str) -> SendOptions:
+    """The options of a send with every duration in seconds. Raises ConfigurationError.
+
+    * `where`: who takes them, for the errors.
+    """
+    check_options(options, SendOptions, where)
+    checked = options.copy()
+    if "delay" in options:
+        checked["delay"] = _delay(options["delay"])
+    if "eta" in options:
+        if "delay" in options:
+            raise ConfigurationError("delay and eta both say when the task may start; give one")
+        to_epoch_seconds(options["eta"], "eta")
+    if "expires" in options:
+        expires = options["expires"]
+        if isinstance(expires, datetime):
+            to_epoch_seconds(expires, "expires")
+        else:
+            checked["expires"] = positive(expires, "expires")
+    for name in ("queue", "task_id", "session"):
+        if options.get(name) is not None:
+            name_text(options.get(name), name)
+    if "ordered" in options:
+        flag(options["ordered"], "ordered")
+    return checked
+
+
+def delay_seconds(options: SendOptions, now: float) -> float:
+    """Seconds from `now`, UTC epoch seconds, until the task may start.
+
+    * `options`: checked ones. An `eta` in the past gives 0.
+    """
+    if "eta" in options:
+        return max(0.0, to_epoch_seconds(options["eta"], "eta") - now)
+    return _delay(options.get("delay", 0.0))
+
+
+def expiry(options: SendOptions, of_task: float | None, now: float) -> float | None:
+    """When the task expires, in UTC epoch seconds; None for never.
+
+    * `options`: checked ones.
+    * `of_task`: the task's own `expires`, in seconds from `now`.
+    """
+    expires = options.get("expires", of_task)
+    if isinstance(expires, datetime):
+        return to_epoch_seconds(expires, "expires")
+    return None if expires is None else now + positive(expires, "expires")
+
+
+def _delay(value: object) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not _is_number(seconds) or not 0 <= seconds < TOO_LONG:
+        hint = "; write eta= for a time" if isinstance(value, datetime) else ""
+        raise ConfigurationError(
+            f"delay takes seconds of 0 or more, or a timedelta, not {shown(value)}{hint}"
+        )
+    return float(seconds)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

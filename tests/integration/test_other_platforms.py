@@ -1,0 +1,226 @@
+"""macOS and Windows: everything but the worker works without what only Linux or Unix has.
+
+The commands run in processes from which those modules and functions were removed, see
+tests/otherplatform.py. The worker beside them is a real one, with everything Linux has.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import ROOT
+
+from aztask import App
+
+HERE = Path(__file__).parent
+SYSTEMS = ["macos", "windows"]
+NEEDS_LINUX = (
+    "aztask: error: aztask {} needs Linux: run it in Docker or in WSL. Sending tasks, reading "
+    "results and the other commands work here\n"
+)
+SHOP = """
+from datetime import timedelta
+
+from aztask import App, RetryPolicy
+
+app = App(
+    "shop",
+    broker="local://",
+    results="local://",
+    events="events",
+    lease_advice="auto",
+    retry=RetryPolicy(max_retries=0),
+)
+
+
+@app.task
+def add(a, b):
+    return a + b
+
+
+@app.task
+def fail(text):
+    raise ValueError(text)
+
+
+if __name__ == "__main__":
+    first = add.with_options(task_id="by-code").delay(40, 2)
+    add.map([(1, 1), (2, 2)])
+    print("sent", flush=True)
+    print(first.get(timeout=timedelta(seconds=60)))
+    app.close()
+"""
+EVERYTHING = """
+import importlib
+import pkgutil
+
+import aztask
+
+# Spark's modules need PySpark, and tests of their own.
+names = [
+    each.name
+    for each in pkgutil.walk_packages(aztask.__path__, "aztask.")
+    if not each.name.startswith(("aztask.spark", "aztask.cli.spark", "aztask.__main__"))
+]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+def removed(system, *arguments):
+    """The command that runs a program without what `system` lacks."""
+    return [sys.executable, str(ROOT / "tests" / "otherplatform.py"), system, *arguments]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+@pytest.fixture
+def environment():
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AZTASK_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "AZTASK_APP": "shop"}
+
+
+def run(command, folder, environment, **options):
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def tour(folder, environment):
+    """Runs command lines in one process of a system; returns what each answered."""
+
+    def answers(system, *lines):
+        asked = json.dumps([line if isinstance(line, list) else line.split() for line in lines])
+        command = removed(system, str(HERE / "platform_tour.py"))
+        ended = run(command, folder, environment, input=asked)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return answers
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_module_can_be_imported(system, folder, environment):
+    (folder / "everything.py").write_text(EVERYTHING)
+    ended = run(removed(system, "everything.py"), folder, environment)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 200
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_commands_work_beside_a_worker_on_linux(system, folder, environment, tour):
+    sent = tour(
+        system,
+        "send shop.add --args [1,2] --task-id one",
+        'send shop.fail --args ["no"] --task-id two --expires 1h',
+        "send shop.add --args [3,4] --task-id three",
+        "cancel three",
+        "queues --json",
+        "queues create extra",
+        "queues delete extra --yes",
+        "tasks",
+        "doctor",
+    )
+    assert [(code, err) for code, _, err in sent if code] == [], sent
+    assert json.loads(sent[4][1])["total"] == 3
+    assert "events" in sent[8][1]
+    assert sent[8][2] == "0 problems, 0 warnings\n"
+    worker = [sys.executable, "-m", "aztask", "worker", "--burst", "-c", "2"]
+    arguments = ["-A", "shop:app"]
+    ended = run([*worker, *arguments], folder, {**environment, "AZTASK_WORKER_LEASE": "5s"})
+    assert ended.returncode == 0, ended.stderr
+    seen = tour(
+        system,
+        "result one --json",
+        "result two --json",
+        "result three --json",
+        "result",
+        "dlq list --json",
+        "dlq groups",
+        "dlq show two",
+        "dlq replay two --yes",
+        "dlq purge --all --yes",
+        "workers",
+        "running",
+        "--help",
+        "worker --help",
+        "spark --help",
+    )
+    states = [json.loads(out)["state"] for _, out, _ in seen[:3]]
+    assert states == ["succeeded", "failed", "cancelled"], seen
+    assert [code for code, _, _ in seen] == [0] * len(seen), seen
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_code_sends_and_waits_for_a_result(system, folder, environment):
+    waiting = subprocess.Popen(
+        removed(system, "shop.py"), cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert waiting.stdout.readline() == "sent\n"
+        worker = [sys.executable, "-m", "aztask", "worker", "-A", "shop:app", "--burst"]
+        assert run(worker, folder, environment).returncode == 0
+        out, _ = waiting.communicate(timeout=60)
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert (waiting.returncode, out) == (0, "42\n")
+    files = [path.name for path in (folder / "events").rglob("*.jsonl") if path.name[0] != "."]
+    assert any(name.startswith("sender-") for name in files), files
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_worker_says_in_one_line_that_it_needs_linux(system, folder, tour):
+    (worker_code, _, worker), (demo_code, _, demo) = tour(system, "worker", "demo")
+    assert (worker_code, worker) == (4, NEEDS_LINUX.format("worker"))
+    assert (demo_code, demo) == (4, NEEDS_LINUX.format("demo"))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_emulator_serves_and_is_stopped(system, folder, environment, tour):
+    options = ["--port", "0", "--admin-port", "0", "--queue", "orders", "--json"]
+    command = ["-m", "aztask", "emulator", *options]
+    emulator = subprocess.Popen(
+        removed(system, *command), cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        ready = json.loads(emulator.stdout.readline())
+        app = App("shop", broker=ready["connection_string"])
+        environment.update(AZTASK_BROKER=ready["connection_string"])
+        environment.pop("AZTASK_APP")
+        answers = tour(system, "send shop.add --queue orders")
+        assert answers[0][0] == 0, answers
+        (message,) = app.broker.peek("orders", limit=5)
+        assert message.envelope.subject == "shop.add"
+        app.close()
+        emulator.send_signal(signal.SIGTERM)
+        assert emulator.wait(30) == 0
+    finally:
+        emulator.kill()
+        emulator.communicate()
+
+
+def test_a_storage_queue_takes_what_is_sent(azurite, folder, environment, tour):
+    environment.update(AZTASK_BROKER=azurite.connection_string)
+    environment.pop("AZTASK_APP")
+    lines = ["queues create orders", "send shop.add --queue orders", "queues --json", "dlq list"]
+    answers = tour("windows", *lines)
+    assert [code for code, _, _ in answers] == [0, 0, 0, 0], answers
+    assert json.loads(answers[2][1])["total"] == 1

@@ -1,0 +1,113 @@
+"""Runs aztask as on macOS or Windows: what only Linux or only Unix has is removed first.
+
+Usage: ``python tests/otherplatform.py macos|windows -m MODULE ARGUMENTS``, or a file instead of
+``-m MODULE``.
+
+The standard library, which has its own code for each system, is loaded before and works as on
+Linux; so what it calls itself, such as os.statvfs, stays. What is loaded afterwards (aztask, Click,
+Kombu, the Azure SDKs) finds neither the modules nor the functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.abc
+import multiprocessing.connection  # noqa: F401  # loaded before, as are the following
+import os
+import platform
+import runpy
+import select
+import signal
+import socket
+import ssl  # noqa: F401
+import subprocess  # noqa: F401
+import sys
+import tempfile  # noqa: F401
+import time
+from pathlib import Path
+from typing import Any
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "macos": (),
+    "windows": ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "syslog", "posix"),
+}
+"""The modules that cannot be imported."""
+
+LINUX = {
+    os: (
+        "eventfd eventfd_read eventfd_write EFD_CLOEXEC EFD_NONBLOCK memfd_create MFD_CLOEXEC "
+        "pidfd_open sched_getaffinity sched_setaffinity posix_fadvise splice copy_file_range"
+    ),
+    signal: "pidfd_send_signal",
+    socket: "SOCK_SEQPACKET MSG_CMSG_CLOEXEC SOCK_CLOEXEC SOCK_NONBLOCK TCP_USER_TIMEOUT",
+    select: "epoll",
+    time: "CLOCK_BOOTTIME",
+}
+"""What exists on Linux alone."""
+
+UNIX = {
+    os: (
+        "fork forkpty register_at_fork posix_spawn posix_spawnp chown fchown lchown fchmod getuid "
+        "geteuid getgid getegid setsid getsid getpgid killpg O_CLOEXEC O_NONBLOCK "
+        "O_DIRECTORY O_NOFOLLOW O_SYNC mkfifo sysconf nice getloadavg WNOHANG "
+        "waitid pread pwrite fdatasync"
+    ),
+    signal: "SIGKILL SIGHUP SIGUSR1 SIGUSR2 SIGCHLD SIGCONT SIGSTOP SIGPIPE SIGALRM pthread_kill",
+    socket: "CMSG_SPACE CMSG_LEN send_fds recv_fds MSG_DONTWAIT SCM_RIGHTS",
+    select: "poll POLLIN POLLOUT POLLHUP POLLERR",
+    time: "clock_gettime CLOCK_MONOTONIC CLOCK_REALTIME",
+}
+"""What exists on Unix, and not on Windows."""
+
+
+class Missing(importlib.abc.MetaPathFinder):
+    """Makes the import of some modules fail."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise ImportError for these names; others are found elsewhere."""
+        if name in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+class NoInotify(ctypes.CDLL):
+    """A C library without inotify. Windows cannot even open the one of the process."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("inotify", "prctl", "__inotify")):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+def _refuse(*_: Any) -> None:
+    raise NotImplementedError
+
+
+def become(system: str) -> None:
+    """Remove from this process what `system`, "macos" or "windows", does not have."""
+    names = MODULES[system]
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.meta_path.insert(0, Missing(names))
+    for table in (LINUX,) if system == "macos" else (LINUX, UNIX):
+        for module, attributes in table.items():
+            for attribute in attributes.split():
+                vars(module).pop(attribute, None)
+    platform.system = lambda: "Darwin" if system == "macos" else "Windows"
+    ctypes.CDLL = NoInotify  # type: ignore[misc]
+    if system == "windows":
+        asyncio.SelectorEventLoop.add_signal_handler = _refuse  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    become(sys.argv[1])
+    sys.argv = sys.argv[2:]
+    sys.path[0] = str(Path.cwd())
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
