@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.appoptions import AppOptions, QueueOptionNames
@@ -34,6 +34,7 @@ from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_option
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
@@ -89,7 +90,7 @@ class App:
 
         Raises ConfigurationError if a setting, a URL or a connection string is wrong.
         """
-        check_options(options, AppOptions, f"App {name!r}")
+        check_options(options, AppOptions, f"App {name!r}", _PARAMETERS)
         self.name = name
         self.retry = retry
         self.include = _module_names(include)

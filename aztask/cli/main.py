@@ -36,6 +36,23 @@ COMMANDS = {
     "spark": "Submit tasks from Spark, and learn from their events.",
 }
 
+OTHERS = {
+    "beat": "aztask send, from cron or another scheduler",
+    "call": "aztask send TASK",
+    "enqueue": "aztask send TASK",
+    "help": "aztask --help",
+    "inspect": "aztask running, aztask workers or aztask tasks",
+    "list": "aztask tasks, aztask queues or aztask result",
+    "purge": "aztask queues purge QUEUE",
+    "retry": "aztask dlq replay ID",
+    "revoke": "aztask cancel ID",
+    "run": "aztask worker",
+    "start": "aztask worker",
+    "status": "aztask workers",
+    "version": "aztask --version",
+}
+"""Commands of other tools, and what to write here instead."""
+
 SILENT = ("worker",)
 """Commands that print nothing on stdout."""
 
@@ -57,6 +74,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     cls=LazyGroup,
     package="aztask.cli",
     table=COMMANDS,
+    others=OTHERS,
     epilog=EPILOG,
     context_settings={
         "auto_envvar_prefix": "AZTASK",
