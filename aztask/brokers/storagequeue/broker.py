@@ -72,6 +72,7 @@ CAPABILITIES: Final = Capabilities(
     update=True,
     atomic_resubmit=True,
     resubmit_in_place=True,
+    purges_leased=True,
     remote=True,
     max_lease_seconds=float(LONGEST_DELAY),
     max_message_bytes=ENVELOPE_LIMIT,
