@@ -29,10 +29,11 @@ COMMANDS = {
     "tasks": "List the tasks that the app registers.",
     "workers": "List the workers of the last day: running ones first, the newest first.",
     "running": "List the tasks that workers run now, the longest-running first.",
-    "queues": "List, create and delete queues.",
+    "queues": "List, create, read, empty and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "emulator": "Run a local Service Bus for development and tests.",
+    "completion": "Print the script that completes commands and options in your shell.",
     "spark": "Submit tasks from Spark, and learn from their events.",
 }
 
