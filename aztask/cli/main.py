@@ -22,6 +22,7 @@ from aztask.version import __version__
 
 COMMANDS = {
     "demo": "Run one task for each file under PATH, and check every result.",
+    "init": "Write a small project into the new folder NAME.",
     "worker": "Run tasks from queues until the worker is stopped.",
     "send": "Send one invocation of TASK and print its id.",
     "result": "Show how a task ended, or list the newest runs.",

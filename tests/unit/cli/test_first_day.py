@@ -57,6 +57,16 @@ TABLE = [
     ("aztask revoke 1", "there is no command 'revoke'. Write: aztask cancel ID", 2),
     ("aztask queues creat x", "there is no command 'creat'. Did you mean 'create'?", 2),
     ("aztask dlq rplay x", "there is no command 'rplay'. Did you mean 'replay'?", 2),
+    (
+        "aztask init my-shop",
+        "'my-shop' cannot name a project: use lower-case letters, digits and",
+        2,
+    ),
+    (
+        "aztask init shop.py",
+        "'shop.py' cannot name a project: use lower-case letters, digits and",
+        2,
+    ),
     # -- the app -------------------------------------------------------------------------------
     (
         "aztask worker",
