@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.appoptions import AppOptions, QueueOptionNames
@@ -43,6 +43,8 @@ from aztask.taskoptions import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
 class App:
@@ -97,7 +99,7 @@ class App:
 
         Raises ConfigurationError if a setting, a URL or a connection string is wrong.
         """
-        check_options(options, AppOptions, f"App {name!r}")
+        check_options(options, AppOptions, f"App {name!r}", _PARAMETERS)
         self.name = name_text(name, "App: the name")
         self.retry = check_policy(retry, f"App {name!r}: retry")
         self.include = module_names("include", include)

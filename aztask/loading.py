@@ -45,7 +45,11 @@ def load_app(spec: str) -> App:
     for name in (attribute or "app").split("."):
         if not hasattr(found, name):
             apps = [key for key, value in vars(found).items() if isinstance(value, App)]
-            hint = did_you_mean(name, apps) or (f" It has: {', '.join(apps)}." if apps else "")
+            hint = did_you_mean(name, apps) or (
+                f" It has: {', '.join(apps)}."
+                if apps
+                else " It holds no App: name the module that makes one."
+            )
             raise AppNotLoaded(f"module {module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not isinstance(found, App):
@@ -81,6 +85,9 @@ def _import_failure(module: str, error: BaseException) -> str:
         module,
         module.split(".", maxsplit=1)[0],
     ):
+        parent, _, attribute = module.rpartition(".")
+        if parent in sys.modules and hasattr(sys.modules[parent], attribute):
+            return f"{module!r} is not a module; write {parent}:{attribute}"
         return f"there is no module {module!r}; run aztask where it can be imported"
     if isinstance(error, SystemExit):
         return f"module {module!r} exits while it is imported (status {error.code}); guard main()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from aztask.errors import (
     TaskExpired,
     TaskFailed,
 )
-from aztask.results.base import ResultStore, RunRecord, State
+from aztask.results.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,26 @@ class AsyncResult(Generic[R_co]):
             if has_error or (record.state is State.FAILED and record.damage):
                 return _failure(record)
         return None
+
+    @property
+    def progress(self) -> Any:
+        """The last checkpoint of the running task, as its worker reported it; else None.
+
+        Workers report every five seconds, for checkpoints of at most 500 bytes, and for at most the
+        100 tasks that have run longest. It is None before the first checkpoint and once the task
+        has ended. This reads the heartbeats of all workers: do not ask in a tight loop.
+        """
+        store = self._results()
+        record = store.get(self.id)
+        if record is not None and record.state.final:
+            return None
+        running = running_task(store.workers(), self.id)
+        if running is None or running.progress is None:
+            return None
+        try:
+            return self._decode(running.progress)
+        except CodecError:
+            return None  # written by a newer release; the task itself reads it
 
     def get(self, timeout: float | timedelta | None = None) -> R_co:
         """Wait for the task to end and return its value.
@@ -170,6 +190,15 @@ class AsyncResult(Generic[R_co]):
             f"the value of task {self.id} is damaged ({reason}); the task has ended, send it again "
             "with force=True to get its value"
         )
+
+
+def running_task(workers: Iterable[WorkerRecord], task_id: str) -> RunningTask | None:
+    """The run of this task in the newest heartbeat that reports one; None if there is none."""
+    for worker in sorted(workers, key=lambda each: each.seen_at, reverse=True):
+        for task in worker.tasks:
+            if task.task_id == task_id:
+                return task
+    return None
 
 
 def _failure(record: RunRecord) -> TaskFailed:

@@ -123,9 +123,14 @@ _INSTEAD: Final[Mapping[str, Mapping[str, str]]] = {
 """What to write for the names that other frameworks give their options."""
 
 
-def check_options(given: Iterable[str], known: type[Any], where: str) -> None:
-    """Raise ConfigurationError for an option that is not in `known`, a TypedDict."""
-    names = list(known.__annotations__)
+def check_options(
+    given: Iterable[str], known: type[Any], where: str, others: Sequence[str] = ()
+) -> None:
+    """Raise ConfigurationError for an option that is not in `known`, a TypedDict.
+
+    * `others`: further names that the caller accepts, for the suggestion.
+    """
+    names = [*others, *known.__annotations__]
     for name in given:
         if name not in names:
             instead = _INSTEAD.get(known.__name__, {}).get(name)

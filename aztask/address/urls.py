@@ -176,9 +176,23 @@ def _scheme_of(text: str) -> tuple[str | None, str]:
 def _parts_of(text: str, what: str, forms: str) -> Mapping[str, str]:
     if "=" not in text:
         raise wrong(
-            f"the {what} is {quoted(text)}, neither a URL nor a connection string", f"use {forms}"
+            f"the {what} is {quoted(text)}, neither a URL nor a connection string",
+            _meant(text) or f"use {forms}",
         )
     return connection_strings.split(text)
+
+
+def _meant(text: str) -> str:
+    """The URL to write instead of a host name or of ``local``; "" if that is not known."""
+    scheme, colon, rest = text.partition(":")
+    if scheme.lower() == "local":
+        path = rest if rest.startswith("/") else ""
+        return f"write local://{path if _CONTROL.search(path) is None else ''}"
+    if not colon and text.lower().endswith(f".{SERVICE_BUS_SUFFIX}"):
+        return "write servicebus:// before the host name"
+    if not colon and text.lower().endswith(STORAGE_SUFFIX):
+        return "write storagequeue://ACCOUNT, or tables://ACCOUNT for results"
+    return ""
 
 
 def _unknown_scheme(

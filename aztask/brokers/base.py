@@ -70,6 +70,8 @@ class Capabilities:
     resubmit_in_place: a resubmission changes the message itself, so its delivery count continues.
     native_dead_letter: dead letters are a sub-queue of the service.
     dead_by_position: ``receive_deferred`` of a dead-letter receiver leases any dead letter.
+    peeks_leases: a peek tells leased messages from waiting ones.
+    purges_leased: a purge deletes leased messages too.
     remote: calls wait for a network, so callers keep several in progress.
     default_lease_seconds: the lease if you give none; longer where every renewal is a risk.
     max_lease_seconds: the longest lease that one request grants.
@@ -90,6 +92,8 @@ class Capabilities:
     dead_by_position: bool = False
     paged_peek: bool = False
     cancel_scheduled: bool = False
+    peeks_leases: bool = False
+    purges_leased: bool = False
     remote: bool = True
     default_lease_seconds: float = 60.0
     max_lease_seconds: float = 7 * 86400.0

@@ -41,6 +41,12 @@ from aztask.worker.platform import require_linux
 CHECK_SECONDS = 0.05
 SLOWEST = 5
 NAMED = 3
+NEXT = """
+Try next:
+  aztask init shop && cd shop && . settings/local.sh
+  aztask send shop.count_words --args '["a b c"]'
+  aztask worker --burst && aztask result"""
+"""Printed at the end: a shell runs these lines in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,8 @@ def command(path: str | None, as_json: bool) -> None:
         )
     else:
         _print_summary(jobs, seconds)
+        if not wrong:
+            click.echo(NEXT, err=True)
     if wrong:
         shown = ", ".join(visible(name) for name in wrong[:NAMED])
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

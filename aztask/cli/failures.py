@@ -117,7 +117,7 @@ def one_line(text: str) -> str:
 
 
 def _click_text(error: click.ClickException) -> str:
-    text = error.format_message()
+    text = error.format_message().replace("is not a valid integer range", "is not a whole number")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = text.rstrip(".")
         text += f"{' See' if text.endswith('?') else '; see'} {error.ctx.command_path} --help"

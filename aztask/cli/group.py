@@ -4,11 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from aztask.errors import did_you_mean
+
+OTHER_OPTIONS: Final = {
+    "--autoscale": "--concurrency",
+    "--countdown": "--delay",
+    "--eta": "--delay",
+    "--pidfile": "--name",
+    "-l": "--log-level",
+    "-n": "--name",
+    "-q": "--queues",
+}
+"""Options of other tools, and those that take their place here."""
+
+
+class Command(click.Command):
+    """A command that suggests options for those of other tools.
+
+    extra: what to write instead of a positional argument that the command does not take.
+    """
+
+    def __init__(self, *args: Any, extra: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._extra = extra
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises a usage error that names what to write instead."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            other = OTHER_OPTIONS.get(error.option_name)
+            if any(other in param.opts for param in self.params):
+                raise click.UsageError(
+                    f"there is no option {error.option_name!r}. Did you mean {other!r}?", ctx
+                ) from None
+            raise
+        except click.UsageError as error:
+            if self._extra and "unexpected extra argument" in error.message:
+                raise click.UsageError(f"{error.message.rstrip('.')}: {self._extra}", ctx) from None
+            raise
 
 
 class Group(click.Group):
@@ -20,23 +58,40 @@ class Group(click.Group):
         """Raise a usage error with a suggestion for an unknown command."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
-            raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, known)}", ctx)
+            hint = self.hint(name) or did_you_mean(name, known)
+            raise click.UsageError(f"there is no command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def hint(self, name: str) -> str:
+        """What to write instead of `name`, with a leading space, if that is known; else ""."""
+        return ""
 
 
 class LazyGroup(Group):
     """Imports ``PACKAGE.NAME`` when NAME is run, and takes the `command` in it.
 
     package: the package whose modules are the commands. table: their names and their short help,
-    so that a list of them imports none of them.
+    so that a list of them imports none of them. others: names from other tools, and what to write
+    here instead.
     """
 
     def __init__(
-        self, *args: Any, package: str = "", table: Mapping[str, str] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        package: str = "",
+        table: Mapping[str, str] | None = None,
+        others: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._package = package
         self._table = dict(table or {})
+        self._others = dict(others or {})
+
+    def hint(self, name: str) -> str:
+        """The counterpart of a command of another tool."""
+        other = self._others.get(name)
+        return f" Write: {other}." if other else ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names in the order of the table, in which a newcomer needs them."""

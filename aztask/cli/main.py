@@ -22,6 +22,7 @@ from aztask.version import __version__
 
 COMMANDS = {
     "demo": "Run one task for each file under PATH, and check every result.",
+    "init": "Write a small project into the new folder NAME.",
     "worker": "Run tasks from queues until the worker is stopped.",
     "send": "Send one invocation of TASK and print its id.",
     "result": "Show how a task ended, or list the newest runs.",
@@ -29,12 +30,30 @@ COMMANDS = {
     "tasks": "List the tasks that the app registers.",
     "workers": "List the workers of the last day: running ones first, the newest first.",
     "running": "List the tasks that workers run now, the longest-running first.",
-    "queues": "List, create and delete queues.",
+    "queues": "List, create, read, empty and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "emulator": "Run a local Service Bus for development and tests.",
+    "completion": "Print the script that completes commands and options in your shell.",
     "spark": "Submit tasks from Spark, and learn from their events.",
 }
+
+OTHERS = {
+    "beat": "aztask send, from cron or another scheduler",
+    "call": "aztask send TASK",
+    "enqueue": "aztask send TASK",
+    "help": "aztask --help",
+    "inspect": "aztask running, aztask workers or aztask tasks",
+    "list": "aztask tasks, aztask queues or aztask result",
+    "purge": "aztask queues purge QUEUE",
+    "retry": "aztask dlq replay ID",
+    "revoke": "aztask cancel ID",
+    "run": "aztask worker",
+    "start": "aztask worker",
+    "status": "aztask workers",
+    "version": "aztask --version",
+}
+"""Commands of other tools, and what to write here instead."""
 
 SILENT = ("worker",)
 """Commands that print nothing on stdout."""
@@ -57,6 +76,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     cls=LazyGroup,
     package="aztask.cli",
     table=COMMANDS,
+    others=OTHERS,
     epilog=EPILOG,
     context_settings={
         "auto_envvar_prefix": "AZTASK",

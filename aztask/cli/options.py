@@ -73,19 +73,21 @@ class JsonValue(click.ParamType[Any]):
     def __init__(self, kind: type[list[Any]] | type[dict[str, Any]]) -> None:
         self._kind = kind
         self.name = "JSON list" if kind is list else "JSON object"
+        self._shown = """'["a.png", 200]'""" if kind is list else """'{"width": 200}'"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The parsed value; NaN and Infinity, which JSON does not have, are refused."""
         if isinstance(value, self._kind):
             return value
+        given, instead = printable(value, 60), f"write for example {self._shown}"
         try:
             found = json.loads(value, parse_constant=_refuse, parse_float=_finite)
         except RecursionError:
             self.fail("it is nested too deeply", param, ctx)
         except ValueError as error:
-            self.fail(f"{printable(value, 60)} is not valid JSON: {error}", param, ctx)
+            self.fail(f"{given} is not valid JSON: {error}; {instead}", param, ctx)
         if not isinstance(found, self._kind):
-            self.fail(f"{printable(value, 60)} is not a {self.name}", param, ctx)
+            self.fail(f"{given} is not a {self.name}; {instead}", param, ctx)
         return found
 
 
@@ -124,7 +126,7 @@ class NameList(click.ParamType[tuple[str, ...]]):
         """The names, each once, in order."""
         if isinstance(value, tuple):
             return value
-        names = tuple(dict.fromkeys(value.split(",")))
+        names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
         if not all(names):
             self.fail(f"{printable(value, 60)} has an empty name; write a,b", param, ctx)
         return names

@@ -1,10 +1,11 @@
-"""``aztask queues``: list, create and delete queues."""
+"""``aztask queues``: list, watch, create, read, empty and delete queues."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,32 +16,57 @@ from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.group import Group
 from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
-from aztask.cli.output import plural, print_json, print_table
+from aztask.cli.output import iso_time, plural, print_json, print_table
+from aztask.cli.queue_peek import print_messages
 from aztask.cli.target import open_app
+from aztask.cli.waiting import MOST_READ, hidden, waiting
+from aztask.cli.watch import watch
 from aztask.results.base import Provisioned
 from aztask.support.display import visible
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def watch_options(command: Command) -> Command:
+    """Add ``--watch``, which repeats the list, and ``--interval`` for its pause."""
+    interval: Callable[[Command], Command] = click.option(
+        "--interval",
+        type=Duration(least=0.1, most=3600.0),
+        default="2s",
+        help="With --watch, wait this long between two lists.",
+    )
+    watching: Callable[[Command], Command] = click.option(
+        "--watch", "watching", is_flag=True, help="List again and again until Ctrl-C."
+    )
+    return watching(interval(command))
 
 
 @click.group("queues", cls=Group, invoke_without_command=True)
 @app_option
 @json_option
+@watch_options
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
-    """List, create and delete queues.
+def command(ctx: click.Context, watching: bool, interval: float, as_json: bool) -> None:
+    """List, create, read, empty and delete queues.
 
-    Without a command, it lists the queues.
+    Without a command, it lists the queues, as list does.
     """
     if ctx.invoked_subcommand is None:
-        _print_queues(as_json=as_json)
-    elif as_json:
-        raise click.UsageError("--json belongs after the command: aztask queues list --json")
+        _print_queues(as_json=as_json, interval=interval if watching else None)
+    elif as_json or watching:
+        option = "--json" if as_json else "--watch"
+        raise click.UsageError(f"{option} belongs after the command: aztask queues list {option}")
 
 
 @command.command("list")
 @app_option
 @json_option
-def list_(as_json: bool) -> None:
+@watch_options
+def list_(watching: bool, interval: float, as_json: bool) -> None:
     """List the queues and how many messages each one holds.
+
+    With --watch, the list is shown again every two seconds until Ctrl-C: in place on a terminal;
+    with --json, one line for each list, with the time and all queues.
 
     Queues of other programs, whose names aztask cannot use, are skipped and named on stderr.
 
@@ -48,7 +74,7 @@ def list_(as_json: bool) -> None:
     deliveries whose lease was lost or that were settled too late. --json adds the advice with its
     reason and evidence.
     """
-    _print_queues(as_json=as_json)
+    _print_queues(as_json=as_json, interval=interval if watching else None)
 
 
 @command.command("create")
@@ -104,11 +130,77 @@ def delete(name: str, dry_run: bool, yes: bool) -> None:
             click.echo(f"queue {visible(name)} is deleted")
 
 
-def _print_queues(*, as_json: bool) -> None:
+@command.command("peek")
+@app_option
+@click.argument("queue")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST_READ), default=20, help="Show at most this many."
+)
+@click.option("--arguments", is_flag=True, help="Show the tasks' arguments too.")
+@json_option
+def peek(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
+    """Show the messages in QUEUE, without taking them from it.
+
+    Each one with its task, its state, when it is due, how often it was delivered and how often it
+    failed. A Storage queue shows only its first 32 messages that could be received now; Service Bus
+    shows leased messages as active. A line on stderr says so.
+    """
     with open_app() as app:
-        found = _stats(app)
-        learned = app.leases.read() if app.leases.enabled else None
-        leases = {each.queue: app.lease_now(each.queue) for each in found} if learned else {}
+        found = list(waiting(app, queue, limit=limit))
+        print_messages(app, found, arguments=arguments, as_json=as_json)
+        held = _living(app.broker.stats(queue))
+        notes = [hidden(app.broker.capabilities)]
+    if held > len(found):
+        notes.insert(0, f"{len(found):,} of {plural(held, 'message')}")
+    if held and any(notes):
+        click.echo(f"aztask: {'; '.join(filter(None, notes))}", err=True)
+
+
+@command.command("purge")
+@app_option
+@click.argument("queue")
+@dry_run_option
+@yes_option
+def purge(queue: str, dry_run: bool, yes: bool) -> None:
+    """Delete all messages in QUEUE permanently, scheduled ones included.
+
+    Dead letters stay: see aztask dlq purge. Leased messages, which workers hold, stay on Service
+    Bus and local://, so what runs now can still be retried; a Storage queue deletes them too, and
+    what runs now is not retried. The results of the deleted tasks stay "pending".
+    """
+    with open_app() as app:
+        held = _living(app.broker.stats(queue))
+        leased = (
+            "leased ones included" if app.broker.capabilities.purges_leased else "except leased"
+        )
+        what = f"delete {plural(held, 'message')} in queue {visible(queue)}, {leased}"
+        if confirm(what, dry_run=dry_run, yes=yes):
+            deleted = app.broker.purge(queue)
+            click.echo(f"deleted {plural(deleted, 'message')} in queue {visible(queue)}")
+            if left := _living(app.broker.stats(queue)):
+                click.echo(f"aztask: {plural(left, 'message')} left: leased or new", err=True)
+
+
+def _print_queues(*, as_json: bool, interval: float | None) -> None:
+    with open_app() as app:
+        if interval is None:
+            _print_once(app, as_json=as_json)
+        elif as_json:
+            watch(lambda: _print_line(app), interval, redraw=False)
+        else:
+            watch(lambda: _print_once(app, as_json=False), interval)
+
+
+def _print_line(app: App) -> None:
+    """Print all queues as one JSON object."""
+    queues = [{**asdict(stats), "total": _living(stats)} for stats in _stats(app)]
+    print_json({"at": iso_time(time.time()), "queues": queues})
+
+
+def _print_once(app: App, *, as_json: bool) -> None:
+    found = _stats(app)
+    learned = app.leases.read() if app.leases.enabled else None
+    leases = {each.queue: app.lease_now(each.queue) for each in found} if learned else {}
     if as_json:
         for stats in found:
             more = _lease_record(learned, stats.queue, leases) if learned else {}

@@ -41,9 +41,9 @@ from aztask.support.masking import mask
 def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """Show how a task ended, or list the newest runs.
 
-    With ID, it shows the task, its value or error, and all its runs. Without, it lists the newest
-    runs of all tasks. Damaged runs are skipped and named on stderr; --state unreadable lists those
-    that workers have found.
+    With ID, it shows the task, its value or error, its last checkpoint while it runs, and all its
+    runs. Without, it lists the newest runs of all tasks. Damaged runs are skipped and named on
+    stderr; --state unreadable lists those that workers have found.
     """
     with open_app() as app:
         store = results_of(app)
@@ -108,6 +108,7 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
             {
                 **_summary(latest),
                 "value": _value(app, latest),
+                "progress": app.result(task_id).progress,
                 "traceback": latest.outcome.traceback if latest.outcome else "",
                 "runs": [_summary(run) for run in runs],
             }
@@ -115,6 +116,7 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
         return
     outcome = latest.outcome
     succeeded = latest.state is State.SUCCEEDED and not latest.damage
+    progress = app.result(task_id).progress
     print_fields(
         [
             ("id", task_id),
@@ -125,6 +127,7 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
             ("started", local_time(latest.started_at)),
             ("ended", local_time(outcome.at) if outcome else None),
             ("seconds", f"{outcome.duration:.3f}" if outcome else None),
+            ("progress", to_json(progress) if progress is not None else None),
             ("value", to_json(_value(app, latest)) if succeeded else None),
             ("damaged", latest.damage or None),
             ("error", None if latest.damage else _error_line(latest)),

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import click
 
 from aztask.cli.options import Duration, Text, all_names, app_option, json_option, queues_option
-from aztask.cli.output import iso_time, print_json, print_table, span
+from aztask.cli.output import iso_time, print_json, print_table, span, to_json
 from aztask.cli.target import open_app, results_of
 from aztask.cli.workers import readable_workers, state_of
+from aztask.errors import CodecError
+from aztask.message.codec import Codec
 from aztask.results.base import RunningTask, WorkerRecord
 
 
@@ -20,6 +22,7 @@ class _Row(NamedTuple):
     worker: WorkerRecord
     state: str
     seconds: float
+    progress: Any
 
 
 @click.command("running")
@@ -39,14 +42,16 @@ def command(
     """List the tasks that workers run now, the longest-running first.
 
     Each worker reports its tasks every 5 seconds, at most the 100 that have run longest. For a
-    silent worker, its last reported tasks are shown: they run again when their leases expire.
+    silent worker, its last reported tasks are shown: they run again when their leases expire. The
+    column progress shows a task's last checkpoint, if that has at most 500 bytes.
     """
     with open_app() as app:
         records = readable_workers(results_of(app))
+        found = list(_rows(records, time.time(), app.codec))
     names = all_names(queues)
     rows = [
         row
-        for row in _rows(records, time.time())
+        for row in found
         if row.seconds >= longer
         and (not names or row.task.queue in names)
         and (task is None or row.task.task == task)
@@ -57,7 +62,7 @@ def command(
             print_json(_described(row))
         return
     print_table(
-        ["id", "task", "queue", "retries", "for", "worker", "state"],
+        ["id", "task", "queue", "retries", "for", "worker", "state", "progress"],
         [
             [
                 row.task.task_id,
@@ -67,18 +72,30 @@ def command(
                 span(row.seconds),
                 row.worker.name,
                 row.state,
+                None if row.progress is None else to_json(row.progress),
             ]
             for row in rows
         ],
     )
 
 
-def _rows(records: list[WorkerRecord], now: float) -> Iterator[_Row]:
+def _rows(records: list[WorkerRecord], now: float, codec: Codec) -> Iterator[_Row]:
     for worker in records:
         state = state_of(worker, now)
         until = now if state == "alive" else worker.seen_at
         for task in worker.tasks:
-            yield _Row(task, worker, state, max(0.0, until - task.started_at))
+            seconds = max(0.0, until - task.started_at)
+            yield _Row(task, worker, state, seconds, _progress(codec, task))
+
+
+def _progress(codec: Codec, task: RunningTask) -> Any:
+    """The last checkpoint; None without one, or if this version cannot read it."""
+    if task.progress is None:
+        return None
+    try:
+        return codec.decode_value(task.progress)
+    except CodecError:
+        return None
 
 
 def _described(row: _Row) -> dict[str, Any]:
@@ -89,6 +106,7 @@ def _described(row: _Row) -> dict[str, Any]:
         "retries": row.task.retries,
         "started_at": iso_time(row.task.started_at),
         "running_seconds": round(row.seconds, 3),
+        "progress": row.progress,
         "worker": row.worker.name,
         "state": row.state,
         "seen_at": iso_time(row.worker.seen_at),

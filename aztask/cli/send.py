@@ -8,6 +8,7 @@ import click
 
 from aztask.app import App
 from aztask.cli.failures import CommandFailed
+from aztask.cli.group import Command
 from aztask.cli.options import Duration, JsonValue, app_option
 from aztask.cli.output import to_json
 from aztask.cli.target import app_spec, open_app, results_of
@@ -24,7 +25,9 @@ from aztask.support.masking import printable
 from aztask.taskoptions import SendOptions
 
 
-@click.command("send")
+@click.command(
+    "send", cls=Command, extra="give the task's arguments as JSON, for example --args '[\"a.png\"]'"
+)
 @app_option
 @click.argument("task")
 @click.option(

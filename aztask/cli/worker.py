@@ -17,6 +17,7 @@ import click
 from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
+from aztask.cli.group import Command
 from aztask.cli.options import LONGEST_LEASE, Duration, Text, all_names, app_option, queues_option
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.target import app_spec, find_app
@@ -39,7 +40,7 @@ FULL_PAUSE = 5.0
 """Seconds between two tries to start while there is no room on the disk."""
 
 
-@click.command("worker")
+@click.command("worker", cls=Command, extra="name the app with -A, for example -A shop:app")
 @app_option
 @queues_option("Receive from these queues: a,b or -Q a -Q b. [default: those that the app names]")
 @click.option(

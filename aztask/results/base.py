@@ -192,6 +192,7 @@ class RunningTask:
 
     * `started_at`: UTC epoch seconds.
     * `retries`: failures before this run.
+    * `progress`: its last checkpoint, encoded; None if it has none, or a long one.
     """
 
     task_id: str
@@ -199,6 +200,7 @@ class RunningTask:
     queue: str
     started_at: float
     retries: int = 0
+    progress: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Each column is checked when it is read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgpack
@@ -20,7 +21,9 @@ data model")."""
 NOTHING_RUNS: Final = b"\x90"
 """An empty list, for workers of older versions, which do not report their tasks."""
 
-_FIELDS: Final = ("task_id", "task", "queue", "started_at", "retries")
+_FIELDS: Final = ("task_id", "task", "queue", "started_at", "retries", "progress")
+_OLD_FIELDS: Final = len(_FIELDS) - 1
+"""Workers of older versions do not report the progress of their tasks."""
 
 FINISHED_LIMIT: Final = 2**63
 """A worker may finish more tasks than one task has runs."""
@@ -50,13 +53,16 @@ def damaged_worker(name: object, damage: Damaged) -> WorkerRecord:
 
 
 def pack_running(tasks: Sequence[RunningTask]) -> bytes:
-    """Pack as many tasks as fit, from the front."""
+    """Pack as many tasks as fit, from the front; if not all fit, without their progress."""
     while True:
-        rows = [(t.task_id, t.task, t.queue, t.started_at, t.retries) for t in tasks]
+        rows = [(t.task_id, t.task, t.queue, t.started_at, t.retries, t.progress) for t in tasks]
         packed: bytes = msgpack.packb(rows, unicode_errors="surrogatepass")
         if len(packed) <= MOST_BYTES:
             return packed
-        tasks = tasks[: len(tasks) // 2]
+        if any(task.progress for task in tasks):
+            tasks = [replace(task, progress=None) for task in tasks]
+        else:
+            tasks = tasks[: len(tasks) // 2]
 
 
 def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
@@ -68,7 +74,7 @@ def unpack_running(packed: bytes) -> tuple[RunningTask, ...]:
 
 
 def _task_of(row: object) -> RunningTask:
-    if not isinstance(row, list) or len(row) < len(_FIELDS):
+    if not isinstance(row, list) or len(row) < _OLD_FIELDS:
         raise Damaged("its list of tasks holds something else")
     columns = Columns(dict(zip(_FIELDS, row, strict=False)))
     return RunningTask(
@@ -77,4 +83,5 @@ def _task_of(row: object) -> RunningTask:
         columns.text("queue"),
         columns.time("started_at"),
         columns.count("retries"),
+        columns.data("progress"),
     )

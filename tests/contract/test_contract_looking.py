@@ -4,7 +4,7 @@ import pytest
 from subjects import bodies, settle
 
 from aztask.brokers.base import MessageState
-from aztask.settlement import DeadLetter, Defer
+from aztask.settlement import Complete, DeadLetter, Defer
 
 
 def test_peeking_takes_nothing(subject):
@@ -105,6 +105,38 @@ def test_purging_empties_and_counts(subject):
     subject.send(queue, *(b"%d" % number for number in range(40)))
     assert subject.broker.purge(queue) == 40
     subject.assert_nothing(subject.receiver(queue))
+
+
+def test_purging_removes_what_waits_for_later_too(subject):
+    queue = subject.queue()
+    receiver = subject.receiver(queue)
+    subject.send(queue, b"leased", b"deferred")
+    deliveries = {each.envelope.body: each for each in subject.take(receiver, 2)}
+    apart = 0
+    if subject.can.defer:
+        settle(receiver, Defer(), deliveries[b"deferred"])
+    else:
+        settle(receiver, Complete(), deliveries[b"deferred"])
+        apart = 1
+    subject.send(queue, b"waiting")
+    subject.send(queue, b"later", delay=600.0)
+    kept = not subject.can.purges_leased
+    assert subject.broker.purge(queue) == 4 - apart - kept
+    assert subject.broker.purge(queue) == 0
+    subject.pass_time(700.0)
+    left = receiver.receive(10, subject.silence)
+    assert bodies(left) == ([b"leased"] if kept else [])
+
+
+def test_purging_a_queue_with_sessions(subject):
+    if not subject.can.sessions:
+        return
+    queue = subject.queue(sessions=True)
+    for session in ("a", "b", "c"):
+        subject.send(queue, b"1", b"2", session=session)
+    subject.send(queue, b"later", session="a", delay=600.0)
+    assert subject.broker.purge(queue) == 7
+    assert subject.peek(queue) == []
 
 
 def test_purging_the_dead_letters_leaves_the_living(subject):

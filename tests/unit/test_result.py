@@ -14,7 +14,15 @@ from aztask import (
 )
 from aztask.context import Context, TaskLease, set_current_context, set_only_slot
 from aztask.message.message import TaskMessage
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.results.base import (
+    Finish,
+    Outcome,
+    RunKey,
+    RunningTask,
+    Start,
+    State,
+    WorkerRecord,
+)
 from aztask.settlement import Complete
 from aztask.support.clock import SYSTEM_CLOCK
 
@@ -65,6 +73,27 @@ def test_a_damaged_value_is_no_success(app):
     end(app, State.SUCCEEDED, value=b"\xc1")
     with pytest.raises(Exception, match="the value of task a is damaged"):
         app.result("a").get(timeout=0)
+
+
+class TestProgress:
+    def beat(self, app, name, seen_at, progress):
+        task = RunningTask("a", "shop.add", "default", 1.0, progress=progress)
+        other = RunningTask("b", "shop.add", "default", 1.0, progress=app.codec.encode_value(9))
+        app.results.heartbeat(WorkerRecord(name, 1.0, seen_at, ("q",), 2, 0, tasks=(other, task)))
+
+    def test_it_is_that_of_the_newest_heartbeat_until_the_task_ends(self, app):
+        result = app.result("a")
+        assert result.progress is None
+        self.beat(app, "new", 20.0, app.codec.encode_value({"row": 7}))
+        self.beat(app, "old", 10.0, app.codec.encode_value({"row": 3}))
+        assert result.progress == {"row": 7}
+        end(app, State.SUCCEEDED)
+        assert result.progress is None
+
+    @pytest.mark.parametrize("progress", [None, b"\xc1"])
+    def test_it_is_none_without_a_checkpoint_that_can_be_read(self, app, progress):
+        self.beat(app, "one", 20.0, progress)
+        assert app.result("a").progress is None
 
 
 def test_waiting_is_bounded(app):

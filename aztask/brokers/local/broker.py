@@ -57,6 +57,7 @@ CAPABILITIES: Final = Capabilities(
     dead_by_position=True,
     paged_peek=True,
     cancel_scheduled=True,
+    peeks_leases=True,
     remote=False,
     max_message_bytes=MESSAGE_LIMIT,
     receive_limit=1000,

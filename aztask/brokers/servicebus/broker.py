@@ -46,7 +46,8 @@ from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.inspection import BusInspector
 from aztask.brokers.servicebus.lock import LockWatch
-from aztask.brokers.servicebus.peeking import PAGE, Peeking
+from aztask.brokers.servicebus.peeking import Peeking
+from aztask.brokers.servicebus.purging import Purge
 from aztask.brokers.servicebus.receiver import BusReceiver
 from aztask.brokers.servicebus.senders import Senders
 from aztask.brokers.servicebus.session import SessionReceiver
@@ -75,7 +76,6 @@ CAPABILITIES: Final = Capabilities(
     receive_limit=256,
 )
 
-PURGE_WAIT: Final = 0.5
 LEASE_TOLERANCE: Final = 0.5
 
 
@@ -169,19 +169,23 @@ class ServiceBusBroker:
         return self._peeking.page(queue, dead_letter=dead_letter, after=after, limit=limit)
 
     def purge(self, queue: str, *, dead_letter: bool = False) -> int:
-        """Delete all messages that are not leased; returns how many were deleted."""
+        """Delete all messages that are not leased; returns how many were deleted.
+
+        Scheduled messages are cancelled, which needs the permission to send.
+        """
         self._usable()
         check_name(queue)
         lease = self._capabilities.max_lease_seconds
-        options = ReceiverOptions(queue, lease, dead_letter=dead_letter, delete=True)
-        receiver = BusReceiver(self._client, options, self.send, clock=self._clock)
-        count = 0
-        try:
-            while deleted := receiver.receive(PAGE, PURGE_WAIT):
-                count += len(deleted)
-        finally:
-            receiver.close()
-        return count
+
+        def open_receiver(session: AnySession | None, delete: bool) -> Receiver:
+            options = ReceiverOptions(queue, lease, session, dead_letter, delete)
+            if session is None:
+                return BusReceiver(self._client, options, self.send, clock=self._clock)
+            peek = partial(self._peeking.messages, queue, limit=1, sessions=True)
+            return SessionReceiver(self._client, options, self.send, peek=peek, clock=self._clock)
+
+        purge = Purge(queue, open_receiver, self._peeking, self._senders_of(queue))
+        return purge.waiting() if dead_letter else purge.all()
 
     # -- messages ----------------------------------------------------------------------------
 

@@ -99,7 +99,10 @@ def error_of(error: Exception, queue: str) -> AztaskError:
             return kind(sentence.format(queue=queue, text=text))
     if "amqp:not-allowed" in text:
         return BrokerError(f"queue {queue!r} does not allow this: {text}")
-    unavailable = BrokerUnavailable(f"Service Bus does not answer for {queue!r}: {text}")
+    unavailable = BrokerUnavailable(
+        f"Service Bus does not answer for {queue!r}: {text.rstrip('.')}; check the address, and "
+        "that the service or the emulator runs"
+    )
     if isinstance(error, ServiceBusServerBusyError):
         unavailable.retry_after = BUSY_SECONDS
     return unavailable

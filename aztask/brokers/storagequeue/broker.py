@@ -72,6 +72,7 @@ CAPABILITIES: Final = Capabilities(
     update=True,
     atomic_resubmit=True,
     resubmit_in_place=True,
+    purges_leased=True,
     remote=True,
     max_lease_seconds=float(LONGEST_DELAY),
     max_message_bytes=ENVELOPE_LIMIT,
@@ -164,7 +165,7 @@ class StorageQueueBroker:
         try:
             names = {str(each.name) for each in self._client.service.list_queues()}
         except AzureError as error:
-            raise failure_of(error, "(all)").error from None
+            raise failure_of(error, "all queues").error from None
         living = [n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n}]
         return listing(living, check_name)
 

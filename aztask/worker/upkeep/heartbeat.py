@@ -13,6 +13,10 @@ MOST_TASKS: Final = 100
 """Running tasks in one heartbeat, the longest first; it is written every few seconds."""
 
 
+MOST_PROGRESS: Final = 500
+"""Bytes of a checkpoint in a heartbeat. Longer ones are state to resume from, not progress."""
+
+
 class Heartbeat:
     """Builds heartbeats; only the supervisor's loop uses it."""
 
@@ -48,4 +52,12 @@ class Heartbeat:
 
 def _running_task(item: WorkItem, started_at: float) -> RunningTask:
     message = message_of(item)
-    return RunningTask(message.id, message.task, item.queue, started_at, message.resubmit_count)
+    saved = message.saved
+    return RunningTask(
+        message.id,
+        message.task,
+        item.queue,
+        started_at,
+        message.resubmit_count,
+        saved if saved is not None and len(saved) <= MOST_PROGRESS else None,
+    )

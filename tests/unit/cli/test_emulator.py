@@ -20,7 +20,7 @@ def test_clock_offsets(text, seconds):
     [
         (["--clock-offset", "soon"], "is not a duration"),
         (["--port", "65536"], "is not in the range"),
-        (["--admin-port", "x"], "is not a valid integer"),
+        (["--admin-port", "x"], "is not a whole number"),
         (["--config", "nosuch.json"], "does not exist"),
         (["--shared-access-key", "SECRET"], "other processes can read the command line"),
     ],

@@ -43,6 +43,19 @@ switches colour off. `python -m aztask` is the same command.
 | 5 | not found: a queue, a task, an id |
 | 130 | Ctrl-C |
 
+## Shell completion
+
+Add one line to the file that your shell reads at its start. The next shell completes commands,
+options and their values with Tab. bash must be 4.4 or newer.
+
+| shell | file | line |
+|---|---|---|
+| bash | `~/.bashrc` | `eval "$(aztask completion bash)"` |
+| zsh | `~/.zshrc` | `eval "$(aztask completion zsh)"` |
+| fish | `~/.config/fish/completions/aztask.fish` | `aztask completion fish \\| source` |
+
+## Errors
+
 An error is one line on stderr, `aztask: error: ...`, without secrets. Set `AZTASK_DEBUG=1` to see
 the traceback too.
 """

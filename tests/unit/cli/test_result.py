@@ -29,6 +29,17 @@ def test_a_task_that_failed_shows_its_runs_and_the_traceback(cli, filled):
     assert "\x1b" not in out
 
 
+def test_a_running_task_shows_its_last_checkpoint(cli, filled):
+    filled.results.start([Start(RunKey("runs"), "shop.add", "default", 1, "me", "w", 1e9)])
+    progress = filled.codec.encode_value({"row": 7})
+    task = RunningTask("runs", "shop.add", "default", 1e9, progress=progress)
+    filled.results.heartbeat(WorkerRecord("w", 1e9, 1e9, ("q",), 1, 5, tasks=(task,)))
+    assert 'progress: {"row": 7}' in cli("result", "runs").out
+    assert json.loads(cli("result", "runs", "--json").out)["progress"] == {"row": 7}
+    assert "progress" not in cli("result", "good").out
+    assert json.loads(cli("result", "good", "--json").out)["progress"] is None
+
+
 def test_json_has_everything(cli, filled):
     good = json.loads(cli("result", "good", "--json").out)
     assert (good["state"], good["value"], good["duration_seconds"]) == (

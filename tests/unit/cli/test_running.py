@@ -9,9 +9,10 @@ from aztask.results.base import RunningTask, WorkerRecord
 @pytest.fixture
 def running(filled):
     now = time.time()
-    new = RunningTask("n-1", "resize", "images", now - 3)
+    progress = filled.codec.encode_value({"page": 7})
+    new = RunningTask("n-1", "resize", "images", now - 3, progress=progress)
     old = RunningTask("o-1", "report", "x", now - 7300, retries=2)
-    cut = RunningTask("c-1", "report", "y", now - 400)
+    cut = RunningTask("c-1", "report", "y", now - 400, progress=b"\xc1")
     for name, seen_at, tasks in (("here", now, (old, new)), ("gone", now - 280, (cut,))):
         filled.results.heartbeat(
             WorkerRecord(name, now - 9000, seen_at, ("x",), len(tasks), 5, tasks=tasks)
@@ -35,13 +36,16 @@ def test_the_longest_first_of_a_silent_worker_up_to_its_last_sign(cli, running):
     assert 119 <= lines[1]["running_seconds"] <= 121
     assert lines[0]["retries"] == 2
     assert lines[0]["worker"] == "here"
+    assert [each["progress"] for each in lines] == [None, None, {"page": 7}]
     assert lines[0]["started_at"] < lines[1]["started_at"] < lines[0]["seen_at"]
 
 
 def test_as_a_table(cli, running):
     lines = cli("running").out.splitlines()
-    assert lines[0].split() == ["ID", "TASK", "QUEUE", "RETRIES", "FOR", "WORKER", "STATE"]
-    assert lines[1].split() == ["o-1", "report", "x", "2", "2h", "here", "alive"]
+    heads = ["ID", "TASK", "QUEUE", "RETRIES", "FOR", "WORKER", "STATE", "PROGRESS"]
+    assert lines[0].split() == heads
+    assert lines[1].split() == ["o-1", "report", "x", "2", "2h", "here", "alive", "-"]
+    assert lines[3].endswith('{"page": 7}')
 
 
 def test_those_that_are_asked_for(cli, running):

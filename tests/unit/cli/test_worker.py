@@ -7,10 +7,10 @@ from aztask.worker.options import WorkerOptions
 GIVEN = [
     (["-c", "0"], "is not in the range"),
     (["-c", "-1"], "is not in the range"),
-    (["-c", "1e9"], "is not a valid integer"),
-    (["-c", "nan"], "is not a valid integer"),
+    (["-c", "1e9"], "is not a whole number"),
+    (["-c", "nan"], "is not a whole number"),
     (["-c", "9" * 30], "is not in the range"),
-    (["-c", ""], "is not a valid integer"),
+    (["-c", ""], "is not a whole number"),
     (["--pool", "gevent"], "is not one of 'processes', 'threads'"),
     (["--prefetch", "-1"], "is not in the range"),
     (["--max-tasks", "0"], "is not in the range"),

@@ -19,6 +19,21 @@ def test_as_much_from_the_front_as_fits():
     assert unpack_running(pack_running(())) == unpack_running(NOTHING_RUNS) == ()
 
 
+def test_the_progress_is_left_out_before_any_task_is():
+    tasks = tuple(
+        RunningTask(str(number), "t" * 500, "q", 1.0, progress=b"p" * 500) for number in range(80)
+    )
+    assert unpack_running(pack_running(tasks[:20])) == tasks[:20]
+    found = unpack_running(pack_running(tasks))
+    assert len(found) == 80
+    assert {task.progress for task in found} == {None}
+
+
+def test_the_tasks_of_an_older_worker_have_no_progress():
+    packed = msgpack.packb([("id", "t", "q", 1.0, 2)])
+    assert unpack_running(packed) == (RunningTask("id", "t", "q", 1.0, 2),)
+
+
 def test_the_row_of_an_older_worker_in_a_file():
     database = Database(":memory:")
     results = LocalResults(database)

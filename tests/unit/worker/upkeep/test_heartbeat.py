@@ -8,7 +8,7 @@ from still import Still
 
 from aztask import App
 from aztask.message.message import TaskMessage
-from aztask.worker.upkeep.heartbeat import MOST_TASKS, Heartbeat
+from aztask.worker.upkeep.heartbeat import MOST_PROGRESS, MOST_TASKS, Heartbeat
 
 
 class Bench:
@@ -53,6 +53,14 @@ def test_the_longest_running_task_comes_first(make):
     assert record.tasks[0].retries == 2
     assert (record.name, record.queues) == ("w7", ("a", "b"))
     assert (record.running, record.finished, record.leased, record.stopped) == (3, 5, 3, False)
+
+
+def test_the_last_checkpoint_is_reported_unless_it_is_long(make):
+    bench = make(1)
+    item = bench.running[0][0]
+    for saved, reported in ((b"7", b"7"), (b"8", b"8"), (b"x" * (MOST_PROGRESS + 1), None)):
+        item.rewrite(saved=saved)
+        assert bench.heartbeat.record(0).tasks[0].progress == reported
 
 
 def test_it_keeps_its_start_and_moves_its_time(make):
