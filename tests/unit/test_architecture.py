@@ -47,7 +47,7 @@ LIBRARIES = {
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
 
-FILE_LINES = 400
+FILE_LINES = 450
 FUNCTION_LINES = 60
 
 
@@ -265,7 +265,7 @@ def test_the_checker_sees_the_package():
             {"emulator/a.py": "import aztask.message.codec", "message/codec.py": ""},
             "stands on the engine",
         ),
-        ({"app.py": "x = 1\n" * 400}, "has 402 lines"),
+        ({"app.py": "x = 1\n" * 450}, "has 452 lines"),
         ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     ],
     ids=range(23),

@@ -322,12 +322,12 @@ TABLE = [
     (
         "aztask -A tables result x",
         "results in Azure Tables need a package that is missing (azure.data.tables); install it "
-        "with: pip install 'aztask[tables]'",
+        'with: pip install "aztask[tables]"',
         4,
     ),
     (
         "aztask -A shop worker --reload",
-        "--reload needs watchfiles: pip install 'aztask[reload]'",
+        '--reload needs watchfiles: pip install "aztask[reload]"',
         4,
     ),
     (
