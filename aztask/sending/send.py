@@ -93,7 +93,7 @@ class Sender:
             batch_ids = [own_id or new_id() for _ in batch]
             sent = Sending(name, queue, batch_ids)
             with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
-                messages = self._messages(_with_headers(common, sent.headers), batch, batch_ids)
+                messages = self._messages(common, batch, sent)
                 try:
                     self._publish(queue, messages, options.get("delay", 0.0))
                 except SendUnconfirmed as error:
@@ -145,10 +145,16 @@ class Sender:
             )
 
     def _messages(
-        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str]
+        self, common: dict[str, Any], calls: Sequence[Invocation], sent: Sending
     ) -> list[TaskMessage]:
-        pairs = zip(calls, ids, strict=True)
-        return [self._message(common, call, task_id) for call, task_id in pairs]
+        if sent.each is None:
+            common = _with_headers(common, sent.headers)
+            pairs = zip(calls, sent.ids, strict=True)
+            return [self._message(common, call, task_id) for call, task_id in pairs]
+        return [
+            self._message(_with_headers(common, {**sent.headers, **headers}), call, task_id)
+            for call, task_id, headers in zip(calls, sent.ids, sent.each, strict=True)
+        ]
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
         parent = current_context()
