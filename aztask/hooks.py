@@ -105,6 +105,25 @@ class KilledRun:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker's state at one moment, the argument of ``app.hooks.status``.
+
+    * `at`: seconds of `time.monotonic`.
+    * `capacity`: how many tasks can run at the same time; `ready`: pool processes that take tasks.
+    * `running`: how long each running task has run, in seconds.
+    * `held`: deliveries under a lease, waiting ones included.
+    * `draining`: the worker no longer receives, and ends when its tasks have ended.
+    """
+
+    at: float
+    capacity: int
+    ready: int
+    running: tuple[float, ...]
+    held: int
+    draining: bool
+
+
 class Hooks:
     """All hooks of one app. You register with the attributes of the `App`, as decorators::
 
@@ -114,9 +133,9 @@ class Hooks:
         yield
         print(context.task, time.monotonic() - started)
 
-    Three further hooks are for telemetry and have no attribute of the app: `receive`, `settle` and
-    `killed`. They run in the worker, not in its pool processes. An error in them is logged, and
-    the worker goes on.
+    Further hooks are for telemetry and have no attribute of the app: `receive`, `settle`, `killed`
+    and `status`, which is called at least once a second. They run in the worker, not in its pool
+    processes. An error in them is logged, and the worker goes on.
     """
 
     def __init__(self) -> None:
@@ -128,6 +147,7 @@ class Hooks:
         self.receive: Listeners[Receiving] = Listeners("receive")
         self.settle: Hook[Settling] = Hook("settle", harmless=True)
         self.killed: Listeners[KilledRun] = Listeners("killed")
+        self.status: Listeners[WorkerStatus] = Listeners("status")
 
 
 class HookedSink:

@@ -253,6 +253,8 @@ class Supervisor:
         self._pool.fill()
         self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)
+        if listeners := self.app.hooks.status:
+            listeners.notify(self._heartbeat.status(draining=self._draining_until is not None))
 
     # -- receiving ---------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ LIBRARIES = {
     "jinja2": ("spark.report",),
     "watchfiles": ("cli",),
     "opentelemetry": ("telemetry.otel",),
+    "prometheus_client": ("telemetry.prometheus",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
