@@ -126,6 +126,7 @@ class Context:
 
     * `message`: the `TaskMessage`; other headers of the message are in its `extra`.
     * `delivery_count`: how often the broker delivered this message, this time included.
+    * `enqueued_at`: when the broker made this message available, UTC epoch seconds; 0.0 if unknown.
     * `lease`: a `TaskLease`.
     * `saved`: the last checkpoint, or None.
     * `session`: a `Session` if the task was sent with a session, else None.
@@ -140,9 +141,11 @@ class Context:
         saved: Any = None,
         save: Callable[[Any], None],
         session: Session | None = None,
+        enqueued_at: float = 0.0,
     ) -> None:
         self.message = message
         self.delivery_count = delivery_count
+        self.enqueued_at = enqueued_at
         self.lease = lease
         self.session = session
         self.saved = saved

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.context import Context
 from aztask.events.event import Event
 from aztask.events.sink import EventSink
+from aztask.message.message import TaskMessage
+from aztask.settlement import Decision
 from aztask.support.hooks import Hook, Listeners
 
 
@@ -25,12 +28,14 @@ class Sending:
     * `ids`: the task ids, in order: one for `.delay`, up to 500 for each batch of `.map`.
     * `headers`: what you put here travels with every message of the send: text, numbers, bytes, or
       lists and maps of those. The task reads them in ``context.message.extra``.
+    * `each`: None, or a map for each id, in their order: further headers of that message alone.
     """
 
     task: str
     queue: str
     ids: Sequence[str]
     headers: dict[str, Any] = field(default_factory=dict)
+    each: Sequence[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,80 @@ class WorkerInfo:
     queues: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class Receiving:
+    """Messages that a worker received in one batch, the argument of ``app.hooks.receive``.
+
+    * `queue`: the queue that they came from.
+    * `messages`, `deliveries`: those that could be read, in the same order.
+    * `received`: how many messages came, damaged ones included.
+    * `asked_at`, `received_at`: when the request began and ended, UTC epoch seconds.
+    * `traceparents`: empty; the trace contexts that you put here, by index, become those of
+      messages, and their retries carry them on.
+    """
+
+    queue: str
+    messages: Sequence[TaskMessage]
+    deliveries: Sequence[Delivery]
+    received: int
+    asked_at: float
+    received_at: float
+    traceparents: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Settling:
+    """Settlements that a worker carries out in one batch, the argument of ``app.hooks.settle``.
+
+    * `queue`: the queue that the messages came from.
+    * `messages`: None for one that could not be read.
+    * `deliveries`, `settlements`: in the same order as the messages.
+    * `answers`: the broker's answers, in that order; empty before the ``yield``.
+    """
+
+    queue: str
+    messages: Sequence[TaskMessage | None]
+    deliveries: Sequence[Delivery]
+    settlements: Sequence[Decision]
+    answers: Sequence[Settled | Lost | Unknown] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KilledRun:
+    """A run that its pool process could not report, the argument of ``app.hooks.killed``.
+
+    * `message`, `delivery`: what it ran.
+    * `started_at`, `ended_at`: UTC epoch seconds.
+    * `error_type`, `error`: why the process ended.
+    """
+
+    message: TaskMessage
+    delivery: Delivery
+    started_at: float
+    ended_at: float
+    error_type: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker's state at one moment, the argument of ``app.hooks.status``.
+
+    * `at`: seconds of `time.monotonic`.
+    * `capacity`: how many tasks can run at the same time; `ready`: pool processes that take tasks.
+    * `running`: how long each running task has run, in seconds.
+    * `held`: deliveries under a lease, waiting ones included.
+    * `draining`: the worker no longer receives, and ends when its tasks have ended.
+    """
+
+    at: float
+    capacity: int
+    ready: int
+    running: tuple[float, ...]
+    held: int
+    draining: bool
+
+
 class Hooks:
     """All hooks of one app. You register with the attributes of the `App`, as decorators::
 
@@ -53,6 +132,10 @@ class Hooks:
         started = time.monotonic()
         yield
         print(context.task, time.monotonic() - started)
+
+    Further hooks are for telemetry and have no attribute of the app: `receive`, `settle`, `killed`
+    and `status`, which is called at least once a second. They run in the worker, not in its pool
+    processes. An error in them is logged, and the worker goes on.
     """
 
     def __init__(self) -> None:
@@ -61,6 +144,10 @@ class Hooks:
         self.worker: Hook[WorkerInfo] = Hook("around_worker")
         self.process: Hook[WorkerInfo] = Hook("around_process")
         self.event: Listeners[Event] = Listeners("on_event")
+        self.receive: Listeners[Receiving] = Listeners("receive")
+        self.settle: Hook[Settling] = Hook("settle", harmless=True)
+        self.killed: Listeners[KilledRun] = Listeners("killed")
+        self.status: Listeners[WorkerStatus] = Listeners("status")
 
 
 class HookedSink:

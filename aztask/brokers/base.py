@@ -240,6 +240,16 @@ class Receiver(Protocol):
 
 
 @runtime_checkable
+class Networked(Protocol):
+    """A broker that is reached over a network."""
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """The service's host name, and its port if the address names one."""
+        ...
+
+
+@runtime_checkable
 class SessionHolder(Protocol):
     """A receiver of sessions: it can also release its session and store a state with it."""
 

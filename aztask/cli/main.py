@@ -33,6 +33,7 @@ COMMANDS = {
     "queues": "List, create, read, empty and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
+    "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",
     "completion": "Print the script that completes commands and options in your shell.",
     "spark": "Submit tasks from Spark, and learn from their events.",

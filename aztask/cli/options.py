@@ -21,6 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _APP_KEY = "aztask.app"
 LONGEST_LEASE = 7 * 86400.0
+LAST_PORT = 65535
 
 
 class Duration(click.ParamType[float]):
@@ -113,6 +114,32 @@ class Text(click.ParamType[str]):
         if self._new and not text.isprintable():
             self.fail(f"{printable(text, 60)} holds characters that cannot be printed", param, ctx)
         return text
+
+
+class Listen(click.ParamType[tuple[str, int]]):
+    """An address to listen on: ``HOST:PORT``, ``[::1]:PORT``, or ``:PORT`` for all addresses."""
+
+    name = "host:port"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Host and port; fails with a usage error."""
+        if isinstance(value, tuple):
+            return value
+        host, colon, port = str(value).rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if not colon or not (port.isascii() and port.isdigit()) or int(port) > LAST_PORT:
+            self.fail(
+                f"{printable(str(value), 60)} is not an address; write HOST:PORT, for example "
+                "127.0.0.1:9465",
+                param,
+                ctx,
+            )
+        return host or "0.0.0.0", int(port)  # noqa: S104  # ":9465" asks for all of them
 
 
 class NameList(click.ParamType[tuple[str, ...]]):

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,17 @@ from aztask.address.addresses import MEMORY
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION
 from aztask.cli.group import Command
-from aztask.cli.options import LONGEST_LEASE, Duration, Text, all_names, app_option, queues_option
+from aztask.cli.options import (
+    LONGEST_LEASE,
+    Duration,
+    Listen,
+    Text,
+    all_names,
+    app_option,
+    queues_option,
+)
 from aztask.cli.reload import Reloader, require_library
+from aztask.cli.served import telemetry_module
 from aztask.cli.target import app_spec, find_app
 from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
@@ -107,6 +117,17 @@ FULL_PAUSE = 5.0
     help="Name the worker. [default: made of host and process id]",
 )
 @click.option(
+    "--http",
+    type=Listen(),
+    help="Serve /metrics, /healthz and /readyz at HOST:PORT, for example 127.0.0.1:9465; needs "
+    "pip install 'aztask[prometheus]'.",
+)
+@click.option(
+    "--celery-metrics",
+    is_flag=True,
+    help="With --http, add the metrics' names of celery-exporter.",
+)
+@click.option(
     "--reload",
     is_flag=True,
     help=f"Restart when the app's source files change; needs {install_command('reload')}.",
@@ -129,6 +150,8 @@ FULL_PAUSE = 5.0
 )
 def command(
     queues: Sequence[tuple[str, ...]],
+    http: tuple[str, int] | None,
+    celery_metrics: bool,
     reload: bool,
     log_format: str,
     log_level: str,
@@ -142,10 +165,13 @@ def command(
     require_linux("aztask worker")
     if reload:
         require_library()
+    if http is not None:
+        telemetry_module("worker")
     configure(log_format, logging.getLevelNamesMapping()[log_level.upper()])
     server = first_server()  # before there is a thread, a connection or any module of the app
     with contextlib.closing(server) if server else contextlib.nullcontext():
-        restart = _start(server, queues, options, reload=reload)
+        serving = _Serving(http, celery_metrics)
+        restart = _start(server, queues, options, serving, reload=reload)
     if restart:
         # The same command line once more, without a shell that could read it differently.
         os.execv(sys.executable, [sys.executable, "-m", "aztask", *sys.argv[1:]])  # noqa: S606
@@ -155,6 +181,7 @@ def _start(
     server: ForkServerHandle | None,
     queues: Sequence[tuple[str, ...]],
     options: dict[str, Any],
+    serving: _Serving,
     *,
     reload: bool,
 ) -> bool:
@@ -171,7 +198,7 @@ def _start(
             _log_warnings(warnings)
             raise
         _log_warnings(warnings)
-        return _run(app, settings, server, reload=reload)
+        return _run(app, settings, server, serving, reload=reload)
     finally:
         app.close()
 
@@ -205,8 +232,33 @@ def _check(app: App, options: WorkerOptions) -> None:
         app.results.check()
 
 
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What ``--http`` asks for. address: None to serve nothing."""
+
+    address: tuple[str, int] | None
+    celery_names: bool
+
+    @contextlib.contextmanager
+    def around(self, app: App, worker: str, queues: Sequence[str]) -> Iterator[None]:
+        """Serve metrics and probes inside the ``with`` block."""
+        if self.address is None:
+            yield
+            return
+        with telemetry_module("worker").serving(
+            app, worker, queues, self.address, celery_names=self.celery_names
+        ) as url:
+            logger.info("metrics and probes at %s/metrics, /healthz and /readyz", url)
+            yield
+
+
 def _run(
-    app: App, options: WorkerOptions, server: ForkServerHandle | None, *, reload: bool
+    app: App,
+    options: WorkerOptions,
+    server: ForkServerHandle | None,
+    serving: _Serving,
+    *,
+    reload: bool,
 ) -> bool:
     supervisor = Supervisor(app, app_spec() or "", options, server=server)
     reloader = Reloader(Path.cwd(), supervisor.stop) if reload else None
@@ -217,7 +269,10 @@ def _run(
     _warn(app, options)
     if reloader is not None:
         reloader.start()
-    with app.hooks.worker.around(WorkerInfo(supervisor.name, options.queues)):
+    with (
+        serving.around(app, supervisor.name, options.queues),
+        app.hooks.worker.around(WorkerInfo(supervisor.name, options.queues)),
+    ):
         supervisor.run()
     logger.info("worker %s stopped: %s", supervisor.name, supervisor.journal.summary())
     if reloader is None:

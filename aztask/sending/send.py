@@ -79,6 +79,7 @@ class Sender:
             return [str(own_id)]
         now = time.time()
         delay = delay_seconds(options, now)
+        parent = current_context()
         common = {
             **MESSAGE_DEFAULTS,
             "task": name,
@@ -89,6 +90,8 @@ class Sender:
             "session": session,
             "ordered": ordered,
             "lease_seconds": self._leases.lease_seconds(queue),
+            "root_id": (parent.message.root_id or parent.task_id) if parent else None,
+            "parent_id": parent.task_id if parent else None,
         }
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
@@ -97,10 +100,11 @@ class Sender:
             if self._hooks.send:
                 sent = Sending(name, queue, batch_ids)
                 with self._hooks.send.around(sent):
-                    fields = _with_headers(common, sent.headers)
-                    messages = self._send_batch(fields, batch, batch_ids, delay)
+                    fields = _with_headers(common, sent)
+                    messages = self._send_batch(queue, fields, batch, batch_ids, delay)
             else:
-                messages = self._send_batch(common, batch, batch_ids, delay)
+                fields = [common] * len(batch)
+                messages = self._send_batch(queue, fields, batch, batch_ids, delay)
             ids += batch_ids
             if own_id:
                 self._expect(messages, delay)
@@ -115,16 +119,18 @@ class Sender:
             self._sink = self._publisher = None
 
     def _send_batch(
-        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str], delay: float
+        self,
+        queue: str,
+        fields: Sequence[dict[str, Any]],
+        calls: Sequence[Invocation],
+        ids: Sequence[str],
+        delay: float,
     ) -> list[TaskMessage]:
-        """Publish one message per call; the messages."""
-        parent = current_context()
-        if parent is not None:
-            root = parent.message.root_id or parent.task_id
-            common = {**common, "root_id": root, "parent_id": parent.task_id}
-        pairs = zip(calls, ids, strict=True)
-        messages = [self._message(common, call, task_id) for call, task_id in pairs]
-        queue = common["queue"]
+        """Publish one message per call, and return them.
+
+        * `fields`: what each message has beside its call.
+        """
+        messages = [self._message(*each) for each in zip(fields, calls, ids, strict=True)]
         publisher = self._open_publisher()
         try:
             if len(messages) == 1:
@@ -206,8 +212,14 @@ class Sender:
             sink.flush()
 
 
-def _with_headers(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The common fields of a send's messages, with the headers that hooks have set."""
+def _with_headers(common: dict[str, Any], sent: Sending) -> list[dict[str, Any]]:
+    """The fields of each message of a send, with the headers that hooks have set."""
+    if sent.each is None:
+        return [_with(common, sent.headers)] * len(sent.ids)
+    return [_with(common, {**sent.headers, **headers}) for headers in sent.each]
+
+
+def _with(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
     if not headers:
         return common
     traceparent = headers.get("traceparent", common.get("traceparent"))

@@ -3,7 +3,8 @@
 Rules
 1. Hooks run in the order of their `order`, then of their registration. The first is the outermost.
 2. An error that a hook raises before the work begins stops the work and reaches the caller, so a
-   hook can refuse it. An error that it raises afterwards is logged: the work is done.
+   hook can refuse it. An error that it raises afterwards is logged: the work is done. In a
+   harmless hook, an error before the work is logged too, and the work goes on.
 3. A hook sees the error that the work raises and cannot swallow it.
 """
 
@@ -28,9 +29,10 @@ Listener: TypeAlias = Callable[[T], None]
 class Hook(Generic[T]):
     """A place where you can run code around something. Use the hook itself as a decorator."""
 
-    def __init__(self, name: str) -> None:
-        """`name`: the hook's name in the log."""
+    def __init__(self, name: str, *, harmless: bool = False) -> None:
+        """`name`: the hook's name in the log. `harmless`: no error of a hook stops the work."""
         self._name = name
+        self._harmless = harmless
         self._hooks: list[tuple[float, Callable[[T], AbstractContextManager[None]]]] = []
 
     def __bool__(self) -> bool:
@@ -48,16 +50,23 @@ class Hook(Generic[T]):
 
     def around(self, value: T) -> AbstractContextManager[None]:
         """Run the hooks around a ``with`` block. Raises what a hook raises before the block."""
-        return _Entered(self._name, [hook for _, hook in self._hooks], value)
+        hooks = [hook for _, hook in self._hooks]
+        return _Entered(self._name, hooks, value, harmless=self._harmless)
 
 
 class _Entered(AbstractContextManager[None], Generic[T]):
     """The context manager that runs the hooks around one block."""
 
     def __init__(
-        self, name: str, hooks: list[Callable[[T], AbstractContextManager[None]]], value: T
+        self,
+        name: str,
+        hooks: list[Callable[[T], AbstractContextManager[None]]],
+        value: T,
+        *,
+        harmless: bool,
     ) -> None:
         self._name = name
+        self._harmless = harmless
         self._hooks = hooks
         self._value = value
         self._open: list[AbstractContextManager[None]] = []
@@ -65,12 +74,21 @@ class _Entered(AbstractContextManager[None], Generic[T]):
     def __enter__(self) -> None:
         try:
             for hook in self._hooks:
-                manager = hook(self._value)
-                manager.__enter__()
-                self._open.append(manager)
+                self._enter(hook)
         except BaseException as error:
             self._leave(error)
             raise
+
+    def _enter(self, hook: Callable[[T], AbstractContextManager[None]]) -> None:
+        manager = hook(self._value)
+        try:
+            manager.__enter__()
+        except Exception:
+            if not self._harmless:
+                raise
+            logger.exception("a hook of %s failed; the work goes on", self._name)
+        else:
+            self._open.append(manager)
 
     def __exit__(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -30,14 +31,26 @@ NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp", "watchfiles")
 """Loggers that write a line for each request or each file at level INFO."""
 
 
+_further: list[Callable[[], Mapping[str, str]]] = []
+
+
+def add_log_fields(fields: Callable[[], Mapping[str, str]]) -> None:
+    """Add fields to the log's JSON lines. fields: called for each record; must be quick."""
+    if fields not in _further:
+        _further.append(fields)
+
+
 class TaskFilter(logging.Filter):
-    """Adds ``task_id`` and ``task`` to records; both are "" outside tasks."""
+    """Adds ``task_id`` and ``task`` to records; both are "" outside tasks. Adds further fields
+    (`add_log_fields`) as ``further``.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields; always True, so every record is kept."""
         context = current_context()
         record.task_id = context.task_id if context else ""
         record.task = context.task if context else ""
+        record.further = {name: text for each in _further for name, text in each().items()}
         return True
 
 
@@ -65,7 +78,8 @@ class PlainFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: ts (ISO 8601, UTC), level, logger, message; within a task also
-    task_id and task; after an exception also error (the traceback).
+    task_id and task; with telemetry also trace_id and span_id; after an exception also error (the
+    traceback).
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -79,6 +93,7 @@ class JsonFormatter(logging.Formatter):
         for name in ("task_id", "task"):
             if value := getattr(record, name, ""):
                 fields[name] = value
+        fields |= getattr(record, "further", {})
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:

@@ -25,6 +25,7 @@ from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.worker.pipeline.reporting import report_received
 from aztask.worker.pipeline.work import Stage, WorkItem, names
 from aztask.worker.pool.children import Pool, PoolPlan
 from aztask.worker.pool.dispatcher import PoolDispatcher
@@ -254,13 +255,15 @@ class Supervisor:
         self._pool.fill()
         self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)
+        if listeners := self.app.hooks.status:
+            listeners.notify(self._heartbeat.status(draining=self._draining_until is not None))
 
     # -- receiving ---------------------------------------------------------------------------
 
-    def _take(self, source: Source, deliveries: list[Delivery]) -> None:
-        self._mailbox.post(lambda: self._received(source, deliveries))
+    def _take(self, source: Source, deliveries: list[Delivery], asked_at: float) -> None:
+        self._mailbox.post(lambda: self._received(source, deliveries, asked_at))
 
-    def _received(self, source: Source, deliveries: list[Delivery]) -> None:
+    def _received(self, source: Source, deliveries: list[Delivery], asked_at: float) -> None:
         """Hold the leases of new deliveries, open them, and pass them to the next stage."""
         hit("received", len(deliveries))
         session = source if isinstance(source, SessionSlot) else None
@@ -273,6 +276,8 @@ class Supervisor:
             self._give_back(items)
             return
         self.pipeline.open(items)
+        if hook := self.app.hooks.receive:
+            report_received(hook, source.queue, items, asked_at, self._clock.wall())
         self.journal.received(items)
         self._leases.received(items)
         self._finishes.submit(item for item in items if item.decided is not None)

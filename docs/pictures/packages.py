@@ -6,6 +6,7 @@ from canvas import Canvas
 
 LAYERS = (
     ("edges", "cli  emulator  spark  testing", "commands, a local Service Bus, the data pipeline"),
+    ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "deadletters  doctor", "dead letters, checks of a setup"),
     ("app", "app  loading", "the App, and how commands find it"),

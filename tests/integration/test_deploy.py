@@ -163,3 +163,41 @@ def test_the_scaler_counts_the_workers_queue(path: Path) -> None:
     ]
     assert broker.endswith(f"//{metadata.get('namespace') or metadata['accountName']}")
     assert "Not tried on a cluster" in path.read_text()
+
+
+def probed(container: dict[str, Any]) -> dict[str, str]:
+    """{kind of probe: its path}, for probes of the port that the worker serves."""
+    ports = {each["name"]: each["containerPort"] for each in container.get("ports", ())}
+    listed = {each["type"].lower(): each for each in container.get("probes", ())}
+    named = {kind: container.get(f"{kind}Probe") for kind in ("liveness", "readiness", "startup")}
+    found = {}
+    for kind, probe in {**named, **listed}.items():
+        if probe:
+            port = probe["httpGet"]["port"]
+            assert ports.get(port, port) == 9465
+            found[kind] = probe["httpGet"]["path"]
+    return found
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_the_probes_ask_the_worker(path: Path) -> None:
+    (pod,) = pods(path)
+    assert worker_of(pod)["http"] == ("0.0.0.0", 9465), "the kubelet asks from outside"
+    probes = probed(pod["containers"][0])
+    if "job" not in path.name:
+        assert probes.pop("readiness") == "/readyz"
+    assert probes == {"liveness": "/healthz"}
+
+
+def test_a_container_app_uses_the_probes() -> None:
+    path = ROOT / "examples" / "deploy" / "containerapps" / "worker.yaml"
+    (app,) = documents(path)
+    template = app["properties"]["template"]
+    params = worker_of(template)
+    assert params["http"] == ("0.0.0.0", 9465)
+    assert probed(template["containers"][0]) == {"liveness": "/healthz", "readiness": "/readyz"}
+    assert 600 >= template["terminationGracePeriodSeconds"] >= params["shutdown_timeout"] + 20
+    (rule,) = template["scale"]["rules"]
+    assert set(rule["custom"]["metadata"]) <= METADATA[rule["custom"]["type"]]
+    assert params["queues"] == ((rule["custom"]["metadata"]["queueName"],),)
+    assert "Not tried on Azure" in path.read_text()

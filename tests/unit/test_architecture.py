@@ -28,6 +28,7 @@ LAYERS = {
     "app": "app loading __init__",
     "care": "deadletters doctor",
     "worker": "worker",
+    "telemetry": "telemetry",
     "edges": "emulator testing cli spark __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
@@ -43,6 +44,8 @@ LIBRARIES = {
     "pandas": ("spark",),
     "jinja2": ("spark.report",),
     "watchfiles": ("cli",),
+    "opentelemetry": ("telemetry.otel",),
+    "prometheus_client": ("telemetry.prometheus",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")

@@ -107,6 +107,7 @@ class ServiceBusBroker:
         self._admin = Administration(address, credential=credential, admin=admin)
         self._clock = clock
         self._service_clock = ServiceClock(clock)
+        self._address = address
         self._capabilities = replace(CAPABILITIES, max_message_bytes=max_message_bytes)
         self._senders: dict[str, Senders] = {}
         self._peeking = Peeking(self._client)
@@ -115,6 +116,11 @@ class ServiceBusBroker:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """The namespace's host name, and the port if the address names one."""
+        return self._address.host, self._address.port
 
     @property
     def capabilities(self) -> Capabilities:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from aztask.brokers.servicebus import private
+from aztask.brokers.servicebus import private, sdktracing
 from aztask.brokers.servicebus.client import REQUEST_SECONDS, SEND_SECONDS, BusClient
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.brokers.servicebus.wire import ENQUEUED, epoch_of
@@ -40,6 +40,8 @@ PROBE_SECONDS: Final = 2 * 86400.0
 PROBE_MARGIN: Final = 60.0
 
 Pair = tuple[Envelope, ServiceBusMessage]
+
+sdktracing.install()
 
 
 class ClockProbe(NamedTuple):

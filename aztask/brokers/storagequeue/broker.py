@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from azure.core.credentials import TokenCredential
@@ -100,6 +101,7 @@ class StorageQueueBroker:
         clock: injected in tests.
         """
         self._client = StorageClient(address, credential=credential, clock=clock)
+        self._endpoint = address.endpoint
         self._poll_ceiling = poll_ceiling
         self._clock = clock
         self._workers = ThreadPool("storage", CONNECTIONS)
@@ -108,6 +110,12 @@ class StorageQueueBroker:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
+
+    @property
+    def server(self) -> tuple[str, int | None]:
+        """The account's host name, and the port if the address names one."""
+        parts = urlsplit(self._endpoint)
+        return parts.hostname or "", parts.port
 
     @property
     def capabilities(self) -> Capabilities:

@@ -44,9 +44,14 @@ class Intake:
     """Receives and hands over. An unreachable broker is retried, with growing pauses."""
 
     def __init__(
-        self, broker: Broker, source: QueueSource, take: Callable[[Intake, list[Delivery]], None]
+        self,
+        broker: Broker,
+        source: QueueSource,
+        take: Callable[[Intake, list[Delivery], float], None],
     ) -> None:
-        """take: gets the deliveries, on a thread of this intake."""
+        """take: gets the deliveries, on a thread of this intake, and when the receive began (UTC
+        epoch seconds).
+        """
         self.queue = source.queue
         self._broker = broker
         self._source = source
@@ -117,6 +122,7 @@ class Intake:
         while (limit := self._begin(helps)) > 0:
             try:
                 wait = 0.0 if helps else self._source.wait
+                asked_at = time.time()
                 deliveries = self._at_the_lease_of_now().receive(limit, wait)
             except Exception as error:  # an SDK may raise anything; the worker must keep receiving
                 if not isinstance(error, AztaskError):
@@ -130,7 +136,7 @@ class Intake:
                 failures = 0
             self._end(limit, len(deliveries))
             if deliveries:
-                self._take(self, deliveries)
+                self._take(self, deliveries, asked_at)
 
     def _begin(self, helps: bool) -> int:
         """Wait until this thread may receive; returns how many deliveries, 0 to end."""

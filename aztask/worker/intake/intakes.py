@@ -39,10 +39,10 @@ class Intakes:
         app: App,
         options: WorkerOptions,
         lease: Callable[[str], float],
-        take: Callable[[Source, list[Delivery]], None],
+        take: Callable[[Source, list[Delivery], float], None],
     ) -> None:
         """lease: the lease to ask for now, in seconds, by queue name. take: gets the deliveries, on
-        an intake's thread.
+        an intake's thread, and when the receive began (UTC epoch seconds).
 
         Raises CapabilityError if a queue is declared with sessions and the broker has none.
         """

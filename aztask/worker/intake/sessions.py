@@ -40,13 +40,14 @@ class SessionIntake:
         self,
         broker: Broker,
         source: QueueSource,
-        take: Callable[[SessionSlot, list[Delivery]], None],
+        take: Callable[[SessionSlot, list[Delivery], float], None],
         *,
         max_sessions: int,
         share: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """take: gets the deliveries, one at a time, on a thread of this intake.
+        """take: gets the deliveries, one at a time, on a thread of this intake, and when the
+        receive began (UTC epoch seconds).
 
         max_sessions: see rule 2. share: seconds, see rule 4.
         """
@@ -185,6 +186,7 @@ class SessionSlot:
         self.queue = intake.queue
         self._receiver: Receiver | None = None
         self._asked = 0.0
+        self._asked_at = 0.0
         self._intake = intake
         self._clock = clock
         self.looks = False
@@ -267,7 +269,7 @@ class SessionSlot:
         while delivery is not None:
             if delivery.session != session:  # some receivers move on to the next session at once
                 session, since = delivery.session or "", self._clock.monotonic()
-            self._intake.take(self, [delivery])
+            self._intake.take(self, [delivery], self._asked_at)
             item = self._over.get()
             if self._set_aside:
                 self._set_aside = False
@@ -285,6 +287,7 @@ class SessionSlot:
     def _receive(self, wait: float) -> Delivery | None:
         try:
             receiver = self._at_the_lease_of_now() if self.looks else self.receiver
+            self._asked_at = self._clock.wall()
             deliveries = receiver.receive(1, wait)
         except AztaskError as error:
             self._failed(error)

@@ -70,6 +70,7 @@ class Pipeline:
             index_for(app.broker, app.results),
             clock=clock,
             joint=self._joint is not None,
+            hook=app.hooks.settle,
         )
         self._refusals = Refusals(
             self._redelivery, self._settling, self._results, name=name, floods=self.floods

@@ -17,15 +17,18 @@ from typing import TypeAlias
 
 from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled
+from aztask.hooks import Settling
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import LeaseState
 from aztask.results.deadindex import DeadIndex, IndexedDeadLetter
 from aztask.settlement import DeadLetter, Defer
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
+from aztask.support.hooks import Hook
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.reporting import settling_of
 from aztask.worker.pipeline.work import Stage, WorkItem
 
 logger = logging.getLogger(__name__)
@@ -54,14 +57,17 @@ class Settler:
         *,
         clock: Clock,
         joint: bool,
+        hook: Hook[Settling] | None = None,
     ) -> None:
-        """dead_index: where dead letters are noted. joint: the caller's transaction covers all."""
+        """dead_index: where dead letters are noted. joint: the caller's transaction covers all.
+        hook: runs around the requests."""
         self._keeper = keeper
         self._redelivery = redelivery
         self._pointers = pointers
         self._dead_index = dead_index
         self._clock = clock
         self._joint = joint
+        self._hook = hook
 
     def settle(self, items: Sequence[WorkItem]) -> None:
         """Carry out and book; after an ambiguous answer the lease stays held."""
@@ -150,6 +156,17 @@ class Settler:
         return list(answers.items())
 
     def _ask(self, items: Sequence[WorkItem]) -> Answers:
+        if not self._hook:
+            return list(self._settled(items))
+        settling = settling_of(items)
+        with self._hook.around(settling):
+            pairs = self._settled(items)
+            settling.answers = [answer for _, answer in pairs]
+        return list(pairs)
+
+    def _settled(
+        self, items: Sequence[WorkItem]
+    ) -> list[tuple[WorkItem, Settled | Lost | Unknown]]:
         self._pointers.send(items)
         self._note_dead(items)
         answers = items[0].receiver.settle(self._redelivery.pairs(items))

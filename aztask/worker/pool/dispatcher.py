@@ -10,6 +10,7 @@ from aztask.errors import MaxLeaseExceeded
 from aztask.settlement import Abandon, from_record
 from aztask.support.failpoint import hit
 from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.worker.pipeline.reporting import report_killed
 from aztask.worker.pipeline.work import Stage, Stop, WorkItem, names
 from aztask.worker.pool.children import Pool, PoolProcess
 from aztask.worker.pool.forking import ForkServerHandle
@@ -35,6 +36,7 @@ class PoolDispatcher:
     ) -> None:
         """finish: takes items that have an outcome. over: takes items that need nothing more."""
         self._mailbox = runtime.mailbox
+        self._killed = runtime.app.hooks.killed
         self._deliveries = runtime.deliveries
         self._clock = runtime.clock
         self._pool = pool
@@ -196,6 +198,9 @@ class PoolDispatcher:
             return
         if run.started_at is not None:
             run.duration = self._clock.monotonic() - run.started_at
+        if self._killed:
+            kind = "WorkerCrashed" if culprit is None else "TaskKilled"
+            report_killed(self._killed, item, kind, reason, self._clock)
         if run.cancelled:
             self._verdicts.cancelled(item)
             self._finish([item])
@@ -216,4 +221,6 @@ class PoolDispatcher:
 def _packet(item: WorkItem) -> list[Any]:
     """The packet of a delivery, as `aztask.worker.pool.runner` describes it."""
     deadline = NO_DEADLINE if item.settled else item.delivery.deadline
-    return [item.number, item.message_fields(), item.delivery.delivery_count, deadline]
+    delivery = item.delivery
+    fields = item.message_fields()
+    return [item.number, fields, delivery.delivery_count, deadline, delivery.enqueued_at]

@@ -1,7 +1,7 @@
 """Runs one delivery's task in a slot and answers with the decision about its message.
 
 Packets from the worker
-    inbox:   [number, message fields, delivery_count, deadline, saved]
+    inbox:   [number, message fields, delivery_count, deadline, enqueued_at]
     control: ["renewed", number, deadline] | ["lost", number, reason]
              | ["answer", number, error, value] | ["interrupt", number, kind, text]
 Packets to the worker
@@ -99,7 +99,7 @@ class Runner:
 
     def run(self, slot: InterruptSlot, packet: list[Any]) -> None:
         """Run the delivery in `packet` and send the answer."""
-        number, fields, delivery_count, deadline = packet
+        number, fields, delivery_count, deadline, enqueued_at = packet
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
         self._guard.begin(number, lease, deadline)
@@ -108,7 +108,7 @@ class Runner:
         if lease.lost:
             answer: list[Any] = ["lost"]
         else:
-            answer = self._attempt(slot, number, message, delivery_count, lease)
+            answer = self._attempt(slot, number, message, delivery_count, enqueued_at, lease)
         if os.getpid() != self._pid:
             _end_forked(message, None)
         self._guard.end(number)
@@ -156,6 +156,7 @@ class Runner:
         number: int,
         message: TaskMessage,
         delivery_count: int,
+        enqueued_at: float,
         lease: TaskLease,
     ) -> list[Any]:
         """The answer, without number and times."""
@@ -174,6 +175,7 @@ class Runner:
             context = Context(
                 message,
                 delivery_count=delivery_count,
+                enqueued_at=enqueued_at,
                 lease=lease,
                 saved=saved,
                 save=lambda state: self._save(number, state, lease),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
+from aztask.hooks import WorkerStatus
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.children import Pool
@@ -47,6 +49,18 @@ class Heartbeat:
             stopped,
             len(self._deliveries),
             tuple(_running_task(item, at + behind) for item, at in running[:MOST_TASKS]),
+        )
+
+    def status(self, *, draining: bool) -> WorkerStatus:
+        """The worker's state for the hook."""
+        now = self._clock.monotonic()
+        return WorkerStatus(
+            time.monotonic(),
+            self._pool.capacity,
+            sum(process.ready for process in self._pool.processes),
+            tuple(max(0.0, now - at) for _, at in self._pool.running()),
+            len(self._deliveries),
+            draining,
         )
 
 

@@ -69,7 +69,7 @@ class Bench:
         self.broker = Wide(self.database)
         self.taken = []
         self.intake = Intake(
-            self.broker, QueueSource("jobs", lambda: 30.0, 0.1), lambda _, got: self.take(got)
+            self.broker, QueueSource("jobs", lambda: 30.0, 0.1), lambda _, got, at: self.take(got)
         )
         self.gate = self.intake.receiver
 

@@ -39,7 +39,7 @@ class Bench:
             share=share,
         )
 
-    def take(self, slot, deliveries):
+    def take(self, slot, deliveries, asked_at):
         with self.lock:
             self.taken += [(slot, delivery) for delivery in deliveries]
 

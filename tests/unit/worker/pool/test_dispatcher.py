@@ -11,6 +11,7 @@ import pytest
 from pipelinebench import Bench, make_bench
 
 from aztask.engine import Database
+from aztask.hooks import Hooks
 from aztask.lease.state import LeaseState
 from aztask.results.base import State
 from aztask.settlement import Abandon, Complete, DeadLetter, Resubmit
@@ -145,7 +146,10 @@ class Worker:
         pool: Any = self.pool
         selector: Any = self.selector
         runtime: Any = SimpleNamespace(
-            mailbox=selector, deliveries=bench.deliveries, clock=bench.clock
+            mailbox=selector,
+            deliveries=bench.deliveries,
+            clock=bench.clock,
+            app=SimpleNamespace(hooks=Hooks()),
         )
         self.dispatcher = PoolDispatcher(
             runtime, pool, bench.pipeline, requests,
@@ -229,7 +233,15 @@ def test_a_packet_holds_what_a_run_needs(make: Make) -> None:
     worker.bench.deliveries.ready.append(item)
     worker.pool.space = 1
     worker.dispatcher.feed()
-    assert worker.pool.sent == [[item.number, item.message_fields(), 3, item.delivery.deadline]]
+    assert worker.pool.sent == [
+        [
+            item.number,
+            item.message_fields(),
+            3,
+            item.delivery.deadline,
+            item.delivery.enqueued_at,
+        ]
+    ]
     assert message_of(item).id in worker.pool.sent[0][1]
 
 

@@ -124,7 +124,7 @@ class Bench:
             "id-1", f"shop.{task}", "default", body, content_type, encoding, **fields
         )
         values = [getattr(message, name) for name in MESSAGE_FIELDS]
-        self.runner.run(self.slot, [7, values, 1, boot_seconds() + lease])
+        self.runner.run(self.slot, [7, values, 1, boot_seconds() + lease, 5.0])
         return self.sent[-1]
 
 

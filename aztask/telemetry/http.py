@@ -1,0 +1,130 @@
+"""A small HTTP server for metrics and probes.
+
+Rules
+1. It answers GET and HEAD of fixed paths and nothing else. It reads no body, no query and no header
+   beyond the SDK's own limits.
+2. At most `MOST_CONNECTIONS` requests at a time, each for at most `SECONDS`: a client that is slow
+   or hostile cannot hold more. Further connections are closed at once.
+3. An error of a page is one line in the log, and 500 for the client.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, NamedTuple
+
+from aztask.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+SECONDS: Final = 5.0
+MOST_CONNECTIONS: Final = 16
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    """The answer to a request. status: of HTTP."""
+
+    status: int
+    body: bytes
+    content_type: str = TEXT
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves `pages`, each a function, on threads of its own."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], Answer]]) -> None:
+        """Listen. Raises ConfigurationError if the address is taken or is not ours."""
+        self.pages = pages
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, UnicodeError, OverflowError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port}: {error}; choose another address with --http"
+            ) from None
+        self._thread = threading.Thread(target=self.serve_forever, name="aztask-http", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address that it listens on."""
+        host, port = self.server_address[:2]
+        shown = f"[{host!s}]" if ":" in str(host) else str(host)
+        return f"http://{shown}:{port}"
+
+    def start(self) -> None:
+        """Start the thread that accepts connections."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port; requests that are being answered are not waited for."""
+        self.shutdown()
+        self.server_close()
+
+    def server_bind(self) -> None:
+        """Bind, without the reverse look-up of the host's name that the base class makes."""
+        super(ThreadingHTTPServer, self).server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a new thread, if there is room (rule 2)."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._room.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one connection, then make room for another one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that go away; everything else is logged by the handler."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request, then the connection closes."""
+
+    timeout = SECONDS
+    server_version = "aztask"
+    sys_version = ""
+    server: PageServer
+
+    def do_GET(self) -> None:  # the base class's name
+        """Answer with the page's body."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer with the headers of the page alone."""
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        page = self.server.pages.get(self.path.partition("?")[0])
+        try:
+            answer = page() if page is not None else Answer(404, b"not found\n")
+        except Exception:
+            logger.exception("the page %s failed", self.path.partition("?")[0])
+            answer = Answer(500, b"error, see the log\n")
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if body:
+            self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # the base class's name
+        """Log nothing: probes come every few seconds."""

@@ -1,0 +1,89 @@
+"""Registers the spans, the metrics and the log fields with an app's hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final
+from weakref import WeakSet
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import TracerProvider
+
+from aztask.app import App
+from aztask.hooks import WorkerInfo
+from aztask.telemetry.labels import TaskLabels
+from aztask.telemetry.otel.attributes import MessagingAttributes
+from aztask.telemetry.otel.deliveries import DeliverySpans
+from aztask.telemetry.otel.instruments import Instruments
+from aztask.telemetry.otel.logs import trace_fields
+from aztask.telemetry.otel.runs import RunSpans
+from aztask.telemetry.otel.sends import SendSpans
+from aztask.version import __version__
+from aztask.worker.logs import add_log_fields
+
+OUTERMOST: Final = -100.0
+FLUSH_MILLISECONDS: Final = 5_000
+SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
+
+_instrumented: WeakSet[App] = WeakSet()
+
+
+def instrument(
+    app: App,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Trace and measure an app's sends, runs and settlements.
+
+    Call it in the module that makes the app, so that workers and their pool processes do it too. A
+    second call for the same app changes nothing.
+
+    * `tracer_provider`, `meter_provider`: the global ones by default, also if they are set later.
+    """
+    if app in _instrumented:
+        return
+    _instrumented.add(app)
+    tracer = trace.get_tracer("aztask", __version__, tracer_provider, SCHEMA)
+    meter = metrics.get_meter("aztask", __version__, meter_provider, SCHEMA)
+    attributes = MessagingAttributes(app)
+    instruments = Instruments(meter, attributes, TaskLabels(app.tasks))
+    runs = RunSpans(app, tracer, attributes)
+    deliveries = DeliverySpans(tracer, attributes, instruments, runs)
+    hooks = app.hooks
+    hooks.send.add(SendSpans(tracer, attributes, instruments).around_send, order=OUTERMOST)
+    hooks.run.add(runs.around_run, order=OUTERMOST)
+    hooks.receive(deliveries.received)
+    hooks.settle.add(deliveries.around_settle, order=OUTERMOST)
+    hooks.killed(deliveries.killed)
+    add_log_fields(trace_fields)
+
+    def flush() -> None:
+        _flush(tracer_provider or trace.get_tracer_provider())
+        _flush(meter_provider or metrics.get_meter_provider())
+
+    hooks.process.add(_flushed(flush), order=OUTERMOST)
+    hooks.worker.add(_flushed(flush, lambda: hooks.event(instruments.event)), order=OUTERMOST)
+
+
+def _flushed(
+    flush: Callable[[], None], begin: Callable[[], object] = lambda: None
+) -> Callable[[WorkerInfo], Generator[None, Any, None]]:
+    """A hook that flushes at the end: a pool process ends without running exit functions."""
+
+    def around(_: WorkerInfo) -> Generator[None, Any, None]:
+        begin()
+        try:
+            yield
+        finally:
+            flush()
+
+    return around
+
+
+def _flush(provider: object) -> None:
+    """Export what is buffered. The API has no such method, the SDK's providers have."""
+    force = getattr(provider, "force_flush", None)
+    if force is not None:
+        force(FLUSH_MILLISECONDS)

@@ -1,0 +1,102 @@
+"""The trace context of a message: W3C ``traceparent``, ``tracestate`` and ``baggage``.
+
+Messages always carry the W3C headers, whatever propagator the program sets: other senders and
+receivers of Service Bus expect them. ``Diagnostic-Id`` is the older name that the Azure SDKs write
+and read beside ``traceparent``, with the same content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from opentelemetry import baggage
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, SpanContext, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from aztask.message.message import TaskMessage
+
+DIAGNOSTIC_ID: Final = "Diagnostic-Id"
+ENQUEUED_TIME: Final = "enqueuedTime"
+MOST_LINKS: Final = 128
+"""Links of one span; the SDK drops further ones (OTEL_SPAN_LINK_COUNT_LIMIT's default)."""
+
+_trace = TraceContextTextMapPropagator()
+_baggage = W3CBaggagePropagator()
+
+
+def traceparent_of(span: SpanContext) -> str:
+    """The span's context as W3C text."""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags & 0xFF:02x}"
+
+
+def write_context(
+    headers: dict[str, Any], span: SpanContext, context: Context | None, *, diagnostic_id: bool
+) -> None:
+    """Put the span's context into a message's headers; without a valid span, do nothing.
+
+    * `context`: whose baggage travels with the message; None: the current one.
+    * `diagnostic_id`: write the Azure SDK's header too.
+    """
+    if not span.is_valid:
+        return
+    headers["traceparent"] = traceparent_of(span)
+    if span.trace_state:
+        headers["tracestate"] = span.trace_state.to_header()
+    if baggage.get_all(context):
+        _baggage.inject(headers, context)
+    if diagnostic_id:
+        headers[DIAGNOSTIC_ID] = headers["traceparent"]
+
+
+def context_of(message: TaskMessage) -> Context:
+    """The context that the message carries; an empty one if it carries none or a damaged one."""
+    extra = message.extra
+    carrier: dict[str, str] = {}
+    if parent := _text(message.traceparent) or _text(extra.get(DIAGNOSTIC_ID)):
+        carrier["traceparent"] = parent
+        if state := _text(extra.get("tracestate")):
+            carrier["tracestate"] = state
+    context = _trace.extract(carrier, Context())
+    if luggage := _text(extra.get("baggage")):
+        context = _baggage.extract({"baggage": luggage}, context)
+    return context
+
+
+def span_of(message: TaskMessage) -> SpanContext:
+    """The span whose context the message carries; an invalid one if there is none."""
+    return get_current_span(context_of(message)).get_span_context()
+
+
+def link_to(message: TaskMessage, enqueued_at: float) -> list[Link]:
+    """The link to a message's sender, in a list that is empty without one.
+
+    * `enqueued_at`: UTC epoch seconds. Azure Monitor computes ``timeSinceEnqueued`` from it, and
+      reads whole milliseconds only.
+    """
+    span = span_of(message)
+    if not span.is_valid:
+        return []
+    return [Link(span, {ENQUEUED_TIME: int(1000 * enqueued_at)} if enqueued_at else None)]
+
+
+def links_to(pairs: Iterable[tuple[TaskMessage, float]]) -> list[Link]:
+    """Links to the senders of many messages, at most `MOST_LINKS`, unsampled ones skipped.
+
+    * `pairs`: messages, and when they were enqueued.
+    """
+    links: list[Link] = []
+    for message, enqueued_at in pairs:
+        links += [
+            link for link in link_to(message, enqueued_at) if link.context.trace_flags.sampled
+        ]
+        if len(links) >= MOST_LINKS:
+            break
+    return links
+
+
+def _text(value: object) -> str:
+    """A header that another program may have written, if it is text."""
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,86 @@
+"""Spans of runs: ``process QUEUE``, in the pool process, around the task's function.
+
+Rules
+1. The span's parent is the span that sent the message, so a run is in the trace of its sender, and
+   a link to the same span carries the time at which the message was enqueued.
+2. After a failed run its span stays current until the slot's next run: the log line about the
+   failure is written then, and belongs to the trace.
+3. A pool process that is killed loses its open span. The worker then makes one in its place, see
+   `aztask.telemetry.otel.deliveries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from opentelemetry import context as contexts
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
+
+from aztask.app import App
+from aztask.context import Context
+from aztask.errors import Snooze, TaskStopped
+from aztask.message.message import TaskMessage
+from aztask.telemetry.otel.attributes import MessagingAttributes
+from aztask.telemetry.otel.errors import failed
+from aztask.telemetry.otel.propagation import context_of, link_to
+
+
+class RunSpans:
+    """The ``around_run`` hook, and what it has in common with runs that were killed."""
+
+    def __init__(self, app: App, tracer: Tracer, attributes: MessagingAttributes) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._attributes = attributes
+
+    def around_run(self, context: Context) -> Generator[None, Any, None]:
+        """Make the run's span the current one while the task runs."""
+        message = context.message
+        span, parent = self.start(message, context.delivery_count, context.enqueued_at)
+        token = contexts.attach(set_span_in_context(span, parent))
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Snooze | TaskStopped):
+                span.set_attribute("aztask.outcome", type(error).__name__)
+            else:
+                failed(span, error)
+            span.end()
+            raise  # rule 2: not detached
+        contexts.detach(token)
+        span.end()
+
+    def start(
+        self,
+        message: TaskMessage,
+        delivery_count: int,
+        enqueued_at: float,
+        start_time: int | None = None,
+    ) -> tuple[Span, contexts.Context]:
+        """Start a run's span; returns it and the context that it was started in.
+
+        * `enqueued_at`: UTC epoch seconds. `start_time`: nanoseconds, now by default.
+        """
+        parent = context_of(message)
+        attributes = {
+            **self._attributes.of(message.queue, "process", "process"),
+            "aztask.task": message.task,
+            "aztask.resubmit_count": message.resubmit_count,
+            "messaging.message.id": self._app.codec.message_id(message),
+            "messaging.message.conversation_id": message.correlation_id or message.id,
+        }
+        if message.generation:
+            attributes["aztask.generation"] = message.generation
+        if self._attributes.is_service_bus:
+            attributes["messaging.servicebus.message.delivery_count"] = delivery_count
+            attributes["messaging.servicebus.message.enqueued_time"] = int(enqueued_at)
+        span = self._tracer.start_span(
+            f"process {message.queue}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=link_to(message, enqueued_at),
+            start_time=start_time,
+        )
+        return span, parent

@@ -1,0 +1,1 @@
+"""Metrics in the format of Prometheus, and the endpoints that serve them and the probes."""

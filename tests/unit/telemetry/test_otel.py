@@ -1,0 +1,342 @@
+"""Spans and metrics of an app's hooks, in memory."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry import baggage, context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+
+from aztask import App
+from aztask.brokers.delivery import Delivery, Lost, Settled
+from aztask.errors import BrokerUnavailable
+from aztask.events.event import Event
+from aztask.hooks import KilledRun, Receiving, Settling
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.settlement import Complete, DeadLetter, Resubmit
+from aztask.support.quiet import is_quiet
+from aztask.telemetry.labels import MOST_ERRORS, OTHER, UNKNOWN, TaskLabels
+from aztask.telemetry.otel import instrument
+from aztask.telemetry.otel.attributes import MessagingAttributes
+from aztask.telemetry.otel.instruments import Instruments
+from aztask.telemetry.otel.propagation import context_of, span_of
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE = 0x0AF7651916CD43DD8448EB211C80319C
+
+
+class Bench:
+    """An instrumented app, its spans and its metrics."""
+
+    def __init__(self, folder, **options):
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(**options)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.reader = InMemoryMetricReader()
+        self.meters = MeterProvider(metric_readers=[self.reader])
+        self.app = App("shop", broker=f"local://{folder}/queues.db")
+        self.app.task(name="shop.add")(lambda a, b: a + b)
+        instrument(self.app, tracer_provider=self.provider, meter_provider=self.meters)
+
+    def spans(self, name=""):
+        return [each for each in self.exporter.get_finished_spans() if name in each.name]
+
+    def messages(self):
+        peeked = self.app.broker.peek("default")
+        return [self.app.codec.from_envelope(each.envelope, "default") for each in peeked]
+
+    def points(self, name):
+        data = self.reader.get_metrics_data()
+        return [
+            point
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.app.close()
+    made.meters.shutdown()
+
+
+def message(**fields):
+    return TaskMessage("t", "shop.add", "default", b"", **fields)
+
+
+def delivery(name="m"):
+    return Delivery(
+        "default", Envelope(b"", message_id=name), 1, "", 1, 1_700_000_000.25, 0.0, 60.0
+    )
+
+
+# -- sends -----------------------------------------------------------------------------------
+
+
+def test_a_single_send_is_the_span_that_the_message_carries(bench):
+    with bench.provider.get_tracer("web").start_as_current_span("request") as request:
+        result = bench.app.tasks["shop.add"].delay(1, 2)
+    (span,) = bench.spans("send default")
+    assert span.kind is SpanKind.PRODUCER
+    assert span.parent.span_id == request.get_span_context().span_id
+    assert span.attributes == {
+        "messaging.system": "aztask",
+        "messaging.destination.name": "default",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.message.conversation_id": result.id,
+        "aztask.task": "shop.add",
+    }
+    (sent,) = bench.messages()
+    assert span_of(sent).span_id == span.context.span_id
+    assert sent.extra == {}, "no further header"
+
+
+def test_each_message_of_a_batch_has_a_span_of_its_own(bench):
+    bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    created = bench.spans("create default")
+    (span,) = bench.spans("send default")
+    assert [each.kind for each in created] == [SpanKind.PRODUCER] * 2
+    assert span.kind is SpanKind.CLIENT
+    assert span.attributes["messaging.batch.message_count"] == 2
+    assert [link.context.span_id for link in span.links] == [
+        each.context.span_id for each in created
+    ]
+    assert [span_of(each).span_id for each in bench.messages()] == [
+        each.context.span_id for each in created
+    ]
+
+
+def test_state_and_baggage_travel_with_the_message(bench):
+    token = context.attach(baggage.set_baggage("tenant", "acme"))
+    bench.app.tasks["shop.add"].delay(1, 2)
+    context.detach(token)
+    (sent,) = bench.messages()
+    assert sent.extra == {"baggage": "tenant=acme"}
+    assert baggage.get_all(context_of(sent)) == {"tenant": "acme"}
+
+
+def test_without_an_sdk_nothing_is_written(tmp_path):
+    app = App("bare", broker=f"local://{tmp_path}/queues.db")
+    instrument(app)
+    app.send("bare.add", [1])
+    (sent,) = app.broker.peek("default")
+    assert "traceparent" not in sent.envelope.headers
+    app.close()
+
+
+def test_what_is_not_sampled_is_carried_too(tmp_path):
+    bench = Bench(tmp_path, sampler=ALWAYS_OFF)
+    bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    assert bench.spans() == []
+    carried = [span_of(each) for each in bench.messages()]
+    assert [each.is_valid and not each.trace_flags.sampled for each in carried] == [True, True]
+    bench.app.close()
+
+
+def test_a_send_that_fails_marks_its_span(bench):
+    @bench.app.around_send
+    def refused(sending):
+        assert is_quiet()
+        raise BrokerUnavailable("no route, password=hunter2")
+        yield
+
+    with pytest.raises(BrokerUnavailable):
+        bench.app.tasks["shop.add"].delay(1, 2)
+    (span,) = bench.spans("send default")
+    assert span.status.status_code is StatusCode.ERROR
+    assert "hunter2" not in span.to_json()
+    (point,) = bench.points("messaging.client.operation.duration")
+    assert point.attributes["error.type"] == "aztask.errors.BrokerUnavailable"
+    assert not is_quiet()
+
+
+def test_a_second_instrumentation_changes_nothing(bench):
+    instrument(bench.app, tracer_provider=bench.provider)
+    bench.app.tasks["shop.add"].delay(1, 2)
+    assert len(bench.spans()) == 1
+
+
+# -- what a message carries ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "valid"),
+    [
+        ({"traceparent": PARENT}, True),
+        ({"extra": {"Diagnostic-Id": PARENT}}, True),
+        ({"traceparent": PARENT, "extra": {"Diagnostic-Id": "|old.1."}}, True),
+        ({"extra": {"Diagnostic-Id": "|old.1."}}, False),
+        ({"traceparent": "nonsense"}, False),
+        ({"extra": {"Diagnostic-Id": 5, "tracestate": b"x", "baggage": ["x"]}}, False),
+        ({"traceparent": PARENT, "extra": {"tracestate": 7, "baggage": 7}}, True),
+        ({}, False),
+    ],
+)
+def test_any_header_is_read_without_an_error(fields, valid):
+    span = span_of(message(**fields))
+    assert span.is_valid is valid
+    if valid:
+        assert span.trace_id == TRACE
+
+
+# -- receives and settlements ----------------------------------------------------------------
+
+
+def test_a_receive_links_to_the_senders_and_gives_others_its_context(bench):
+    receiving = Receiving(
+        "default", [message(traceparent=PARENT), message()], [delivery()] * 2, 3, 10.0, 10.5
+    )
+    bench.app.hooks.receive.notify(receiving)
+    (span,) = bench.spans("receive default")
+    assert span.kind is SpanKind.CLIENT
+    assert span.attributes["messaging.batch.message_count"] == 3
+    assert (span.start_time, span.end_time) == (10_000_000_000, 10_500_000_000)
+    ((link),) = span.links
+    assert link.context.trace_id == TRACE
+    assert link.attributes == {"enqueuedTime": 1_700_000_000_250}
+    assert receiving.traceparents.keys() == {1}
+    assert span_of(message(traceparent=receiving.traceparents[1])) == replace_remote(span.context)
+    (consumed,) = bench.points("messaging.client.consumed.messages")
+    assert consumed.value == 3
+
+
+def replace_remote(span):
+    """The same context as its receiver knows it."""
+    return SpanContext(span.trace_id, span.span_id, True, span.trace_flags, span.trace_state)
+
+
+def settle(bench, settlements, answers, error=None):
+    carried = [message(traceparent=PARENT) for _ in settlements]
+    settling = Settling("default", carried, [delivery() for _ in settlements], settlements)
+    with bench.app.hooks.settle.around(settling):
+        assert is_quiet()
+        if error is not None:
+            raise error
+        settling.answers = answers
+
+
+def test_many_completions_are_one_span(bench):
+    settle(bench, [Complete()] * 3, [Settled()] * 3)
+    (span,) = bench.spans()
+    assert span.name == "complete default"
+    assert span.parent is None
+    assert len(span.links) == 3
+    assert span.attributes["messaging.batch.message_count"] == 3
+
+
+def test_dead_letters_and_retries_are_in_the_traces_of_their_messages(bench):
+    settle(
+        bench,
+        [Complete(), DeadLetter("retries-exhausted", "key=hunter2"), Resubmit(delay=5.0)],
+        [Settled()] * 3,
+    )
+    assert [span.name for span in bench.spans()] == [
+        "complete default",
+        "dead_letter default",
+        "resubmit default",
+    ]
+    assert {span.context.trace_id for span in bench.spans()} == {TRACE}
+    (dead,) = bench.spans("dead_letter")
+    assert dead.attributes["aztask.dead_letter.reason"] == "retries-exhausted"
+    (retry,) = bench.spans("resubmit")
+    assert retry.attributes["aztask.delay"] == 5.0
+
+
+def test_a_settlement_that_came_too_late_or_failed_marks_its_span(bench):
+    settle(bench, [Complete()], [Lost("the lock expired")])
+    with pytest.raises(BrokerUnavailable):
+        settle(bench, [Complete()], [], BrokerUnavailable("away"))
+    late, failed = bench.spans()
+    assert (late.attributes["error.type"], late.status.description) == ("Lost", "the lock expired")
+    assert failed.attributes["error.type"] == "aztask.errors.BrokerUnavailable"
+
+
+def test_a_message_that_could_not_be_read_is_settled_with_a_span(bench):
+    settling = Settling("default", [None], [delivery()], [DeadLetter("undecodable", "")])
+    with bench.app.hooks.settle.around(settling):
+        settling.answers = [Settled()]
+    (span,) = bench.spans()
+    assert (span.name, span.parent) == ("dead_letter default", None)
+
+
+def test_a_killed_run_ends_its_span(bench):
+    bench.app.hooks.killed.notify(
+        KilledRun(message(traceparent=PARENT), delivery(), 10.0, 12.0, "WorkerCrashed", "SIGSEGV")
+    )
+    (span,) = bench.spans("process default")
+    assert (span.context.trace_id, span.end_time - span.start_time) == (TRACE, 2_000_000_000)
+    assert span.attributes["error.type"] == "WorkerCrashed"
+
+
+def test_an_error_in_telemetry_does_not_stop_a_settlement(bench, caplog):
+    @bench.app.hooks.settle
+    def broken(settling):
+        raise RuntimeError("telemetry is broken")
+        yield
+
+    settle(bench, [Complete()], [Settled()])
+    assert "the work goes on" in caplog.text
+    assert len(bench.spans()) == 1
+
+
+# -- metrics ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("aztask.task.wait", 2.0),
+        ("aztask.task.punctuality", 0.5),
+        ("messaging.process.duration", 0.4),
+        ("aztask.lease.margin", 0.8),
+        ("aztask.lease.renewals", 1),
+        ("aztask.lease.losses", 1),
+        ("aztask.messages.dead_lettered", 1),
+    ],
+)
+def test_each_metric_has_its_figure(bench, name, value):
+    events = (
+        Event("received", "t", "shop.add", "default"),
+        Event("started", "t", "shop.add", "default", wait_seconds=2.0),
+        Event("started", "t", "shop.add", "default", resubmit_count=1, wait_seconds=0.5),
+        Event("renewed", "t", "shop.add", "default", lease_seconds=10.0, margin_seconds=3.0),
+        Event(
+            "succeeded", "t", "shop.add", "default",
+            duration_seconds=0.4, lease_seconds=10.0, margin_seconds=5.0,
+        ),
+        Event("settle_failed", "t", "shop.add", "default"),
+        Event("dead_lettered", "t", "shop.add", "default", error_type="expired"),
+    )  # fmt: skip
+    instruments = Instruments(
+        bench.meters.get_meter("aztask"),
+        MessagingAttributes(bench.app),
+        TaskLabels(bench.app.tasks),
+    )
+    for event in events:
+        instruments.event(event)
+    points = bench.points(name)
+    assert sum(getattr(each, "value", None) or each.sum for each in points) == pytest.approx(value)
+
+
+def test_label_values_are_bounded():
+    labels = TaskLabels({"shop.add", "shop.\n" + "x" * 500})
+    assert labels.task("shop.add") == "shop.add"
+    assert {labels.task(f"attack-{n}") for n in range(1000)} == {UNKNOWN}
+    assert labels.task("shop.\n" + "x" * 500) == "shop.?" + "x" * 94
+    assert len({labels.error(f"Error{n}") for n in range(1000)}) == MOST_ERRORS + 1
+    assert labels.error("Error0") == "Error0"
+    assert labels.error("new") == OTHER
+    assert labels.reason("new") == "new"
+    assert labels.error(None) == UNKNOWN
