@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -18,23 +17,21 @@ from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
-from aztask.errors import ConfigurationError, DuplicateTask, EncodeError
+from aztask.errors import DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.held import HeldLease, LeaseTerms
-from aztask.message.codec import Codec
-from aztask.message.signatures import SignatureRules
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
+from aztask.sending.codecs import codec_for
 from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
+from aztask.support.checks import module_names
 from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 class App:
@@ -59,6 +56,8 @@ class App:
     * `include`: the names of the modules that define tasks.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.
+    * `lifespan`: a decorator for a function that opens and closes clients once per process, see
+      docs/how-to/basics/async.md.
     """
 
     def __init__(
@@ -92,14 +91,16 @@ class App:
         check_options(options, AppOptions, f"App {name!r}")
         self.name = name
         self.retry = retry
-        self.include = _module_names(include)
+        self.include = module_names(include)
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
         self._lease_given = "lease" in options
         self.tasks: dict[str, Task[..., Any]] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self.codec = self._new_codec()
+        self.codec = codec_for(
+            self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds
+        )
         self._connections = Connections(
             broker or read_environment("AZTASK_BROKER"),
             results or read_environment("AZTASK_RESULTS"),
@@ -112,23 +113,9 @@ class App:
         self.around_worker = self.hooks.worker
         self.around_process = self.hooks.process
         self.on_event = self.hooks.event
+        self.lifespan = self.hooks.lifespan
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
-        )
-
-    def _new_codec(self) -> Codec:
-        settings = self.settings
-        return Codec(
-            serializer=settings.serializer,
-            accept=settings.accept,
-            signing_keys=[key.reveal().encode() for key in settings.signing_keys],
-            signatures=SignatureRules(
-                old=settings.old_signatures,
-                max_age=lambda queue: self.queue_settings(queue).signature_max_age_seconds,
-                clock_skew=settings.signature_clock_skew_seconds,
-            ),
-            id_key=settings.id_key.reveal().encode() if settings.id_key else None,
-            argsrepr=settings.argsrepr,
         )
 
     def __repr__(self) -> str:
@@ -381,17 +368,3 @@ class App:
         return list(
             map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
         )
-
-
-def _module_names(include: Sequence[str]) -> tuple[str, ...]:
-    """Check the module names that `App` includes, and return them. Raises ConfigurationError."""
-    if isinstance(include, str) or not isinstance(include, Sequence):
-        raise ConfigurationError(
-            f'include takes a list of module names, such as ["shop.images"], not {include!r}'
-        )
-    for name in include:
-        if not isinstance(name, str) or not _MODULE.match(name):
-            raise ConfigurationError(
-                f'include takes module names, such as "shop.images", not {name!r}'
-            )
-    return tuple(include)

@@ -14,6 +14,7 @@ from aztask.context import Context
 from aztask.events.event import Event
 from aztask.events.sink import EventSink
 from aztask.support.hooks import Hook, Listeners
+from aztask.support.lifespans import Lifespans
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Hooks:
         self.worker: Hook[WorkerInfo] = Hook("around_worker")
         self.process: Hook[WorkerInfo] = Hook("around_process")
         self.event: Listeners[Event] = Listeners("on_event")
+        self.lifespan = Lifespans()
 
 
 class HookedSink:
