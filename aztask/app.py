@@ -69,6 +69,8 @@ class App:
     * `include`: the names of the modules that define tasks.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.
+    * `lifespan`: a decorator for a function that opens and closes clients once per process, see
+      docs/how-to/basics/async.md.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class App:
         self.around_worker = self.hooks.worker
         self.around_process = self.hooks.process
         self.on_event = self.hooks.event
+        self.lifespan = self.hooks.lifespan
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
         )

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import math
 import threading
@@ -96,6 +97,10 @@ class TaskLease:
                 timeout=min(CONFIRM_SECONDS, self.remaining_seconds),
             )
         self.ensure()
+
+    async def aextend(self, seconds: float) -> None:
+        """`extend` for coroutines: the event loop continues while the broker answers."""
+        await asyncio.to_thread(self.extend, seconds)
 
     def renewed(self, deadline: float) -> None:
         """Take note that the lease was renewed until `deadline`. The worker calls this."""
@@ -186,6 +191,10 @@ class Context:
         self._save(state)
         self.saved = state
 
+    async def acheckpoint(self, state: Any) -> None:
+        """`checkpoint` for coroutines: the event loop continues while the broker answers."""
+        await asyncio.to_thread(self.checkpoint, state)
+
 
 def unsent_context(
     *,
@@ -244,6 +253,11 @@ def current_context() -> Context | None:
     It works in any function that a task calls, and for tasks without a context argument.
     """
     return _current.get()
+
+
+def context_in(variables: contextvars.Context) -> Context | None:
+    """The `Context` of the task to which these context variables belong; None if to none."""
+    return variables.get(_current)
 
 
 def set_current_context(context: Context | None) -> None:

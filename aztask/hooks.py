@@ -17,6 +17,7 @@ from aztask.events.sink import EventSink
 from aztask.message.message import TaskMessage
 from aztask.settlement import Decision
 from aztask.support.hooks import Hook, Listeners
+from aztask.support.lifespans import Lifespans
 
 
 @dataclass(slots=True)
@@ -148,6 +149,7 @@ class Hooks:
         self.settle: Hook[Settling] = Hook("settle", harmless=True)
         self.killed: Listeners[KilledRun] = Listeners("killed")
         self.status: Listeners[WorkerStatus] = Listeners("status")
+        self.lifespan = Lifespans()
 
 
 class HookedSink:

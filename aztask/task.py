@@ -116,6 +116,14 @@ class Task(Generic[P, R_co]):
         return f"<Task {self.name}>"
 
     @property
+    def is_coroutine(self) -> bool:
+        """True if the function is an ``async def``."""
+        function = self.function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # an object with async __call__
+        )
+
+    @property
     def sender(self) -> InvocationSender:
         """The app, which sends the invocations."""
         return self._sender

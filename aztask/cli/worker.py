@@ -46,6 +46,11 @@ logger = logging.getLogger("aztask.worker")
 
 SHORTEST_LEASE = 0.1
 SHOWN_TASKS = 10
+POOL_TEXTS = {
+    "processes": "processes",
+    "threads": "threads in one process",
+    "asyncio": "tasks on one event loop",
+}
 FULL_PAUSE = 5.0
 """Seconds between two tries to start while there is no room on the disk."""
 
@@ -64,7 +69,8 @@ FULL_PAUSE = 5.0
     "--pool",
     type=click.Choice(POOLS),
     default=POOLS[0],
-    help="Run each task in a process of its own, or all in threads of one child process.",
+    help="Run each task in a process of its own, or all in one child process: in threads, or "
+    "on one event loop.",
 )
 @click.option(
     "--prefetch",
@@ -316,7 +322,7 @@ def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
 
 def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     """The lines at a worker's start: what it serves, from where, and how. Secrets are masked."""
-    pool = "processes" if options.pool == "processes" else "threads in one process"
+    pool = POOL_TEXTS[options.pool]
     leases = sorted({options.lease or app.lease_now(queue) for queue in options.queues})
     held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
     tasks = sorted(app.tasks)

@@ -27,7 +27,7 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 WITHOUT_DELAY: Final = {"abandon": "at once", "lease-timeout": "when its lease ends"}
 """The retry strategies that do not wait for the policy's delay, and when they retry."""
 
-NOISY: Final = ("azure", "urllib3", "asyncio", "kombu", "amqp", "watchfiles")
+NOISY: Final = ("azure", "urllib3", "httpx", "asyncio", "kombu", "amqp", "watchfiles")
 """Loggers that write a line for each request or each file at level INFO."""
 
 

@@ -8,7 +8,7 @@ from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.masking import printable
 from aztask.worker.logs import LOG_TASKS
 
-POOLS = ("processes", "threads")
+POOLS = ("processes", "threads", "asyncio")
 MOST_CONCURRENCY = 10_000
 MOST_SESSIONS = 1_000
 
@@ -19,7 +19,7 @@ class WorkerOptions:
 
     * queues: the queues to receive from.
     * concurrency: tasks that run at the same time.
-    * pool: "processes" or "threads".
+    * pool: "processes", "threads" or "asyncio".
     * prefetch: deliveries held beyond those that run. None: adapts to the measured speed. 0: none.
     * burst: end when the queues are empty, delayed messages included.
     * max_tasks: end after this many tasks.

@@ -69,7 +69,7 @@ class Supervisor:
         self._finishes = self._lane("finish", self.pipeline.finish, self._finished)
         # A claim across a network takes time: the next ones are sent while the pool is busy.
         self._claims_ahead = options.concurrency if runtime.lane_threads else 0
-        plan = PoolPlan(app_spec, options.processes, options.slots, self.name)
+        plan = PoolPlan(app_spec, options.processes, options.slots, self.name, options.pool)
         self._pool = Pool(plan, clock=clock, server=server)
         self._limits = TimeLimits(runtime, self._pool)
         self._requests = TaskRequests(runtime, self._limits)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = {"aztask": f"{sys.executable} -m aztask", "python": sys.executable}
 ENDS = {
+    "async": ["200 succeeded", "200 pages, from /page-0 to /page-199"],
     "quickstart": ["shop.count_words", "succeeded", "6"],
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],
@@ -28,7 +30,8 @@ def test_the_commands_of_its_readme(name, tmp_path):
     text = (folder / "README.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    script = [f'aztask() {{ {sys.executable} -m aztask "$@"; }}', "set -e", *commands]
+    programs = [f'{name}() {{ {start} "$@"; }}' for name, start in PROGRAMS.items()]
+    script = [*programs, "set -e", *commands]
     with (tmp_path / "shown").open("w+") as shown:
         process = subprocess.Popen(
             ["bash", "-c", "\n".join(script)],

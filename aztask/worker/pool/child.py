@@ -2,9 +2,10 @@
 
 Forked by `aztask.worker.pool.forkserver`, or started by it as ``python -m aztask.worker.pool.child
 SETUP``. Rules
-1. With one slot, tasks run in the main thread. With more, each slot is a thread.
+1. With one slot, tasks run in the main thread. With more, each slot is a thread, or in the pool
+   ``asyncio`` a coroutine on the process's event loop (`aztask.worker.pool.coroutines`).
 2. One thread at a time waits for the next delivery, the others wait for a lock. So a packet wakes
-   one thread, not all of them.
+   one thread, not all of them. The main thread runs the event loop in the meantime.
 3. The control thread listens for renewals, interrupts and answers. If no renewal arrives before a
    run's deadline, it stops that run itself: the worker may be stopped or frozen.
 4. When the worker ends, this process ends: on Linux at once through the parent-death signal, else
@@ -21,23 +22,32 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
+from aztask.app import App
 from aztask.context import set_only_slot
 from aztask.hooks import WorkerInfo
 from aztask.loading import load_app
 from aztask.support.display import safe_str, storable
 from aztask.worker.logs import configure
+from aztask.worker.pool.attempt import ERROR_CHARACTERS
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.interrupt import InterruptSlot
+from aztask.worker.pool.coroutines import CoroutineServer
+from aztask.worker.pool.eventloop import EventLoop
+from aztask.worker.pool.interrupt import InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import LeaseGuard
+from aztask.worker.pool.loopwatch import LoopWatch
 from aztask.worker.pool.packets import Packets
-from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner
+from aztask.worker.pool.runner import Runner
 
 logger = logging.getLogger(__name__)
 
 NAME: Final = b"aztask-pool"
 """The name of a pool process in `top` and `/proc/PID/comm`."""
+
+PACKETS_A_TURN: Final = 1024
 
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _PR_SET_NAME: Final = 15
@@ -82,10 +92,12 @@ class Child:
         self._inbox = self._packets(setup["inbox"])
         self._outbox = self._packets(setup["outbox"])
         self._control = self._packets(setup["control"])
-        self._board = Board(setup["board"], setup["slots"])
+        self._slots: int = setup["slots"]
+        self._board = Board(setup["board"], self._slots)
         self._inbox_lock = threading.Lock()
-        slots = setup["slots"]
-        self._slots = [InterruptSlot(index, main_thread=slots == 1) for index in range(slots)]
+        self._main = MainThread()
+        self._loop: EventLoop | None = None
+        self._on_loop = setup.get("pool") == "asyncio"
         self._app_spec: str = setup["app"]
         set_only_slot(setup.get("alone", False))
         self._worker: int = setup["worker"]
@@ -96,32 +108,81 @@ class Child:
         return Packets(socket.socket(fileno=descriptor))
 
     def run(self) -> None:
-        """Import the app, then serve until the worker retires this process."""
+        """Import the app, open its lifespans, and serve until the worker retires this process."""
         try:
             app = load_app(self._app_spec)
         except BaseException as error:  # noqa: BLE001  # user code may raise anything
-            text = storable(safe_str(error, ERROR_CHARACTERS))
-            self._outbox.send(["broken", f"{type(error).__name__}: {text}"])
+            self._broken("cannot import the app", error)
             return
         self._guard = LeaseGuard(self._control.fileno())
-        self._runner = Runner(app, self._board, self._outbox, self._guard, self._worker)
+        self._runner = Runner(
+            app, self._board, self._outbox, self._guard, self._worker, self._event_loop
+        )
         threading.Thread(target=self._listen, name="aztask-control", daemon=True).start()
         with app.hooks.process.around(WorkerInfo(self._name)):
+            try:
+                lifespans = app.hooks.lifespan.open(self._complete)
+            except BaseException as error:  # noqa: BLE001  # as above
+                self._broken("cannot open a lifespan of the app", error)
+                return
             self._outbox.send(["ready"])
-            self._serve_all()
+            try:
+                self._serve_all(app)
+            finally:
+                lifespans.close()
 
-    def _serve_all(self) -> None:
-        if len(self._slots) == 1:
-            self._serve(self._slots[0])
+    def _broken(self, what: str, error: BaseException) -> None:
+        text = storable(safe_str(error, ERROR_CHARACTERS))
+        self._outbox.send(["broken", f"{what}: {type(error).__name__}: {text}"])
+
+    def _event_loop(self) -> EventLoop:
+        """The process's event loop; with one slot it is made when it is first needed."""
+        if self._loop is None:
+            self._loop = EventLoop(self._main)
+        return self._loop
+
+    def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._event_loop().complete(coroutine)
+
+    def _serve_all(self, app: App) -> None:
+        if self._slots == 1 and not self._on_loop:
+            self._serve_here(InterruptSlot(0, main=self._main))
             return
-        threads = [
-            threading.Thread(target=self._serve, args=(slot,), name=f"aztask-slot-{slot.index}")
-            for slot in self._slots
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        loop = self._event_loop()
+        if self._on_loop or any(task.is_coroutine for task in app.tasks.values()):
+            LoopWatch(loop).start()
+        if self._on_loop:
+            CoroutineServer(app, self._inbox, self._runner, loop, self._slots).serve()
+        else:
+            self._serve_in_threads(loop)
+
+    def _serve_here(self, slot: InterruptSlot) -> None:
+        while True:
+            packet = self._loop.receive(self._inbox) if self._loop else self._inbox.receive()
+            if not packet:
+                return
+            self._runner.run(slot, packet)
+
+    def _serve_in_threads(self, loop: EventLoop) -> None:
+        """Serve in a thread for each slot; this thread runs the loop until all have ended."""
+        ended = loop.loop.create_future()
+        left = set(range(self._slots))
+
+        def note_end(index: int) -> None:
+            left.discard(index)
+            if not left:
+                ended.set_result(None)
+
+        def serve(slot: InterruptSlot) -> None:
+            try:
+                self._serve(slot)
+            finally:
+                loop.loop.call_soon_threadsafe(note_end, slot.index)
+
+        for index in range(self._slots):
+            name = f"aztask-slot-{index}"
+            threading.Thread(target=serve, args=(InterruptSlot(index),), name=name).start()
+        loop.drive(ended)
 
     def _serve(self, slot: InterruptSlot) -> None:
         while True:
@@ -135,17 +196,21 @@ class Child:
         """Handle control packets (see `Runner`); when the worker ends, this process ends too."""
         while True:
             if (now := self._guard.wait()) is not None:
-                self._runner.stop_overdue(self._slots, now)
+                self._runner.stop_overdue(now)
                 continue
-            packet = self._control.receive()
-            if not packet:
-                break
-            kind, number, *rest = packet
-            if kind == "interrupt":
-                self._runner.interrupt(self._slots, number, *rest)
-            else:
-                self._runner.handle(kind, number, *rest)
-        os._exit(0)
+            # All that have arrived, before the guard computes the next deadline of all runs again.
+            for _ in range(PACKETS_A_TURN):
+                try:
+                    packet = self._control.receive(socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    break
+                if not packet:
+                    os._exit(0)
+                kind, number, *rest = packet
+                if kind == "interrupt":
+                    self._runner.interrupt(number, *rest)
+                else:
+                    self._runner.handle(kind, number, *rest)
 
 
 def serve(setup: dict[str, Any]) -> NoReturn:
@@ -162,6 +227,9 @@ def serve(setup: dict[str, Any]) -> NoReturn:
         Child(setup).run()
     except (BrokenPipeError, ConnectionResetError):
         os._exit(1)  # the worker has ended: there is no process to report to
+    for stream in (sys.stdout, sys.stderr):  # what tasks have printed
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(0)  # threads that tasks left behind must not keep the process alive
 
 

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,11 @@ AHEAD_SECONDS = 0.02
 MOST_AHEAD = 64
 STUCK_SECONDS = 0.05
 ANSWERS_A_TURN = 512
+CLOSING_SECONDS = 5.0
+"""For the hooks and lifespans of all processes that were retired, together."""
+
+FULL_SECONDS = 0.02
+"""How long a process whose socket is full gets no further delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +47,14 @@ class PoolPlan:
     """The size of a pool and what it runs.
 
     app: ``module:app``. slots: tasks that run at the same time in each process. worker: the
-    worker's name.
+    worker's name. pool: "processes", "threads" or "asyncio".
     """
 
     app: str
     processes: int
     slots: int
     worker: str = ""
+    pool: str = "processes"
 
 
 class PoolProcess:
@@ -69,11 +76,13 @@ class PoolProcess:
         self.items: dict[int, WorkItem] = {}
         self.ready = False
         self.retiring = False
+        self.full_until = 0.0
         self.kill_reason = ""
         self.culprit: int | None = None
         setup = {
             "app": plan.app,
             "slots": slots,
+            "pool": plan.pool,
             "alone": plan.processes * slots == 1,
             "worker": os.getpid(),
             "name": plan.worker,
@@ -164,6 +173,11 @@ class PoolProcess:
     def wait(self) -> None:
         """Wait until the killed process is dead."""
         self.forked.wait()
+
+    def close_lifespans(self, seconds: float) -> None:
+        """Let a retired process that runs nothing close its lifespans, for `seconds` at most."""
+        if self.ready and self.retiring and not self.items and not self.kill_reason:
+            self.forked.wait(seconds)
 
     def ending(self) -> str:
         """Why it ended, as a clause for the log and for records."""
@@ -264,8 +278,11 @@ class Pool:
     def room(self) -> int:
         """How many deliveries can be sent now, including those that are sent ahead."""
         window = self._slots + self._ahead()
+        now = self._clock.monotonic()
         return sum(
-            max(0, window - len(process.items)) for process in self.processes if process.ready
+            max(0, window - len(process.items))
+            for process in self.processes
+            if process.ready and now >= process.full_until
         )
 
     def feed(
@@ -280,6 +297,7 @@ class Pool:
             if process is None or len(process.items) >= window:
                 left.append(item)
             elif not process.send(item, packet(item)):
+                process.full_until = self._clock.monotonic() + FULL_SECONDS
                 open_processes.remove(process)
                 left.append(item)
         return left
@@ -315,7 +333,10 @@ class Pool:
         process.close()
 
     def close(self) -> None:
-        """Kill all processes and end the fork server."""
+        """End all processes and the fork server; retired processes may close their lifespans."""
+        give_up_at = time.monotonic() + CLOSING_SECONDS
+        for process in self.processes:
+            process.close_lifespans(max(0.0, give_up_at - time.monotonic()))
         for process in self.processes:
             process.kill("the worker ended")
         for process in self.processes:

@@ -116,7 +116,7 @@ class PoolDispatcher:
                 process.ready = True
                 self._pool.fill()
             elif kind == "broken":
-                logger.error("a pool process cannot import the app: %s", rest[0])
+                logger.error("a pool process %s", rest[0])
             elif kind == "overdue":
                 self._overdue(process, *rest)
             else:

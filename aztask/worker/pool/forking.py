@@ -71,8 +71,8 @@ class Forked:
         if self._killed:
             self.kill()
 
-    def wait(self) -> None:
-        """Wait until it is dead, for `ENDING_SECONDS` at most.
+    def wait(self, seconds: float = ENDING_SECONDS) -> None:
+        """Wait until it is dead, for `seconds` at most.
 
         A killed process that is not dead by then hangs in the kernel and runs no further line of
         code. A process that the server has not started yet holds nothing.
@@ -82,7 +82,7 @@ class Forked:
         if self._pidfd >= 0:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
-            poll.poll(1000 * ENDING_SECONDS)
+            poll.poll(1000 * seconds)
 
     def close(self) -> None:
         """Close the descriptor of the process."""

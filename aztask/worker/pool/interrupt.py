@@ -1,66 +1,163 @@
 """Raising an error in a running task from another thread.
 
-A pool process that runs one task at a time runs it in the main thread, where a signal interrupts
-even a blocking system call. Slots on threads get an asynchronous exception, which CPython raises at
-the next bytecode (`PyThreadState_SetAsyncExc`, C API), so a blocking call has to return first. C
-code that holds the GIL cannot be interrupted in either way: the worker kills its process after a
-grace period.
+* A plain function in the main thread: a signal interrupts even a blocking system call.
+* A plain function in another thread: an asynchronous exception, which CPython raises at the next
+  bytecode (`PyThreadState_SetAsyncExc`, C API), so a blocking call has to return first.
+* A coroutine on the process's event loop, which always runs in the main thread: while it awaits, it
+  is cancelled as asyncio defines it. While it blocks the loop, a signal interrupts it like a plain
+  function.
+
+C code that holds the GIL cannot be interrupted in any of these ways: the worker kills its process
+after a grace period.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import signal
 import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from aztask.errors import AztaskError
 
 SIGNAL = getattr(signal, "SIGUSR1", signal.SIGTERM)  # no worker runs where it is missing
 
 
+class MainThread:
+    """Makes calls in the main thread, in the middle of whatever it does. A call may raise there."""
+
+    def __init__(self) -> None:
+        """Install the signal handler; only the main thread may do so."""
+        self._ident = threading.get_ident()
+        self._calls: deque[Callable[[], None]] = deque()
+        signal.signal(SIGNAL, self._on_signal)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the main thread call `function` as soon as it runs Python code; any thread may."""
+        self._calls.append(function)
+        signal.pthread_kill(self._ident, SIGNAL)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        while self._calls:
+            function = self._calls.popleft()
+            try:
+                function()
+            except BaseException:
+                if self._calls:  # this one ends the handler; the signal brings the others
+                    signal.pthread_kill(self._ident, SIGNAL)
+                raise
+
+
+class CoroutineRun:
+    """A task's coroutine on the event loop.
+
+    `task`: the asyncio task that runs it; None until it starts. `error`: the interrupt that reached
+    it, if any.
+    """
+
+    def __init__(
+        self,
+        main: MainThread,
+        loop: asyncio.AbstractEventLoop,
+        task: asyncio.Task[Any] | None = None,
+    ) -> None:
+        self._main = main
+        self._loop = loop
+        self._ended = False
+        self.task = task
+        self.error: type[AztaskError] | None = None
+
+    def interrupt(self, error: type[AztaskError]) -> None:
+        """Raise `error` in the coroutine if it blocks the loop, else cancel it; any thread may."""
+        self._main.call(lambda: self.interrupt_now(error))
+
+    def interrupt_now(self, error: type[AztaskError]) -> None:
+        """As `interrupt`, in the main thread, in a signal handler. May raise `error`."""
+        if self._ended or (self.task is not None and self.task.done()):
+            return
+        self.error = error
+        if self.task is None:
+            return  # it ends when it should start
+        if asyncio.current_task(self._loop) is self.task:
+            raise error
+        self._loop.call_soon_threadsafe(self.task.cancel, error.__name__)
+
+    def end(self) -> None:
+        """Note that the task's own code has ended: later interrupts do nothing."""
+        self._ended = True
+
+    def meaning(self, error: BaseException) -> BaseException:
+        """The interrupt in place of the cancellation by which it reached the coroutine."""
+        if isinstance(error, asyncio.CancelledError) and self.error is not None:
+            return self.error().with_traceback(error.__traceback__)
+        return error
+
+
 class InterruptSlot:
     """Knows which delivery a slot runs, so that an interrupt never hits another one."""
 
-    def __init__(self, index: int, *, main_thread: bool) -> None:
+    def __init__(self, index: int, *, main: MainThread | None = None) -> None:
+        """main: given if plain functions run in the main thread in this slot."""
         self.index = index
-        self._main_thread = main_thread
+        self._main = main
         self._lock = threading.Lock()
         self._number = 0
         self._thread = 0
-        self._error: type[AztaskError] | None = None
-        if main_thread:
-            signal.signal(SIGNAL, self._on_signal)
+        self._coroutine: CoroutineRun | None = None
 
-    def begin(self, number: int) -> None:
-        """The calling thread runs delivery `number` from now on."""
+    def begin(self, number: int, coroutine: CoroutineRun | None = None) -> None:
+        """The calling thread, or the coroutine, runs delivery `number` from now on."""
         with self._lock:
             self._number = number
             self._thread = threading.get_ident()
-            self._error = None
+            self._coroutine = coroutine
 
     def end(self) -> None:
         """The delivery has ended: later interrupts for it do nothing."""
         with self._lock:
             self._number = 0
-            self._error = None
-            if not self._main_thread:
+            if self._coroutine is not None:
+                self._coroutine.end()
+                self._coroutine = None
+            elif self._main is None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+
+    @contextmanager
+    def awaiting(self, coroutine: CoroutineRun) -> Iterator[None]:
+        """In the block, interrupts go to the coroutine for which the calling thread waits."""
+        with self._lock:
+            self._coroutine = coroutine
+        try:
+            yield
+        finally:
+            with self._lock:
+                coroutine.end()
+                self._coroutine = None
 
     def interrupt(self, number: int, error: type[AztaskError]) -> None:
         """Raise `error` in the task, if the slot still runs delivery `number`."""
         with self._lock:
             if self._number != number:
                 return
-            if self._main_thread:
-                self._error = error
-                signal.pthread_kill(self._thread, SIGNAL)
+            if self._coroutine is not None:
+                self._coroutine.interrupt(error)
+            elif self._main is not None:
+                self._main.call(lambda: self._raise(number, error))
             else:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self._thread), ctypes.py_object(error)
                 )
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        error, self._error = self._error, None
-        if error is not None and self._number:
+    def _raise(self, number: int, error: type[AztaskError]) -> None:
+        """Raise the error, unless the delivery has ended or waits for its coroutine by now."""
+        if self._number != number:
+            return
+        if self._coroutine is not None:
+            self._coroutine.interrupt_now(error)
+        else:
             raise error

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aztask.errors import TaskStopped, TimeLimitExceeded
-from aztask.worker.pool.interrupt import SIGNAL, InterruptSlot
+from aztask.worker.pool.interrupt import SIGNAL, InterruptSlot, MainThread
 
 PATIENCE = 10.0
 
@@ -16,7 +16,7 @@ class SlotThread:
     """A slot on a thread that runs delivery 7 until it is interrupted or told to end."""
 
     def __init__(self):
-        self.slot = InterruptSlot(0, main_thread=False)
+        self.slot = InterruptSlot(0)
         self.raised = None
         self.begun, self.leave = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -64,7 +64,7 @@ def test_after_the_end_nothing_is_interrupted():
 @pytest.fixture
 def main_slot():
     before = signal.getsignal(SIGNAL)
-    yield InterruptSlot(0, main_thread=True)
+    yield InterruptSlot(0, main=MainThread())
     signal.signal(SIGNAL, before)
 
 

@@ -1,8 +1,10 @@
 """Running one delivery in a pool process: what it answers, whatever the task does."""
 
+import asyncio
 import logging
 import os
 import re
+import signal
 import time
 from types import SimpleNamespace
 
@@ -17,10 +19,12 @@ from aztask.settlement import DeadLetter, Resubmit, from_record
 from aztask.support import masking
 from aztask.support.clock import boot_seconds
 from aztask.worker.logs import configure
+from aztask.worker.pool.attempt import ERROR_CHARACTERS, _described
 from aztask.worker.pool.board import Board
-from aztask.worker.pool.interrupt import InterruptSlot
+from aztask.worker.pool.eventloop import EventLoop
+from aztask.worker.pool.interrupt import SIGNAL, InterruptSlot, MainThread
 from aztask.worker.pool.leaseguard import STOP_GRACE, LeaseGuard
-from aztask.worker.pool.runner import ERROR_CHARACTERS, Runner, _described
+from aztask.worker.pool.runner import Runner
 
 app = App("shop", broker="local://:memory:", retry=RetryPolicy(max_retries=1, delay=5.0))
 
@@ -91,7 +95,7 @@ def outlives_its_lease(context):
     while not context.lease.lost:
         time.sleep(0.01)
     bench = current[0]
-    bench.runner.stop_overdue([bench.slot], boot_seconds())
+    bench.runner.stop_overdue(boot_seconds())
     for _ in range(100):
         time.sleep(0.01)
 
@@ -107,10 +111,10 @@ class Bench:
         self.sent = []
         self.notes = []
         self.guard = LeaseGuard(os.eventfd(0))
-        self.runner = Runner(
-            app, self.board, SimpleNamespace(send=self.send), self.guard, os.getpid()
-        )
-        self.slot = InterruptSlot(0, main_thread=False)
+        self.loop = EventLoop(MainThread())
+        outbox = SimpleNamespace(send=self.send)
+        self.runner = Runner(app, self.board, outbox, self.guard, os.getpid(), lambda: self.loop)
+        self.slot = InterruptSlot(0)
 
     def send(self, packet, flags=0):
         self.sent.append(packet)
@@ -130,10 +134,12 @@ class Bench:
 
 @pytest.fixture
 def bench():
+    before = signal.getsignal(SIGNAL)
     made = Bench()
     yield made
-    if loop := getattr(made.runner._local, "asyncio", None):
-        loop.close()
+    made.loop.loop.close()
+    asyncio.set_event_loop(None)
+    signal.signal(SIGNAL, before)
     made.board.close()
 
 
@@ -253,7 +259,7 @@ def test_a_run_that_ignores_that_its_lease_ended_ends_its_process(bench, monkeyp
     bench.guard.begin(7, lease, boot_seconds() - STOP_GRACE)
     bench.guard.lose(7, "the worker said so, and was stopped")
     bench.guard._runs[7].ends_at = boot_seconds()
-    bench.runner.stop_overdue([bench.slot], boot_seconds())
+    bench.runner.stop_overdue(boot_seconds())
     assert bench.sent == [["overdue", 7, True]]
     assert ended == [1]
 
@@ -266,16 +272,16 @@ def test_a_checkpoint_is_sent_and_waited_for(bench):
 
 
 def test_a_forked_copy_sends_nothing(bench, monkeypatch):
-    monkeypatch.setattr(bench.runner, "_pid", -1)
+    monkeypatch.setattr(bench.runner._attempts, "_pid", -1)
     with pytest.raises(RuntimeError, match="return the value to the task"):
-        bench.runner._send(["done"])
+        bench.runner._attempts.send(["done"])
     assert bench.sent == []
 
 
 def test_control_packets_about_other_deliveries_are_ignored(bench):
     bench.runner.handle("renewed", 99, 1.0)
     bench.runner.handle("lost", 99, "gone")
-    bench.runner.interrupt([bench.slot], 99, "limit", "soft limit")
+    bench.runner.interrupt(99, "limit", "soft limit")
 
 
 def test_a_recorded_error_tells_no_secret(monkeypatch):

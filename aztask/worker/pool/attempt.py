@@ -1,0 +1,261 @@
+"""One delivery's task in a pool process: reads the call, and turns its end into an answer.
+
+Rules
+1. Whatever task code raises, `SystemExit` and `KeyboardInterrupt` included, is a failed attempt.
+   The decision of the task's retry policy is the answer.
+2. Texts are cleaned here, at their source (`aztask.support.display.storable`), so that every store
+   and service can take them.
+3. A process that a task forks has a copy of this one's stack. It must neither answer nor take the
+   next delivery: when the task's function returns there, the process ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from aztask.app import App
+from aztask.context import Context, TaskLease
+from aztask.errors import (
+    CodecError,
+    EncodeError,
+    LeaseLost,
+    Reject,
+    Retry,
+    TaskControl,
+    TaskStopped,
+)
+from aztask.message.message import TaskMessage
+from aztask.retry import describe
+from aztask.sending.sessionrules import strategy_in_session
+from aztask.session import Session
+from aztask.settlement import REASON_LIMIT, DeadLetter, Decision, to_record
+from aztask.support.display import safe_str, storable, traceback_of
+from aztask.support.failpoint import hit_in_pool
+from aztask.support.masking import mask
+from aztask.task import Task
+from aztask.taskoptions import positive
+from aztask.worker.logs import next_step
+from aztask.worker.pool.answers import Answers
+from aztask.worker.pool.packets import Packets
+from aztask.worker.pool.traces import trim_traceback
+
+logger = logging.getLogger(__name__)
+
+NAME_CHARACTERS = 200
+ERROR_CHARACTERS = 4_000
+TRACEBACK_CHARACTERS = 16_000
+
+
+class _UndecodableError(Exception):
+    """The call cannot be read. `cause`: why."""
+
+    def __init__(self, cause: CodecError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A delivery that was read.
+
+    * `number`: the worker's number of it.
+    * `enqueued_at`: UTC epoch seconds.
+    * `started`: on the clock of the deadlines.
+    """
+
+    number: int
+    message: TaskMessage
+    delivery_count: int
+    enqueued_at: float
+    lease: TaskLease
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task that is ready to run, with its context and its arguments."""
+
+    task: Task[..., Any]
+    context: Context
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def begin(self) -> Any:
+        """Call the function: returns its value, or the coroutine that will return it."""
+        return self.task.call(self.context, self.args, self.kwargs)
+
+
+class Attempts:
+    """Reads calls and makes answers, for all slots of a pool process."""
+
+    def __init__(self, app: App, outbox: Packets, answers: Answers, worker: int) -> None:
+        """worker: the process id of the worker."""
+        self._app = app
+        self._outbox = outbox
+        self._answers = answers
+        self._worker = worker
+        self._pid = os.getpid()
+
+    def open(self, delivery: Delivery) -> Call:
+        """Read the call of a message, and ask for the lease that it needs."""
+        number, message, lease = delivery.number, delivery.message, delivery.lease
+        task = self._app.tasks.get(message.task)
+        try:
+            if task is None:
+                raise EncodeError(f"the pool process has not registered the task {message.task!r}")
+            args, kwargs = self._app.codec.decode_arguments(message)
+            saved = self._app.codec.decode_value(message.saved) if message.saved else None
+        except CodecError as error:
+            raise _UndecodableError(error) from None
+        context = Context(
+            message,
+            delivery_count=delivery.delivery_count,
+            enqueued_at=delivery.enqueued_at,
+            lease=lease,
+            saved=saved,
+            save=lambda state: self._save(number, state, lease),
+            session=self._session(number, message.session, lease) if message.session else None,
+        )
+        if task.lease_of is not None:
+            lease_seconds = positive(task.lease_of(*args, **kwargs), f"{task.name}: lease")
+            self.send(["extend", number, lease_seconds])
+        return Call(task, context, args, kwargs)
+
+    def hooks(self, context: Context) -> AbstractContextManager[None]:
+        """The app's hooks around a run."""
+        hook = self._app.hooks.run
+        return hook.around(context) if hook else nullcontext()
+
+    def value(self, value: Any) -> list[Any]:
+        """The answer for a task that returned `value`. Raises EncodeError."""
+        hit_in_pool("ran", self._worker)
+        return ["done", self._app.codec.encode_value(value)]
+
+    def error(self, error: BaseException, message: TaskMessage) -> list[Any]:
+        """The answer for a run that ended with an error, of whatever kind."""
+        if isinstance(error, LeaseLost):
+            return ["lost"]
+        if isinstance(error, _UndecodableError):
+            verdict = DeadLetter("undecodable", str(error))
+            return ["failed", to_record(verdict), *_described(error.cause)]
+        return self._failed(self._app.tasks.get(message.task), error, message)
+
+    def check_fork(self, message: TaskMessage) -> None:
+        """End this process if a task forked it (rule 3)."""
+        if os.getpid() != self._pid:
+            _end_forked(message, None)
+
+    def _failed(
+        self, task: Task[..., Any] | None, error: BaseException, message: TaskMessage
+    ) -> list[Any]:
+        if os.getpid() != self._pid:
+            _end_forked(message, error)
+        trim_traceback(error)
+        policy = task.retry if task is not None else self._app.retry
+        if isinstance(error, EncodeError):
+            # Another run would most likely return the same value, so it is not retried.
+            verdict: Any = DeadLetter("unserialisable-result", safe_str(error, REASON_LIMIT))
+        else:
+            verdict = policy.decide(error, message)
+        if not isinstance(error, TaskControl | TaskStopped):
+            logger.warning(
+                "task %s %s failed, %s: %s",
+                message.task, message.id, self._next_step(task, verdict, message),
+                describe(type(error).__name__, safe_str(error, ERROR_CHARACTERS)),
+                exc_info=error,
+            )  # fmt: skip
+        elif isinstance(error, Retry | Reject) or isinstance(verdict, DeadLetter):
+            logger.warning(
+                "task %s %s raised %s, %s",
+                message.task, message.id, describe(type(error).__name__, safe_str(error, 500)),
+                self._next_step(task, verdict, message),
+            )  # fmt: skip
+        return ["failed", to_record(verdict), *_described(error)]
+
+    def _next_step(
+        self, task: Task[..., Any] | None, verdict: Decision, message: TaskMessage
+    ) -> str:
+        """What the worker will do now, for the log."""
+        strategy: str = self._app.settings.retry_strategy
+        if message.session:
+            strategy = strategy_in_session(
+                task, self._app.settings.retry_strategy, ordered=message.ordered
+            )
+        elif task is not None:
+            strategy = task.retry_strategy
+        return next_step(
+            verdict,
+            message,
+            max_retries=(task.retry if task is not None else self._app.retry).max_retries,
+            strategy=strategy,
+            now=time.time(),
+            settled=task is not None and task.delivery == "at-most-once",
+        )
+
+    def _save(self, number: int, state: Any, lease: TaskLease) -> None:
+        self.send(["save", number, self._app.codec.encode_value(state)])
+        self._answers.wait(number, lease)
+
+    def _session(self, number: int, name: str, lease: TaskLease) -> Session:
+        codec = self._app.codec
+
+        def load() -> Any:
+            lease.ensure()
+            self.send(["state", number])
+            state = self._answers.wait(number, lease)
+            return None if state is None else codec.decode_value(state)
+
+        def store(value: Any) -> None:
+            lease.ensure()
+            state = None if value is None else codec.encode_value(value)
+            self.send(["set-state", number, state])
+            self._answers.wait(number, lease)
+
+        return Session(name, load=load, store=store)
+
+    def send(self, packet: list[Any]) -> None:
+        """Send a packet to the worker. Raises RuntimeError in a process that a task forked."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a process that a task forked cannot use the task's context; "
+                "return the value to the task and store it there"
+            )
+        self._outbox.send(packet)
+
+
+def _end_forked(message: TaskMessage, error: BaseException | None) -> NoReturn:
+    """End a process that the task forked, as if its program had ended (rule 3)."""
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        logger.warning(
+            "task %s %s: a process that it forked ended with an error; the task continues",
+            message.task, message.id, exc_info=error,
+        )  # fmt: skip
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
+
+
+def _described(error: BaseException) -> tuple[str, str, str]:
+    """(type, text, traceback) of an error, for a record: cut, cleaned, secrets masked."""
+    try:
+        text = str(error)
+    except BaseException as broken:  # noqa: BLE001  # a user's __str__ may fail or exit as well
+        text = f"(its text cannot be read: {type(broken).__name__})"
+    return (
+        storable(type(error).__name__, NAME_CHARACTERS),
+        storable(mask(text[: 2 * ERROR_CHARACTERS]), ERROR_CHARACTERS),
+        storable(
+            mask(traceback_of(error)[-2 * TRACEBACK_CHARACTERS :])[-TRACEBACK_CHARACTERS:],
+            TRACEBACK_CHARACTERS,
+        ),
+    )

@@ -1,0 +1,41 @@
+"""The app that `coroutines.py` measures."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+
+from aztask import App
+
+app = App("bench", broker=os.environ["BENCH_BROKER"], results=os.environ["BENCH_BROKER"])
+clients: list[httpx.AsyncClient] = []
+
+
+@app.lifespan
+async def http() -> AsyncIterator[None]:
+    """One client for all tasks of the process."""
+    # For every request httpx looks at each idle connection: more of them make it slower.
+    limits = httpx.Limits(max_connections=200, max_keepalive_connections=20)
+    async with httpx.AsyncClient(limits=limits, timeout=60.0) as client:
+        clients.append(client)
+        yield
+
+
+@app.task
+async def nap(seconds: float) -> None:
+    """Sleep without blocking the loop."""
+    await asyncio.sleep(seconds)
+
+
+@app.task
+async def block(seconds: float) -> None:
+    """Sleep and block the loop."""
+    time.sleep(seconds)
+
+
+@app.task
+async def get(url: str) -> int:
+    """Make one call through the shared client."""
+    return (await clients[0].get(url)).status_code
