@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Serve queue depths and worker counts to Prometheus until stopped.
 
-    Run one for all workers; needs pip install 'aztask[prometheus]'. The metrics of a worker come
+    Run one for all workers; needs pip install "aztask[prometheus]". The metrics of a worker come
     from the worker itself: aztask worker --http.
     """
     module = telemetry_module("exporter")

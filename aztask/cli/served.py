@@ -17,5 +17,5 @@ def telemetry_module(name: str) -> Any:
             raise
         raise ConfigurationError(
             f"--http needs a package that is missing ({error.name}); install it with: "
-            "pip install 'aztask[prometheus]'"
+            'pip install "aztask[prometheus]"'
         ) from None

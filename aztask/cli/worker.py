@@ -126,7 +126,7 @@ FULL_PAUSE = 5.0
     "--http",
     type=Listen(),
     help="Serve /metrics, /healthz and /readyz at HOST:PORT, for example 127.0.0.1:9465; needs "
-    "pip install 'aztask[prometheus]'.",
+    'pip install "aztask[prometheus]".',
 )
 @click.option(
     "--celery-metrics",

@@ -6,7 +6,7 @@
 
     instrument(app)
 
-Needs ``pip install 'aztask[otel]'``. You choose the SDK, the exporter and the sampler.
+Needs ``pip install "aztask[otel]"``. You choose the SDK, the exporter and the sampler.
 """
 
 from aztask.telemetry.otel.instrument import instrument

@@ -38,7 +38,7 @@ def intakes(app):
         app,
         WorkerOptions(queues=("default", "orders"), burst=True),
         lambda queue: 30.0,
-        lambda source, deliveries: got.append((source, deliveries)),
+        lambda source, deliveries, asked_at: got.append((source, deliveries)),
     )
     made.got = got
     yield made
