@@ -44,8 +44,23 @@ class TaskLease:
         self._ask = ask
         self._clock = clock
         self._lost_reason = ""
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # reentrant: `ask` may renew at once
         self._renewals = 0
+
+    @classmethod
+    def for_testing(cls, seconds: float = 60.0, *, clock: Clock = SYSTEM_CLOCK) -> TaskLease:
+        """A lease that is held for `seconds` and grants every extension, for tests."""
+        lease: TaskLease = cls(
+            clock.monotonic() + seconds,
+            ask=lambda more: lease.renewed(max(lease.deadline, clock.monotonic() + more)),
+            clock=clock,
+        )
+        return lease
+
+    @property
+    def deadline(self) -> float:
+        """When the lease ends unless it is renewed, on the clock of the deadlines."""
+        return self._deadline
 
     @property
     def remaining_seconds(self) -> float:
@@ -143,6 +158,48 @@ class Context:
         self.session = session
         self.saved = saved
         self._save = save
+
+    @classmethod
+    def for_testing(
+        cls,
+        *,
+        task_id: str = "test",
+        task: str = "test",
+        queue: str = "default",
+        resubmit_count: int = 0,
+        delivery_count: int = 1,
+        saved: Any = None,
+        session: str | None = None,
+        lease_seconds: float = 60.0,
+    ) -> Context:
+        """A context to call a task's function with, in a test without a queue and a worker.
+
+        ::
+
+            context = Context.for_testing(saved={"page": 7})
+            assert crawl.function(context, "https://example.com") == 8
+            assert context.saved == {"page": 9}          # the last checkpoint
+
+        Its lease is held for `lease_seconds`, ``context.lease.lose("...")`` loses it, and an
+        extension is granted at once. The state of its session begins as None.
+        """
+        message = TaskMessage(
+            task_id, task, queue, b"", "application/x-msgpack", "binary",
+            resubmit_count=resubmit_count, session=session,
+        )  # fmt: skip
+        lease = TaskLease.for_testing(lease_seconds)
+        states: list[Any] = [None]
+        held = None
+        if session is not None:
+            held = Session(session, load=lambda: states[-1], store=states.append)
+        return cls(
+            message,
+            delivery_count=delivery_count,
+            lease=lease,
+            saved=saved,
+            save=lambda state: None,
+            session=held,
+        )
 
     @property
     def task_id(self) -> str:

@@ -8,7 +8,7 @@ LAYERS = (
     ("edges", "cli  emulator  spark  testing", "commands, a local Service Bus, the data pipeline"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "deadletters  doctor", "dead letters, checks of a setup"),
-    ("app", "app  loading", "the App, and how commands find it"),
+    ("app", "app  appqueues  loading", "the App, and how commands find it"),
     (
         "tasks",
         "task  context  result  session  hooks  appoptions  sending  transport",

@@ -1,16 +1,4 @@
-"""Test your tasks: a local Service Bus on free ports, as a pytest fixture or a context manager.
-
-::
-
-    def test_orders(servicebus_emulator):            # the pytest fixture
-        servicebus_emulator.create_queue("orders")
-        client = ServiceBusClient.from_connection_string(servicebus_emulator.connection_string)
-
-    with aztask.testing.emulator(queues=["orders"]) as bus:     # or anywhere
-        ...
-
-To use the fixture, write ``pytest_plugins = ["aztask.testing"]`` in your conftest.py.
-"""
+"""A local Service Bus on free ports, for tests: a context manager, and what it yields."""
 
 from __future__ import annotations
 
@@ -22,16 +10,11 @@ from typing import Any
 
 from aztask.brokers.servicebus.administration import administration_client
 from aztask.emulator.background import BackgroundEmulator
-from aztask.emulator.broker.access import Right, Rule
+from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.support.clock import Clock
-
-try:
-    import pytest
-except ImportError:  # only the fixture needs it
-    pytest = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +101,3 @@ def emulator(
             certificate=running.certificate,
             _emulator=running,
         )
-
-
-if pytest is not None:
-
-    @pytest.fixture
-    def servicebus_emulator() -> Iterator[RunningEmulator]:
-        """A pytest fixture: a fresh, empty local Service Bus for one test."""
-        with emulator() as running:
-            yield running
-
-
-__all__ = ["Right", "Rule", "RunningEmulator", "administration_client", "emulator"]
