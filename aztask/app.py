@@ -13,12 +13,13 @@ from datetime import timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
-from aztask.appoptions import AppOptions, QueueOptionNames
-from aztask.brokers.base import Broker, Position, QueueOptions
-from aztask.config import QueueSettings, Settings, environment_options, read_environment
-from aztask.connections import Connections
+from aztask.appoptions import AppOptions
+from aztask.appqueues import AppQueues
+from aztask.brokers.base import Broker, Position
+from aztask.config import Settings, environment_options, read_environment
+from aztask.connections import TEST_BROKER, Connections
 from aztask.context import Context
-from aztask.errors import EncodeError
+from aztask.errors import ConfigurationError, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.asyncheld import AsyncHeldLease
@@ -28,9 +29,10 @@ from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy, check_policy
 from aztask.sending.appcodec import codec_of
-from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
+from aztask.sending.sent import InlineMode
 from aztask.support.checks import module_names
+from aztask.support.late import late
 from aztask.task import ContextTask, Invocation, Task
 from aztask.taskname import refuse_second, task_name
 from aztask.taskoptions import (
@@ -47,7 +49,7 @@ R = TypeVar("R")
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
-class App:
+class App(AppQueues):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -108,15 +110,14 @@ class App:
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
-        self._lease_given = "lease" in options
-        self.tasks: dict[str, Task[..., Any]] = {}
-        self._queues: dict[str, QueueSettings] = {}
+        super().__init__(self.settings, lease_given="lease" in options)
         self.codec = codec_of(
             self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds
         )
+        for_tests = read_environment(TEST_BROKER)
         self._connections = Connections(
-            broker or read_environment("AZTASK_BROKER"),
-            results or read_environment("AZTASK_RESULTS"),
+            for_tests or broker or read_environment("AZTASK_BROKER"),
+            for_tests or results or read_environment("AZTASK_RESULTS"),
             poll_ceiling=self.settings.poll_ceiling_seconds,
         )
         self.leases = LeaseAdvisor(self.settings, self._connections.broker_text)
@@ -127,6 +128,7 @@ class App:
         self.around_process = self.hooks.process
         self.on_event = self.hooks.event
         self.lifespan = self.hooks.lifespan
+        self._on_sent: Callable[..., None] | None = None
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
         )
@@ -194,76 +196,6 @@ class App:
         task.strategy_asked = asked
         self.tasks[name] = task
         return task
-
-    # -- queues ------------------------------------------------------------------------------
-
-    def queue(self, name: str, **options: Unpack[QueueOptionNames]) -> None:
-        """Set options of one queue, for example ``app.queue("slow", lease=300)``.
-
-        `QueueSettings` describes the options. This creates nothing: run ``aztask queues create``.
-        Raises ConfigurationError if an option is wrong or contradicts the app's settings.
-        """
-        check_options(options, QueueOptionNames, f"queue {name!r}")
-        settings = QueueSettings.from_options(name, options)
-        settings.over(self.settings)
-        self._queues[name] = settings
-
-    def queue_settings(self, name: str) -> Settings:
-        """The settings that apply to the queue: its own where it has any, else the app's."""
-        own = self._queues.get(name)
-        return own.over(self.settings) if own else self.settings
-
-    def lease_seconds(self, name: str) -> float:
-        """The lease duration to request for the queue, in seconds.
-
-        It is the queue's setting, else the app's, else the broker's default.
-        """
-        settings = self.queue_settings(name)
-        if self._lease_asked(name):
-            return settings.lease_seconds
-        return min(self.broker.capabilities.default_lease_seconds, settings.max_lease_seconds / 2)
-
-    def lease_now(self, name: str) -> float:
-        """The lease duration to request now, in seconds.
-
-        With ``lease_advice`` it is the learned one, otherwise `lease_seconds`.
-        """
-        if not self.leases.enabled:
-            return self.lease_seconds(name)
-        settings, capabilities = self.queue_settings(name), self.broker.capabilities
-        return self.leases.lease_now(name, self.lease_seconds(name), settings, capabilities)
-
-    def _lease_asked(self, name: str) -> bool:
-        own = self._queues.get(name)
-        return self._lease_given or (own is not None and own.lease_seconds is not None)
-
-    def queue_plan(self, name: str) -> QueuePlan:
-        """What the app requires of a queue: its lease, sessions, duplicate detection and so on."""
-        return plan_of(
-            name,
-            self._queues.get(name),
-            self.queue_settings(name),
-            self.tasks.values(),
-            lease=self.lease_seconds(name),
-            lease_asked=self._lease_asked(name),
-        )
-
-    def queue_options(self, name: str) -> QueueOptions:
-        """The options to create the queue with.
-
-        Raises ConfigurationError if the service lacks one of them.
-        """
-        return self.queue_plan(name).options(self.broker.capabilities)
-
-    def has_sessions(self, name: str) -> bool:
-        """True if the app configured the queue with ``sessions=True``."""
-        own = self._queues.get(name)
-        return bool(own and own.sessions)
-
-    def queue_names(self) -> list[str]:
-        """The queues that the app's tasks and settings name, sorted, with the default queue."""
-        names = {task.queue for task in self.tasks.values() if task.queue}
-        return sorted(names | set(self._queues) | {self.settings.default_queue})
 
     # -- connections -------------------------------------------------------------------------
 
@@ -393,6 +325,45 @@ class App:
         """The `AsyncResult` of a task id, for example one that you stored. Asks no server."""
         return AsyncResult(task_id, self._connections.results, self.codec.decode_value)
 
+    def redirect(
+        self, broker: Broker, results: ResultStore, on_sent: Callable[..., None] | None = None
+    ) -> Callable[[], None]:
+        """Use these instead, until the returned function is called. `aztask.testing` does so.
+
+        * `on_sent`: called after each send with the task's name, the queue, the calls, the task ids
+          and the options.
+
+        Raises ConfigurationError if an inline block is open.
+        """
+        if self._on_sent is not None:
+            raise ConfigurationError("the app is inline already; leave the outer block first")
+        restore = self._connections.replace(broker, results)
+        self._on_sent = on_sent
+
+        def back() -> None:
+            self._on_sent = None
+            restore()
+
+        return back
+
+    def inline(self, *, run: bool = True) -> InlineMode:
+        """Run tasks here, at the moment they are sent: for tests, as a ``with`` block.
+
+        ::
+
+            with app.inline() as inline:
+                assert resize.delay("a.png", 200).get() == "small"
+                inline.assert_sent(notify, "a.png")
+
+        Broker and result store are replaced by new ones in memory. Retries, rejections, dead
+        letters and sessions work as on a worker, and retries do not wait. Delayed tasks run when
+        you call ``inline.advance(seconds)``. See `aztask.testing.Inline`.
+
+        * `run`: False only keeps what is sent; ``inline.run()`` then runs it.
+        """
+        inline: InlineMode = late("aztask.testing.inline", "Inline")(self, run=run)
+        return inline
+
     def _send(
         self,
         name: str,
@@ -403,6 +374,7 @@ class App:
         queue = options.get("queue") or (task.queue if task else None)
         queue = queue or self.settings.default_queue
         sessions = self.has_sessions(queue)
-        return list(
-            map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
-        )
+        ids = self._sender.send(name, task, queue, calls, options, sessions)
+        if self._on_sent is not None:
+            self._on_sent(name, queue, calls, ids, options)
+        return [self.result(task_id) for task_id in ids]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from aztask.address.addresses import (
@@ -30,6 +31,10 @@ ADAPTERS: Final[dict[type, str]] = {
 """The module that serves each kind of address, imported only when you use that kind: apps on
 another service neither need its SDK nor wait for it."""
 
+
+TEST_BROKER: Final = "AZTASK_TEST_BROKER"
+"""Set by `aztask.testing.worker` for its worker: the address that replaces the broker and the
+result store of every app."""
 
 NO_BROKER: Final = (
     "no broker is named: set AZTASK_BROKER, or give App(..., broker=...); local:// keeps the "
@@ -97,6 +102,23 @@ class Connections:
                 if self._results is None:
                     self._results = self._open_results()
         return self._results
+
+    def replace(self, broker: Broker, results: ResultStore) -> Callable[[], None]:
+        """Use these instead, until the returned function is called. For tests.
+
+        What is open stays open, and is used again afterwards.
+        """
+        with self._lock:
+            before = (self._broker_target, self._results_target, self._broker, self._results)
+            self._broker_target, self._results_target = broker, results
+            self._broker, self._results = broker, results
+            self._pid = os.getpid()
+
+        def restore() -> None:
+            with self._lock:
+                self._broker_target, self._results_target, self._broker, self._results = before
+
+        return restore
 
     def close(self) -> None:
         """Close what this process has opened."""

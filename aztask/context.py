@@ -49,8 +49,23 @@ class TaskLease:
         self._ask = ask
         self._clock = clock
         self._lost_reason = ""
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # reentrant: `ask` may renew at once
         self._renewals = 0
+
+    @classmethod
+    def for_testing(cls, seconds: float = 60.0, *, clock: Clock = SYSTEM_CLOCK) -> TaskLease:
+        """A lease that is held for `seconds` and grants every extension, for tests."""
+        lease: TaskLease = cls(
+            clock.monotonic() + seconds,
+            ask=lambda more: lease.renewed(max(lease.deadline, clock.monotonic() + more)),
+            clock=clock,
+        )
+        return lease
+
+    @property
+    def deadline(self) -> float:
+        """When the lease ends unless it is renewed, on the clock of the deadlines."""
+        return self._deadline
 
     @property
     def remaining_seconds(self) -> float:
@@ -155,6 +170,41 @@ class Context:
         self.session = session
         self.saved = saved
         self._save = save
+
+    @classmethod
+    def for_testing(
+        cls,
+        *,
+        task_id: str = "test",
+        task: str = "test",
+        queue: str = "default",
+        resubmit_count: int = 0,
+        delivery_count: int = 1,
+        saved: Any = None,
+        session: str | None = None,
+        lease_seconds: float = 60.0,
+    ) -> Context:
+        """A context to call a task's function with, in a test without a queue and a worker.
+
+        ::
+
+            context = Context.for_testing(saved={"page": 7})
+            assert crawl.function(context, "https://example.com") == 8
+            assert context.saved == {"page": 9}          # the last checkpoint
+
+        Its lease is held for `lease_seconds`, ``context.lease.lose("...")`` loses it, and an
+        extension is granted at once. The state of its session begins as None.
+        """
+        return unsent_context(
+            task=task,
+            queue=queue,
+            task_id=task_id,
+            saved=saved,
+            resubmit_count=resubmit_count,
+            delivery_count=delivery_count,
+            session=session,
+            lease=lease_seconds,
+        )
 
     @property
     def task_id(self) -> str:

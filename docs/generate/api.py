@@ -260,7 +260,7 @@ def _properties(code: Source, node: ast.ClassDef) -> str:
 
 
 def _public_methods(
-    code: Source, node: ast.ClassDef, level: int, without: Sequence[str]
+    code: Source, node: ast.ClassDef, level: int, without: Sequence[str], title: str = ""
 ) -> Iterator[str]:
     several: dict[str, list[Function]] = {}
     for each in _methods(node):
@@ -271,7 +271,12 @@ def _public_methods(
         if several.pop(name, None) is None:
             raise ValueError(f"{node.name} has no public method {name} to leave out")
     for name, nodes in several.items():
-        yield _function(code, nodes, f"{node.name}.{name}", level, method=True).strip()
+        yield _function(code, nodes, f"{title or node.name}.{name}", level, method=True).strip()
+    for base in map(code.segment, node.bases):
+        if base.startswith(node.name):  # a part of the class in a file of its own
+            part = source(code.imported[base])
+            inner = part.nodes[base]
+            yield from _public_methods(part, inner, level, (), node.name)  # type: ignore[arg-type]
 
 
 def _function(code: Source, nodes: list[Function], title: str, level: int, *, method: bool) -> str:

@@ -9,7 +9,7 @@ LAYERS = (
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "deadletters  doctor", "dead letters, checks of a setup"),
-    ("app", "app  loading", "the App, and how commands find it"),
+    ("app", "app  appqueues  loading", "the App, and how commands find it"),
     (
         "tasks",
         "task  context  result  session  hooks  taskoptions  taskname  appoptions  sending"

@@ -19,6 +19,7 @@ ENDS = {
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
+    "testing": ["5 passed"],
     "deadletters": ["Hello -> Analytical Engine Street 1", "purged 1 dead letter"],
 }
 

@@ -25,7 +25,7 @@ LAYERS = {
     "advice": "events adaptive",
     "tasks": "appoptions session context result hooks taskname taskoptions task transport sending"
     " receiving",
-    "app": "app loading __init__",
+    "app": "app appqueues loading __init__",
     "care": "deadletters doctor",
     "worker": "worker",
     "telemetry": "telemetry",
@@ -49,6 +49,9 @@ LIBRARIES = {
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
+
+# What a layer offers from above it (`aztask.support.late`), and nothing else.
+LATE = {("app", "aztask.testing.inline")}
 
 FILE_LINES = 450
 FUNCTION_LINES = 60
@@ -118,7 +121,7 @@ def problems(package):
     modules = read(package)
     found = []
     for module in modules.values():
-        checks = (check_layers, check_libraries, check_local_imports, check_size)
+        checks = (check_layers, check_libraries, check_local_imports, check_late, check_size)
         for check in checks:
             found += [f"{module.name}:{line}: {text}" for line, text in check(module, package.name)]
     return found + check_cycles(modules)
@@ -153,10 +156,21 @@ def check_libraries(module, root):
 
 
 def check_local_imports(module, root):
-    """No import hides in a function, but for the commands, which are loaded when they are run."""
-    if module.part != "cli":
+    """No import hides in a function, but for the commands, which are loaded when they are run, and
+    the plugin, which pytest loads in every run.
+    """
+    if module.part != "cli" and not module.name.endswith(".testing.plugin"):
         for name, line in module.local_imports:
             yield line, f"imports {name} inside a function"
+
+
+def check_late(module, root):
+    """A name of a later layer is imported late only where that is agreed, and by its full name."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "late":
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else "a variable"
+            if (module.part, name) not in LATE:
+                yield node.lineno, f"imports {name} late: that is not agreed"
 
 
 def check_size(module, root):
@@ -268,10 +282,12 @@ def test_the_checker_sees_the_package():
             {"emulator/a.py": "import aztask.message.codec", "message/codec.py": ""},
             "stands on the engine",
         ),
+        ({"app.py": "def f():\n    late('aztask.worker.x', 'y')"}, "aztask.worker.x late: that"),
+        ({"app.py": "def f(name):\n    late(name, 'y')"}, "imports a variable late"),
         ({"app.py": "x = 1\n" * 450}, "has 452 lines"),
         ({"app.py": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     ],
-    ids=range(23),
+    ids=range(25),
 )
 def test_the_checker_finds(tmp_path, files, words):
     make_tree(tmp_path, files)

@@ -1,5 +1,6 @@
 """What a running task can read and request."""
 
+import asyncio
 import threading
 
 import pytest
@@ -78,3 +79,31 @@ def test_the_current_context_belongs_to_its_thread():
         assert (current_context(), seen) == (context, [None])
     finally:
         set_current_context(None)
+
+
+def test_a_context_for_testing():
+    context = Context.for_testing(task_id="a", resubmit_count=2, saved={"page": 1}, session="ann")
+    assert (context.task_id, context.resubmit_count, context.saved) == ("a", 2, {"page": 1})
+    context.checkpoint({"page": 2})
+    assert context.saved == {"page": 2}
+    assert context.session.state is None
+    context.session.state = 7
+    assert (context.session.id, context.session.state) == ("ann", 7)
+    assert 59.0 < context.lease.remaining_seconds <= 60.0
+    context.lease.extend(600.0)
+    assert context.lease.remaining_seconds > 500.0
+    context.lease.lose("the test says so")
+    with pytest.raises(LeaseLost, match="the test says so"):
+        context.checkpoint({"page": 3})
+    assert context.saved == {"page": 2}
+
+
+def test_coroutines_have_their_own_forms():
+    async def use(context):
+        await context.acheckpoint({"page": 2})
+        await context.lease.aextend(600.0)
+
+    context = Context.for_testing()
+    asyncio.run(use(context))
+    assert context.saved == {"page": 2}
+    assert context.lease.remaining_seconds > 500.0

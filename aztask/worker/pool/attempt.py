@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from aztask.app import App
 from aztask.context import Context, TaskLease
@@ -42,7 +42,6 @@ from aztask.task import Task
 from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
-from aztask.worker.pool.packets import Packets
 from aztask.worker.pool.traces import trim_traceback
 
 logger = logging.getLogger(__name__)
@@ -91,10 +90,17 @@ class Call:
         return self.task.call(self.context, self.args, self.kwargs)
 
 
+class Outbox(Protocol):
+    """Where packets to the worker go: `aztask.worker.pool.packets.Packets`, mostly."""
+
+    def send(self, value: Any, /) -> object:
+        """Send one packet to the worker."""
+
+
 class Attempts:
     """Reads calls and makes answers, for all slots of a pool process."""
 
-    def __init__(self, app: App, outbox: Packets, answers: Answers, worker: int) -> None:
+    def __init__(self, app: App, outbox: Outbox, answers: Answers, worker: int) -> None:
         """worker: the process id of the worker."""
         self._app = app
         self._outbox = outbox

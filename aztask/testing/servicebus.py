@@ -1,24 +1,7 @@
-"""Test your tasks: a `Context` for direct calls, and a local Service Bus on free ports.
-
-::
-
-    with aztask.testing.task_context(saved={"page": 3}) as context:
-        crawl("https://example.com")                 # a task with a context, called here
-    assert context.saved == {"page": 4}
-
-    def test_orders(servicebus_emulator):            # the pytest fixture
-        servicebus_emulator.create_queue("orders")
-        client = ServiceBusClient.from_connection_string(servicebus_emulator.connection_string)
-
-    with aztask.testing.emulator(queues=["orders"]) as bus:     # or anywhere
-        ...
-
-To use the fixture, write ``pytest_plugins = ["aztask.testing"]`` in your conftest.py.
-"""
+"""A local Service Bus on free ports, for tests: a context manager, and what it yields."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,63 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from aztask.brokers.servicebus.administration import administration_client
-from aztask.context import Context, current_context, set_current_context, unsent_context
 from aztask.emulator.background import BackgroundEmulator
-from aztask.emulator.broker.access import Right, Rule
+from aztask.emulator.broker.access import Rule
 from aztask.emulator.broker.entities import Entity
 from aztask.emulator.emulator import Emulator
 from aztask.emulator.options import Options
 from aztask.support.clock import Clock
-
-try:
-    import pytest
-except ImportError:  # only the fixture needs it
-    pytest = None  # type: ignore[assignment]
-
-
-@contextmanager
-def task_context(
-    *,
-    task_id: str | None = None,
-    task: str = "test",
-    queue: str | None = None,
-    saved: Any = None,
-    resubmit_count: int = 0,
-    delivery_count: int = 1,
-    session: str | None = None,
-    lease: float | timedelta = math.inf,
-) -> Iterator[Context]:
-    """Make a `Context` the current one for the length of a ``with`` block, as in a running task.
-
-    A task with a context that is called in the block gets it, and `aztask.current_context` returns
-    it. Checkpoints are kept in ``context.saved``, and the state of the session in
-    ``context.session.state``; an extension of the lease is always granted.
-
-    * `task_id`: a new UUID by default.
-    * `task`, `queue`: the names of task and queue: "test" and "default" by default.
-    * `saved`: the checkpoint that an earlier run has left; none by default.
-    * `resubmit_count`, `delivery_count`: 0 and 1 by default, as in a first run.
-    * `session`: the name of the session; by default there is none.
-    * `lease`: how long the lease lasts, in seconds or as a ``timedelta``; by default it does not
-      end. 0 is a lease that is lost already.
-    """
-    seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
-    context = unsent_context(
-        task_id=task_id,
-        task=task,
-        queue=queue,
-        saved=saved,
-        resubmit_count=resubmit_count,
-        delivery_count=delivery_count,
-        session=session,
-        lease=seconds,
-    )
-    before = current_context()
-    set_current_context(context)
-    try:
-        yield context
-    finally:
-        set_current_context(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +105,3 @@ def emulator(
             certificate=running.certificate,
             _emulator=running,
         )
-
-
-if pytest is not None:
-
-    @pytest.fixture
-    def servicebus_emulator() -> Iterator[RunningEmulator]:
-        """A pytest fixture: a fresh, empty local Service Bus for one test."""
-        with emulator() as running:
-            yield running
-
-
-__all__ = ["Right", "Rule", "RunningEmulator", "administration_client", "emulator", "task_context"]

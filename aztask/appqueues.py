@@ -1,0 +1,99 @@
+"""The queues of an app: their settings, their leases, and how they are created."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from aztask.adaptive.advisor import LeaseAdvisor
+from aztask.appoptions import QueueOptionNames
+from aztask.brokers.base import Broker, QueueOptions
+from aztask.config import QueueSettings, Settings
+from aztask.sending.queueplan import QueuePlan, plan_of
+from aztask.task import Task
+from aztask.taskoptions import check_options
+
+
+class AppQueues:
+    """The part of `aztask.app.App` that knows its queues."""
+
+    leases: LeaseAdvisor
+
+    def __init__(self, settings: Settings, *, lease_given: bool) -> None:
+        """lease_given: whether the app's own options set the lease."""
+        self.settings = settings
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._queues: dict[str, QueueSettings] = {}
+        self._lease_given = lease_given
+
+    @property
+    def broker(self) -> Broker:
+        """The broker; `App` connects it."""
+        raise NotImplementedError
+
+    def queue(self, name: str, **options: Unpack[QueueOptionNames]) -> None:
+        """Set options of one queue, for example ``app.queue("slow", lease=300)``.
+
+        `QueueSettings` describes the options. This creates nothing: run ``aztask queues create``.
+        Raises ConfigurationError if an option is wrong or contradicts the app's settings.
+        """
+        check_options(options, QueueOptionNames, f"queue {name!r}")
+        settings = QueueSettings.from_options(name, options)
+        settings.over(self.settings)
+        self._queues[name] = settings
+
+    def queue_settings(self, name: str) -> Settings:
+        """The settings that apply to the queue: its own where it has any, else the app's."""
+        own = self._queues.get(name)
+        return own.over(self.settings) if own else self.settings
+
+    def lease_seconds(self, name: str) -> float:
+        """The lease duration to request for the queue, in seconds.
+
+        It is the queue's setting, else the app's, else the broker's default.
+        """
+        settings = self.queue_settings(name)
+        if self._lease_asked(name):
+            return settings.lease_seconds
+        return min(self.broker.capabilities.default_lease_seconds, settings.max_lease_seconds / 2)
+
+    def lease_now(self, name: str) -> float:
+        """The lease duration to request now, in seconds.
+
+        With ``lease_advice`` it is the learned one, otherwise `lease_seconds`.
+        """
+        if not self.leases.enabled:
+            return self.lease_seconds(name)
+        settings, capabilities = self.queue_settings(name), self.broker.capabilities
+        return self.leases.lease_now(name, self.lease_seconds(name), settings, capabilities)
+
+    def _lease_asked(self, name: str) -> bool:
+        own = self._queues.get(name)
+        return self._lease_given or (own is not None and own.lease_seconds is not None)
+
+    def queue_plan(self, name: str) -> QueuePlan:
+        """What the app requires of a queue: its lease, sessions, duplicate detection and so on."""
+        return plan_of(
+            name,
+            self._queues.get(name),
+            self.queue_settings(name),
+            self.tasks.values(),
+            lease=self.lease_seconds(name),
+            lease_asked=self._lease_asked(name),
+        )
+
+    def queue_options(self, name: str) -> QueueOptions:
+        """The options to create the queue with.
+
+        Raises ConfigurationError if the service lacks one of them.
+        """
+        return self.queue_plan(name).options(self.broker.capabilities)
+
+    def has_sessions(self, name: str) -> bool:
+        """True if the app configured the queue with ``sessions=True``."""
+        own = self._queues.get(name)
+        return bool(own and own.sessions)
+
+    def queue_names(self) -> list[str]:
+        """The queues that the app's tasks and settings name, sorted, with the default queue."""
+        names = {task.queue for task in self.tasks.values() if task.queue}
+        return sorted(names | set(self._queues) | {self.settings.default_queue})

@@ -1,0 +1,136 @@
+"""Inline mode: tasks run in the test's own thread when they are sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Final
+
+from aztask.app import App
+from aztask.brokers.local.broker import LocalBroker
+from aztask.deadletters.view import DeadLetters, DeadLetterView
+from aztask.engine import Database
+from aztask.errors import ResultTimeout
+from aztask.results.local.store import LocalResults
+from aztask.sending.sent import Sent, find, named
+from aztask.support.clock import Clock
+from aztask.task import Invocation, Task
+from aztask.taskoptions import SendOptions, delay_seconds
+from aztask.testing.inlineworker import InlineClock, InlineWorker
+
+DEEPEST: Final = 20
+"""Sends of tasks run at once down to this depth, and beyond it after the task that sends. So a task
+may send itself a thousand times."""
+
+
+class Inline:
+    """The inline mode of an app, from ``with app.inline() as inline``.
+
+    * `sent`: every invocation that the program sent in the block, as `Sent`, in order.
+    """
+
+    def __init__(self, app: App, *, run: bool = True) -> None:
+        """Called by `App.inline`, which describes `run`."""
+        self._app = app
+        self._runs = run
+        self.sent: list[Sent] = []
+
+    def __enter__(self) -> Inline:
+        """Replace the app's broker and result store by new ones in memory."""
+        clock = InlineClock()
+        self._database = Database(":memory:")
+        broker = LocalBroker(self._database, clock=clock.clock)
+        results = InlineResults(self._database, clock.clock, self)
+        with ExitStack() as undo:
+            undo.callback(self._database.close)
+            self._restore = self._app.redirect(broker, results, self._sent)
+            undo.callback(self._restore)
+            self._worker = InlineWorker(self._app, broker, clock)
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the app its own connections back. Tasks that still wait are dropped."""
+        self._worker.close()
+        self._restore()
+        self._database.close()
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all tasks that are due. ``app.inline()`` does so at every send by itself."""
+        self._worker.run()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: delayed, snoozed and scheduled tasks run at their times, in order.
+
+        Only the clock of queues and leases moves; `time.time` in your tasks does not.
+        """
+        if seconds < 0:
+            raise ValueError(f"advance takes seconds of 0 or more, not {seconds!r}")
+        self._worker.advance(seconds)
+
+    def progress(self) -> bool:
+        """Run what is due; True if anything ran."""
+        return self._worker.run()
+
+    # -- what was sent -----------------------------------------------------------------------
+
+    def sent_to(self, task: Task[..., Any] | str) -> list[Sent]:
+        """The invocations of one task, which you give itself or by its name."""
+        return named(self.sent, task)
+
+    def assert_sent(self, task: Task[..., Any] | str, *args: Any, **kwargs: Any) -> Sent:
+        """Assert that the task was sent with exactly these arguments, and return that `Sent`.
+
+        AssertionError lists all that was sent.
+        """
+        return find(self.sent, task, args, kwargs)
+
+    def assert_not_sent(self, task: Task[..., Any] | str) -> None:
+        """Assert that the task was not sent at all."""
+        if found := self.sent_to(task):
+            raise AssertionError(f"{found[0]} was sent")
+
+    def dead_letters(self, queue: str | None = None) -> Sequence[DeadLetterView]:
+        """The dead letters of a queue, by default of the app's default queue."""
+        return DeadLetters(self._app, queue or self._app.settings.default_queue).list()
+
+    def _sent(
+        self,
+        name: str,
+        queue: str,
+        calls: Sequence[Invocation],
+        ids: Sequence[str],
+        options: SendOptions,
+    ) -> None:
+        given = dict(options)
+        for call, task_id in zip(calls, ids, strict=True):
+            self.sent.append(Sent(task_id, name, queue, call.args, call.kwargs, given))
+        self._worker.expect(delay_seconds(options, time.time()))
+        if self._runs and self._worker.depth < DEEPEST:
+            self._worker.run()
+
+
+class InlineResults(LocalResults):
+    """Results in memory. Waiting for one runs what is due, and fails if nothing is."""
+
+    def __init__(self, database: Database, clock: Clock, inline: Inline) -> None:
+        super().__init__(database, clock=clock)
+        self._inline = inline
+
+    def wait_changed(self, version: int, timeout: float) -> int:
+        """Run what is due. Raises ResultTimeout instead of waiting for what will not happen."""
+        if not self._inline.progress():
+            raise ResultTimeout(
+                "the task has not ended, and nothing is due: it waits for inline.advance(...), or "
+                "this app has no such task"
+            )
+        return version + 1

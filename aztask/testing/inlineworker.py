@@ -1,0 +1,296 @@
+"""A worker inside the calling thread: it runs what is due, through the real pipeline.
+
+Rules
+1. Deliveries, claims, outcomes, retries and dead letters are those of a real worker: the same
+   broker engine, result store, codec and pipeline, all in memory.
+2. Time stands still and moves only by `jump`. So a task never loses its lease by being slow.
+3. No lock is held while task code runs: a task may send, and wait for what it sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aztask.app import App
+from aztask.brokers.base import ANY_SESSION, Receiver
+from aztask.brokers.local.broker import LocalBroker
+from aztask.context import TaskLease, current_context, set_current_context
+from aztask.events.sink import NullEventSink
+from aztask.hooks import HookedSink
+from aztask.lease.keeper import LeaseKeeper
+from aztask.results.base import State
+from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, from_record
+from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.support.loopthread import LoopThread
+from aztask.testing.inlinerequests import InlineRequests
+from aztask.worker.pipeline.deliveries import Deliveries
+from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pool.attempt import Attempts, Delivery
+from aztask.worker.upkeep.journal import Journal
+
+NAME: Final = "inline"
+
+
+class InlineClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self._moved = 0.0
+        monotonic, wall = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall()
+        self.clock = Clock(lambda: monotonic + self._moved, lambda: wall + self._moved)
+
+    def move(self, seconds: float) -> None:
+        """Move it forward by so many seconds."""
+        self._moved += max(0.0, seconds)
+
+
+class InlineSession:
+    """Holds the session of one delivery; see `aztask.worker.pipeline.work.SessionSlot`."""
+
+    def held(self) -> None:
+        """The delivery waits under its lease: nothing else can take the session."""
+
+    def over(self, item: WorkItem) -> None:
+        """The delivery has ended; its receiver is closed by the worker."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Due:
+    """A time at which something becomes due. at: seconds of the wall clock."""
+
+    at: float
+    retry: bool
+
+
+class InlineWorker:
+    """Runs deliveries one by one, in the thread that asks for it."""
+
+    def __init__(self, app: App, broker: LocalBroker, clock: InlineClock) -> None:
+        self._app = app
+        self._broker = broker
+        self._time = clock
+        self._clock = clock.clock
+        self._lock = threading.RLock()
+        self._loop = LoopThread("aztask-inline")
+        self._keeper = LeaseKeeper(broker, clock=self._clock)
+        self._pipeline = Pipeline(app, self._keeper, name=NAME, clock=self._clock)
+        self._deliveries = Deliveries(NAME, self._clock)
+        self._journal = Journal(HookedSink(NullEventSink(), app.hooks.event), self._clock)
+        self._requests = InlineRequests(app, self._keeper, self._clock)
+        self._attempts = Attempts(
+            app,
+            self._requests,
+            self._requests.answers,
+            os.getpid(),
+        )
+        self._receivers: dict[str, Receiver] = {}
+        self._held: list[WorkItem] = []
+        self._nested = threading.local()
+        self._due: list[Due] = []
+        self._lifespans = app.hooks.lifespan.open(self._loop.run) if app.hooks.lifespan else None
+
+    def close(self) -> None:
+        """Close the lifespans and the loop; messages that wait are dropped with the queues."""
+        if self._lifespans is not None:
+            self._lifespans.close()
+        self._loop.close()
+        for receiver in self._receivers.values():
+            receiver.close()
+        self._journal.close()
+        self._keeper.stop()
+
+    @property
+    def depth(self) -> int:
+        """How many tasks the calling thread runs, one inside the other."""
+        return getattr(self._nested, "depth", 0)
+
+    # -- time --------------------------------------------------------------------------------
+
+    def expect(self, delay: float) -> None:
+        """Note that something was sent that becomes due after `delay` seconds."""
+        if delay > 0:
+            self._note_due(self._clock.wall() + delay, retry=False)
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass; everything that becomes due in them runs at its time."""
+        end = self._clock.wall() + seconds
+        self.run()
+        while (due := self._next()) is not None and due.at <= end:
+            self._jump(due)
+            self.run()
+        self._move(end - self._clock.wall())
+
+    def run(self) -> bool:
+        """Run all that is due, and retries when their delays have passed; True if anything ran."""
+        ran = False
+        while True:
+            while self._run_one():
+                ran = True
+            due = self._next(retry=True)
+            if due is None:
+                return ran
+            self._jump(due)
+
+    def _note_due(self, at: float, *, retry: bool) -> None:
+        with self._lock:
+            self._due.append(Due(at, retry))
+            self._due.sort()
+
+    def _next(self, *, retry: bool = False) -> Due | None:
+        with self._lock:
+            return next((due for due in self._due if due.retry or not retry), None)
+
+    def _jump(self, due: Due) -> None:
+        with self._lock:
+            self._move(due.at - self._clock.wall())
+            if due in self._due:
+                self._due.remove(due)
+
+    def _move(self, seconds: float) -> None:
+        """Move the clock in steps, so that the leases of running and held tasks are renewed."""
+        with self._lock:
+            while seconds > 0:
+                step = seconds
+                leases = [lease.seconds for item in self._deliveries for lease in item.leases]
+                if leases:
+                    step = min(seconds, min(leases) / 8)
+                self._time.move(step)
+                self._keeper.turn()
+                seconds -= step
+
+    # -- one delivery ------------------------------------------------------------------------
+
+    def _run_one(self) -> bool:
+        """Run one delivery that is due; False if there is none."""
+        with self._lock:
+            item = self._take()
+            if item is None:
+                return False
+            if item.decided is None:
+                self._pipeline.claim([item])
+            ready = item.stage is Stage.READY
+            if ready:
+                item.sent()
+        if ready:
+            self._run(item)
+        with self._lock:
+            self._finish(item)
+        return True
+
+    def _take(self) -> WorkItem | None:
+        now = self._clock.monotonic()
+        for item in self._held:
+            if item.held_until <= now:
+                self._held.remove(item)
+                item.due()
+                return item
+        for queue in self._broker.queues():
+            in_session = self._broker.engine.queue(queue).sessions
+            receiver = self._receiver(queue, in_session)
+            for delivery in receiver.receive(1, 0.0):
+                slot = InlineSession() if in_session else None
+                item = self._deliveries.add(queue, receiver, delivery, slot)
+                self._keeper.hold(receiver, [item.lease])
+                self._pipeline.open([item])
+                self._journal.received([item])
+                return item
+            if in_session:
+                receiver.close()
+        return None
+
+    def _receiver(self, queue: str, in_session: bool) -> Receiver:
+        lease = self._app.lease_seconds(queue)
+        if in_session:  # one for each message: it holds the session until the message has ended
+            return self._broker.receiver(queue, lease=lease, session=ANY_SESSION)
+        if queue not in self._receivers:
+            self._receivers[queue] = self._broker.receiver(queue, lease=lease)
+        return self._receivers[queue]
+
+    def _run(self, item: WorkItem) -> None:
+        """Run the task and decide. KeyboardInterrupt and the outcomes of pytest go through."""
+        outer = current_context()
+        started = time.monotonic()
+        self._nested.depth = self.depth + 1
+        try:
+            answer = self._answer(item)
+        except BaseException:
+            with self._lock:
+                item.decide(Complete())  # it must not run again in the same test
+                self._pipeline.finish([item])
+                self._over(item)
+            raise
+        finally:
+            self._nested.depth -= 1
+            set_current_context(outer)
+            if item.run is not None:
+                item.run.started_at = self._clock.monotonic()
+                item.run.duration = time.monotonic() - started
+        kind, *details = answer
+        verdicts = self._pipeline.verdicts
+        if kind == "done":
+            verdicts.succeeded(item, details[0])
+        elif kind == "failed":
+            record, error_type, error, trace = details
+            verdicts.failed(item, from_record(record), error_type, error, trace)
+        else:
+            item.decide(Abandon())
+
+    def _answer(self, item: WorkItem) -> list[Any]:
+        attempts, message = self._attempts, message_of(item)
+        lease = TaskLease(
+            item.delivery.deadline,
+            ask=lambda seconds: attempts.send(["extend", item.number, seconds]),
+            clock=self._clock,
+        )
+        received = item.delivery
+        delivery = Delivery(
+            item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0
+        )
+        try:
+            with self._requests.of(item, lease):
+                call = attempts.open(delivery)
+                set_current_context(call.context)
+                with attempts.hooks(call.context):
+                    value = call.begin()
+                    if inspect.isawaitable(value):
+                        value = self._loop.run(value)
+                return attempts.value(value)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            return attempts.error(error, message)
+
+    def _finish(self, item: WorkItem) -> None:
+        if item.stage is Stage.DECIDED:
+            self._pipeline.finish([item])
+        state = item.outcome.state if item.outcome is not None else None
+        if state is State.RETRYING or isinstance(item.settlement, Resubmit | Defer | Hold):
+            self._note_due(self._again_at(item), retry=state is State.RETRYING)
+        if item.stage is Stage.HELD:
+            self._journal.ended(item)
+            item.rest()
+            self._held.append(item)
+        else:
+            self._over(item)
+
+    def _again_at(self, item: WorkItem) -> float:
+        """When the message of a decided item comes again, on the wall clock."""
+        settlement, now = item.settlement, self._clock.wall()
+        if isinstance(settlement, Resubmit | Defer | Hold):
+            return now + settlement.delay if settlement.due is None else settlement.due
+        if isinstance(settlement, Lapse):
+            return now + item.delivery.deadline - self._clock.monotonic()
+        return now
+
+    def _over(self, item: WorkItem) -> None:
+        self._journal.ended(item)
+        item.end()
+        self._keeper.drop(item.leases)
+        self._deliveries.remove(item)
+        if item.session is not None:
+            item.receiver.close()
