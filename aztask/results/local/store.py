@@ -47,6 +47,8 @@ from aztask.results.local.rows import (
     worker_of,
     worker_row,
 )
+from aztask.results.local.workflows import KEPT, LocalWorkflows
+from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _STEPS = (
@@ -110,10 +112,12 @@ _EXPECT = """
     ON CONFLICT DO NOTHING
 """
 _WINDOW_END = "SELECT MAX(id) FROM (SELECT id FROM runs WHERE id > ? ORDER BY id LIMIT ?)"
-_PURGE = """
+_PURGE = f"""
     DELETE FROM runs
     WHERE id > ? AND id <= ? AND ended_at < ? AND id NOT IN (SELECT id FROM damaged_runs)
+    {KEPT}
 """
+_OLD_ONES = "SELECT EXISTS (SELECT 1 FROM runs WHERE id > ? AND id <= ? AND ended_at < ?)"
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
 _LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
 _IN_ORDER = f"""AND typeof(generation) = 'integer' AND generation BETWEEN 0 AND {COUNTER_LIMIT}
@@ -137,6 +141,7 @@ class LocalResults:
         self._cancellations = LocalCancellations(database)
         self._quarantine = LocalQuarantine(database)
         self.dead_index: DeadIndex = LocalDeadIndex(database)
+        self.workflows: WorkflowStore = LocalWorkflows(database)
 
     @property
     def transaction_key(self) -> str:
@@ -301,7 +306,8 @@ class LocalResults:
                 if end is None:
                     return deleted
                 gone = connection.execute(_PURGE, (last, end, before)).rowcount
-            if not gone:
+                (old,) = connection.execute(_OLD_ONES, (last, end, before)).fetchone()
+            if not gone and not old:
                 return deleted
             last, deleted = end, deleted + gone
 
