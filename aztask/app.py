@@ -8,7 +8,6 @@ Rules
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -18,7 +17,7 @@ from aztask.brokers.base import ANY_SESSION, Broker, QueueOptions
 from aztask.config import QueueSettings, Settings, environment_options, read_environment
 from aztask.connections import Connections
 from aztask.context import Context
-from aztask.errors import ConfigurationError, DuplicateTask, EncodeError
+from aztask.errors import DuplicateTask, EncodeError
 from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.hooks import HookedSink, Hooks
 from aztask.lease.held import HeldLease, LeaseTerms
@@ -27,14 +26,14 @@ from aztask.message.signatures import SignatureRules
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy
+from aztask.sending.graphs import GraphSender
 from aztask.sending.queueplan import QueuePlan, plan_of
 from aztask.sending.send import Sender
+from aztask.support.checks import module_names
 from aztask.task import Invocation, SendOptions, Task, TaskOptions, check_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 
 class App:
@@ -57,6 +56,7 @@ class App:
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
     * `include`: the names of the modules that define tasks.
+    * `workflows`: ``app.workflows.result(id)`` is the `WorkflowResult` of a workflow's id.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.
     """
@@ -92,7 +92,7 @@ class App:
         check_options(options, AppOptions, f"App {name!r}")
         self.name = name
         self.retry = retry
-        self.include = _module_names(include)
+        self.include = module_names(include)
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
@@ -115,6 +115,7 @@ class App:
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
         )
+        self.workflows = self._new_graph_sender()
 
     def _new_codec(self) -> Codec:
         settings = self.settings
@@ -129,6 +130,16 @@ class App:
             ),
             id_key=settings.id_key.reveal().encode() if settings.id_key else None,
             argsrepr=settings.argsrepr,
+        )
+
+    def _new_graph_sender(self) -> GraphSender:
+        return GraphSender(
+            self._connections,
+            self.codec,
+            self.leases,
+            self.hooks,
+            default_queue=self.settings.default_queue,
+            has_sessions=self.has_sessions,
         )
 
     def __repr__(self) -> str:
@@ -381,17 +392,3 @@ class App:
         return list(
             map(self.result, self._sender.send(name, task, queue, calls, options, sessions))
         )
-
-
-def _module_names(include: Sequence[str]) -> tuple[str, ...]:
-    """Check the module names that `App` includes, and return them. Raises ConfigurationError."""
-    if isinstance(include, str) or not isinstance(include, Sequence):
-        raise ConfigurationError(
-            f'include takes a list of module names, such as ["shop.images"], not {include!r}'
-        )
-    for name in include:
-        if not isinstance(name, str) or not _MODULE.match(name):
-            raise ConfigurationError(
-                f'include takes module names, such as "shop.images", not {name!r}'
-            )
-    return tuple(include)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
+from aztask.canvas.graphs import GraphStarter, Signature
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.result import AsyncResult
 from aztask.retry import RetryPolicy, RetryStrategy, check_strategy
@@ -81,6 +82,11 @@ class SendOptions(TypedDict, total=False):
 
 class InvocationSender(Protocol):
     """The part of an `App` that a task needs: sending."""
+
+    @property
+    def workflows(self) -> GraphStarter:
+        """The part of the app that starts workflows."""
+        ...
 
     def send_call(
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
@@ -212,6 +218,18 @@ class Task(Generic[P, R]):
         """
         return self._send_many({}, calls)
 
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call of this task as a part of a workflow, see `aztask.chain`.
+
+        In a chain, the value of the element before it is its first argument, before `args`. The
+        arguments are checked when the workflow is started.
+        """
+        return Signature(self, args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """`s` for a call that takes only its own arguments, not the value before it."""
+        return Signature(self, args, kwargs, immutable=True)
+
     def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R]:
         """The same task with options for its sends, see `SendOptions`.
 
@@ -270,6 +288,14 @@ class BoundTask(Generic[P, R]):
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Send with these options from a coroutine, like `Task.adelay`."""
         return await asyncio.to_thread(self.delay, *args, **kwargs)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call with these options as a part of a workflow, like `Task.s`."""
+        return Signature(self._task, args, kwargs, self._options)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call with these options as a part of a workflow, like `Task.si`."""
+        return Signature(self._task, args, kwargs, self._options, immutable=True)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
         """Send many invocations with these options, like `Task.map`.

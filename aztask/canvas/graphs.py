@@ -11,7 +11,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypedDict, Unpack
@@ -19,6 +20,7 @@ from typing import Any, Final, Protocol, TypedDict, Unpack
 from aztask.canvas.drawing import Drawing, Part, abbreviated, draw
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.display import one_line, short_repr
+from aztask.workflows.result import WorkflowResult
 
 ARGUMENT_CHARACTERS: Final = 40
 
@@ -36,8 +38,30 @@ class NodeOptions(TypedDict, total=False):
 NODE_OPTIONS: Final = tuple(NodeOptions.__annotations__)
 
 
+class GraphStarter(Protocol):
+    """The part of an app that starts workflows."""
+
+    def start(self, graph: Graph, workflow_id: str | None = None) -> WorkflowResult:
+        """Start a workflow; one whose id is known is not started again."""
+        ...
+
+
+class GraphOwner(Protocol):
+    """An app, as far as a graph needs it."""
+
+    @property
+    def workflows(self) -> GraphStarter:
+        """The part of the app that starts workflows."""
+        ...
+
+
 class Callee(Protocol):
     """The part of a `Task` that a signature needs."""
+
+    @property
+    def sender(self) -> GraphOwner:
+        """The app that the task belongs to."""
+        ...
 
     @property
     def name(self) -> str:
@@ -65,9 +89,47 @@ class Graph:
     def __str__(self) -> str:
         return draw(self)
 
+    def delay(self, *, workflow_id: str | None = None) -> WorkflowResult:
+        """Start this graph as a workflow; when this returns, its first tasks are sent.
+
+        ::
+
+            chain(charge.s(42), ship.s()).delay(workflow_id="order-42").get(timeout=60)
+
+        * `workflow_id`: an id of your own; a new UUID by default. A known id is not started again:
+          you get the existing workflow. Give one if you start a workflow in a task: the task may
+          run twice, and would otherwise start two.
+
+        Raises
+
+        * ConfigurationError without a result store, or if the graph has no tasks,
+        * TypeError if arguments do not match a function's signature,
+        * EncodeError and MessageTooLarge before anything is sent,
+        * BrokerUnavailable and SendUnconfirmed: start it again with the same id.
+        """
+        first = next(_signatures(self), None)
+        if first is None:
+            raise ConfigurationError("a workflow needs at least one task; this graph has none")
+        return first.task.sender.workflows.start(self, workflow_id)
+
+    async def adelay(self, *, workflow_id: str | None = None) -> WorkflowResult:
+        """`delay` for use in a coroutine: it sends in a thread and never blocks the event loop."""
+        return await asyncio.to_thread(self.delay, workflow_id=workflow_id)
+
+    def parts(self) -> tuple[Graph, ...]:
+        """The graphs that it is made of; a signature has none."""
+        return ()
+
     def drawn(self) -> Drawing:
         """The title and the parts of its tree, see `Drawable`."""
         raise NotImplementedError
+
+
+def _signatures(graph: Graph) -> Iterator[Signature]:
+    if isinstance(graph, Signature):
+        yield graph
+    for part in graph.parts():
+        yield from _signatures(part)
 
 
 def _links(graph: Graph) -> tuple[Graph, ...]:
@@ -124,6 +186,10 @@ class Chain(Graph):
     elements: tuple[Graph, ...]
     on_error: Signature | None = None
 
+    def parts(self) -> tuple[Graph, ...]:
+        """Its elements, without the handler of errors."""
+        return self.elements
+
     def drawn(self) -> Drawing:
         """A title, and every element in order."""
         return "chain", [*(("", each) for each in self.elements), *_branch(self.on_error)]
@@ -135,6 +201,10 @@ class Group(Graph):
 
     members: tuple[Graph, ...]
     on_error: Signature | None = None
+
+    def parts(self) -> tuple[Graph, ...]:
+        """Its members, without the handler of errors."""
+        return self.members
 
     def drawn(self) -> Drawing:
         """The number of members, and the first ones and the last one."""
@@ -154,6 +224,10 @@ class Chord(Graph):
     body: Graph
     return_errors: bool = False
     on_error: Signature | None = None
+
+    def parts(self) -> tuple[Graph, ...]:
+        """Its header and its body, without the handler of errors."""
+        return (self.header, self.body)
 
     def drawn(self) -> Drawing:
         """The number of members, some of them, and the body."""

@@ -15,7 +15,7 @@ from aztask.canvas.plan import Node, Plan, Slot
 from aztask.errors import DecodeError
 
 _TEXT: Final = re.compile(
-    r"(\d{1,9}):(?:(\d{1,9}):(\d{1,9}):(\d{1,9})|::):(\d{0,9}):([ec]{0,2})", re.ASCII
+    r"(\d{1,9}):(?:(\d{1,9}):(\d{1,9}):(\d{1,9})|::):(\d{0,9}):([ecp]{0,3})", re.ASCII
 )
 
 
@@ -28,6 +28,7 @@ class Place:
       join.
     * `takes`: the node whose value is its first argument; `takes_errors`: whose failures are.
     * `continues`: other nodes start when it succeeds, so that its success sets no bit.
+    * `passes_errors`: what `Node.passes_errors` says of the join.
     """
 
     node: int
@@ -36,13 +37,16 @@ class Place:
     takes: int | None = None
     takes_errors: bool = False
     continues: bool = False
+    passes_errors: bool = False
 
     @classmethod
     def of(cls, plan: Plan, node: Node) -> Place:
         """The place of a node of the plan."""
-        size = plan.nodes[node.slot.join].size if node.slot is not None else 0
         errors, continues = node.slot is None, bool(node.next)
-        return cls(node.number, node.slot, size, node.takes, errors, continues)
+        if node.slot is None:
+            return cls(node.number, None, 0, node.takes, errors, continues)
+        join, slot = plan.nodes[node.slot.join], node.slot
+        return cls(node.number, slot, join.size, node.takes, errors, continues, join.passes_errors)
 
     @classmethod
     def read(cls, text: str) -> Place:
@@ -61,10 +65,11 @@ class Place:
             int(takes) if takes else None,
             "e" in flags,
             "c" in flags,
+            "p" in flags,
         )
 
     def __str__(self) -> str:
         slot = "::" if self.slot is None else f"{self.slot.join}:{self.slot.member}:{self.size}"
         takes = "" if self.takes is None else self.takes
-        flags = "e" * self.takes_errors + "c" * self.continues
+        flags = "e" * self.takes_errors + "c" * self.continues + "p" * self.passes_errors
         return f"{self.node}:{slot}:{takes}:{flags}"

@@ -7,6 +7,7 @@ and says what is allowed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +17,8 @@ from aztask.support.durations import to_seconds
 from aztask.support.masking import Secret, printable
 
 _MAKE_A_KEY: Final = "make one with python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 Check: TypeAlias = Callable[[str, Any], Any]
 
@@ -161,3 +164,17 @@ def directory(name: str, value: Any) -> str:
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigurationError(f"{name} is the path of a directory, not {shown(value)}")
     return path
+
+
+def module_names(include: Sequence[str]) -> tuple[str, ...]:
+    """Check the names of the modules that an app includes. Raises ConfigurationError."""
+    if isinstance(include, str) or not isinstance(include, Sequence):
+        raise ConfigurationError(
+            f'include takes a list of module names, such as ["shop.images"], not {include!r}'
+        )
+    for name in include:
+        if not isinstance(name, str) or not _MODULE.match(name):
+            raise ConfigurationError(
+                f'include takes module names, such as "shop.images", not {name!r}'
+            )
+    return tuple(include)

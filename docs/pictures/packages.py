@@ -11,7 +11,7 @@ LAYERS = (
     ("app", "app  loading", "the App, and how commands find it"),
     (
         "tasks",
-        "task  canvas  context  result  session  hooks  appoptions  sending  transport",
+        "task  canvas  workflows  context  result  session  hooks  appoptions  sending  transport",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),

@@ -23,7 +23,7 @@ LAYERS = {
     "leases": "lease",
     "stores": "config results connections",
     "advice": "events adaptive",
-    "tasks": "appoptions session context result hooks canvas task transport sending",
+    "tasks": "appoptions session context result hooks canvas workflows task transport sending",
     "app": "app loading __init__",
     "care": "deadletters doctor",
     "worker": "worker",

@@ -82,7 +82,7 @@ class LocalWorkflows:
             return [_write(connection, each) for each in changes]
 
     def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
-        """List it as ended."""
+        """List it as ended, once and for all readers."""
         self._database.change(_CLOSE, (workflow, at, ended_at))
 
     def reopen_workflow(self, workflow: str, at: float, ended_at: float) -> None:

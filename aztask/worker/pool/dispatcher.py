@@ -216,4 +216,5 @@ class PoolDispatcher:
 def _packet(item: WorkItem) -> list[Any]:
     """The packet of a delivery, as `aztask.worker.pool.runner` describes it."""
     deadline = NO_DEADLINE if item.settled else item.delivery.deadline
-    return [item.number, item.message_fields(), item.delivery.delivery_count, deadline]
+    packet = [item.number, item.message_fields(), item.delivery.delivery_count, deadline]
+    return packet if item.input is None else [*packet, item.input.packet()]

@@ -1,7 +1,8 @@
 """Runs one delivery's task in a slot and answers with the decision about its message.
 
 Packets from the worker
-    inbox:   [number, message fields, delivery_count, deadline, saved]
+    inbox:   [number, message fields, delivery_count, deadline], and for a task of a workflow that
+             takes a value: its input (`aztask.workflows.inputs`)
     control: ["renewed", number, deadline] | ["lost", number, reason]
              | ["answer", number, error, value] | ["interrupt", number, kind, text]
 Packets to the worker
@@ -65,6 +66,7 @@ from aztask.worker.pool.interrupt import InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
 from aztask.worker.pool.traces import trim_traceback
+from aztask.workflows.inputs import first_argument
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class Runner:
 
     def run(self, slot: InterruptSlot, packet: list[Any]) -> None:
         """Run the delivery in `packet` and send the answer."""
-        number, fields, delivery_count, deadline = packet
+        number, fields, delivery_count, deadline, *given = packet
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(deadline, ask=lambda seconds: self._send(["extend", number, seconds]))
         self._guard.begin(number, lease, deadline)
@@ -107,7 +109,7 @@ class Runner:
         if lease.lost:
             answer: list[Any] = ["lost"]
         else:
-            answer = self._attempt(slot, number, message, delivery_count, lease)
+            answer = self._attempt(slot, number, message, delivery_count, lease, given)
         if os.getpid() != self._pid:
             _end_forked(message, None)
         self._guard.end(number)
@@ -156,8 +158,9 @@ class Runner:
         message: TaskMessage,
         delivery_count: int,
         lease: TaskLease,
+        given: list[Any],
     ) -> list[Any]:
-        """The answer, without number and times."""
+        """The answer, without number and times. given: the input, if the task takes one."""
         task = self._app.tasks.get(message.task)
         try:
             try:
@@ -166,6 +169,8 @@ class Runner:
                         f"the pool process has not registered the task {message.task!r}"
                     )
                 args, kwargs = self._app.codec.decode_arguments(message)
+                if given:
+                    args = (first_argument(self._app.codec, *given[0]), *args)
                 saved = self._app.codec.decode_value(message.saved) if message.saved else None
             except CodecError as error:
                 verdict = DeadLetter("undecodable", str(error))
