@@ -11,6 +11,7 @@ from aztask.version import __version__
 
 if TYPE_CHECKING:
     from aztask.app import App
+    from aztask.canvas.graphs import Signature, chain, chord, group
     from aztask.config import QueueSettings, Settings
     from aztask.context import Context, TaskLease, current_context
     from aztask.errors import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from aztask.result import AsyncResult
     from aztask.retry import RetryPolicy
     from aztask.task import Task
+    from aztask.workflows.result import WorkflowResult
 
 __all__ = [
     # Apps and tasks
@@ -61,6 +63,12 @@ __all__ = [
     "Task",
     "AsyncResult",
     "RetryPolicy",
+    # Workflows
+    "chain",
+    "group",
+    "chord",
+    "Signature",
+    "WorkflowResult",
     # In a running task
     "Context",
     "TaskLease",
@@ -111,6 +119,11 @@ __all__ = [
 
 _HOMES = {
     "App": "aztask.app",
+    "Signature": "aztask.canvas.graphs",
+    "chain": "aztask.canvas.graphs",
+    "chord": "aztask.canvas.graphs",
+    "group": "aztask.canvas.graphs",
+    "WorkflowResult": "aztask.workflows.result",
     "AsyncResult": "aztask.result",
     "QueueSettings": "aztask.config",
     "Settings": "aztask.config",
