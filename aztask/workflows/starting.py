@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ class Starter:
         documents, parts = part_documents(workflow, token, plan, envelopes)
         if self._engine.graphs.root(workflow) is not None:
             return False
-        with self._transaction():
+        with self._begun(workflow):
             now = self._clock.wall()
             store.announce(workflow, now)
             store.write(documents)
@@ -95,16 +95,23 @@ class Starter:
         hit("graph-sent")
         self._engine.documents.change([RootEdit(workflow, started)])
 
-    def _transaction(self) -> AbstractContextManager[None]:
-        """One transaction if broker and store share a file."""
+    @contextmanager
+    def _begun(self, workflow: str) -> Iterator[None]:
+        """One transaction if broker and store share a file; after a rollback nothing is known."""
         results, broker = self._engine.results, self._broker
+        joint: AbstractContextManager[None] = nullcontext()
         if (
             isinstance(broker, Transactional)
             and isinstance(results, Transactional)
             and broker.transaction_key == results.transaction_key
         ):
-            return broker.transaction()
-        return nullcontext()
+            joint = broker.transaction()
+        try:
+            with joint:
+                yield
+        except BaseException:
+            self._engine.graphs.forget(workflow)
+            raise
 
     # -- messages ----------------------------------------------------------------------------
 
