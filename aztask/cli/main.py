@@ -31,6 +31,7 @@ COMMANDS = {
     "running": "List the tasks that workers run now, the longest-running first.",
     "queues": "List, create and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
+    "workflow": "List, show, cancel and resume workflows.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "emulator": "Run a local Service Bus for development and tests.",
     "spark": "Submit tasks from Spark, and learn from their events.",

@@ -71,7 +71,7 @@ def chaos(site: Site, count: int, capsys) -> None:
     result = app.workflows.result("w")
     workers = [site.worker(*ARGUMENTS) for _ in range(2)]
     sender_kills = send(site, dice, count)
-    kills = kill_workers(site, dice, workers, result.ready, 120.0 + count / 20)
+    kills = kill_workers(site, dice, workers, result.ready, 180.0 + count / 3)
     assert result.get(timeout=1) == [f"m{number}" for number in range(count)]
     progress = result.progress
     assert (progress.done, progress.failed, progress.total) == (count + 1, 0, count + 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,6 @@ from graphs import VALUES
 from graphsenders import send_in_process
 from harness import Site, site_in, wait_until
 
-from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import TaskFailed
 from aztask.results.base import State
 from aztask.workflows.result import WorkflowResult
@@ -116,11 +117,25 @@ def test_a_replayed_member_resumes_the_workflow(joint: bool, tmp_path: Path) -> 
         wait_until(lambda: site.counts("end").get("alarm"), 10, "the handler ran")
         assert not site.lines("start", "body")
         path.touch()
-        assert DeadLetters(site.app(), "default").replay(Selection(ids=frozenset({"w.3"}))).done
+        resumed = run_command(site, "workflow", "resume", "w")
+        assert resumed == "replayed 1 task of w\n"
         wait_until(lambda: result_of(site).state == "succeeded", 20, "it is resumed")
         assert result_of(site).get(timeout=1) == ["a", "b"]
         assert (site.counts("end")["body"], site.counts("end")["alarm"]) == (1, 1)
         assert worker.stop() == 0, worker.log
+
+
+def run_command(site: Site, *arguments: str) -> str:
+    """What a command prints; it succeeds."""
+    return subprocess.run(
+        [sys.executable, "-m", "aztask", "-A", "ledger_app", *arguments],
+        env=site.environment,
+        cwd=site.folder,
+        timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def purge(site: Site) -> None:
