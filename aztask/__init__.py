@@ -11,6 +11,7 @@ from aztask.version import __version__
 
 if TYPE_CHECKING:
     from aztask.app import App
+    from aztask.canvas.graphs import Signature, chain, chord, group
     from aztask.config import QueueSettings, Settings
     from aztask.context import Context, TaskLease, current_context
     from aztask.errors import (
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from aztask.result import AsyncResult
     from aztask.retry import RetryPolicy
     from aztask.task import ContextTask, Task
+    from aztask.workflows.result import WorkflowResult
 
 __all__ = [
     # Apps and tasks
@@ -63,6 +65,12 @@ __all__ = [
     "ContextTask",
     "AsyncResult",
     "RetryPolicy",
+    # Workflows
+    "chain",
+    "group",
+    "chord",
+    "Signature",
+    "WorkflowResult",
     # In a running task
     "Context",
     "TaskLease",
@@ -114,6 +122,11 @@ __all__ = [
 
 _HOMES = {
     "App": "aztask.app",
+    "Signature": "aztask.canvas.graphs",
+    "chain": "aztask.canvas.graphs",
+    "chord": "aztask.canvas.graphs",
+    "group": "aztask.canvas.graphs",
+    "WorkflowResult": "aztask.workflows.result",
     "AsyncResult": "aztask.result",
     "QueueSettings": "aztask.config",
     "Settings": "aztask.config",

@@ -29,6 +29,7 @@ from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy, check_policy
 from aztask.sending.appcodec import codec_of
+from aztask.sending.graphs import GraphSender
 from aztask.sending.send import Sender
 from aztask.sending.sent import InlineMode
 from aztask.support.checks import module_names
@@ -69,6 +70,7 @@ class App(AppQueues):
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
     * `include`: the names of the modules that define tasks.
+    * `workflows`: ``app.workflows.result(id)`` is the `WorkflowResult` of a workflow's id.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.
     * `lifespan`: a decorator for a function that opens and closes clients once per process, see
@@ -131,6 +133,17 @@ class App(AppQueues):
         self._on_sent: Callable[..., None] | None = None
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
+        )
+        self.workflows = self._new_graph_sender()
+
+    def _new_graph_sender(self) -> GraphSender:
+        return GraphSender(
+            self._connections,
+            self.codec,
+            self.leases,
+            self.hooks,
+            default_queue=self.settings.default_queue,
+            has_sessions=self.has_sessions,
         )
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from aztask.canvas.graphs import GraphStarter, Signature
 from aztask.context import Context, current_context, unsent_context
 from aztask.errors import ConfigurationError
 from aztask.result import AsyncResult
@@ -42,6 +43,11 @@ _NO_KEYWORDS: dict[str, Any] = {}  # one for all: `map` makes millions of calls
 
 class InvocationSender(Protocol):
     """The part of an `App` that a task needs: sending."""
+
+    @property
+    def workflows(self) -> GraphStarter:
+        """The part of the app that starts workflows."""
+        ...
 
     def send_call(
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
@@ -188,6 +194,18 @@ class Task(Generic[P, R_co]):
         """
         return self._send_many({}, calls)
 
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call of this task as a part of a workflow, see `aztask.chain`.
+
+        In a chain, the value of the element before it is its first argument, before `args`. The
+        arguments are checked when the workflow is started.
+        """
+        return Signature(self, args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """`s` for a call that takes only its own arguments, not the value before it."""
+        return Signature(self, args, kwargs, immutable=True)
+
     def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R_co]:
         """The same task with options for its sends, see `SendOptions`.
 
@@ -298,6 +316,14 @@ class BoundTask(Generic[P, R_co]):
     async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send with these options from a coroutine, like `Task.adelay`."""
         return await asyncio.to_thread(self._task._send, self._options, args, kwargs)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call with these options as a part of a workflow, like `Task.s`."""
+        return Signature(self._task, args, kwargs, self._options)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature:
+        """A call with these options as a part of a workflow, like `Task.si`."""
+        return Signature(self._task, args, kwargs, self._options, immutable=True)
 
     @overload
     def map(

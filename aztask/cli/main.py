@@ -32,6 +32,7 @@ COMMANDS = {
     "running": "List the tasks that workers run now, the longest-running first.",
     "queues": "List, create, read, empty and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
+    "workflow": "List, show, cancel and resume workflows.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",

@@ -59,6 +59,8 @@ _OPTIONAL: Final = {
     "aztask-unknown-since": "unknown_since",
     "traceparent": "traceparent",
     "aztask-lease-seconds": "lease_seconds",
+    "aztask-workflow": "workflow",
+    "aztask-node": "node",
 }
 """Headers that are written only if the message's field has a value, and those fields."""
 _OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
@@ -351,6 +353,8 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     SAVED: ("saved", _read_bytes),
     "aztask-pointer": ("pointer", _read_position),
     "aztask-lease-seconds": ("lease_seconds", _read_lease),
+    "aztask-workflow": ("workflow", read_text),
+    "aztask-node": ("node", read_text),
     "aztask-ordered": ("ordered", _read_flag),
 }
 

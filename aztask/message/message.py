@@ -44,6 +44,8 @@ class TaskMessage:
     * `pointer`: the position of the deferred message that this message, which has no body, recalls.
     * `traceparent`: W3C trace context.
     * `lease_seconds`: the lease that was advised for the queue at the send.
+    * `workflow`: the id of the workflow that it belongs to; `node`: its place in that, see
+      `aztask.canvas.place`.
     * `extra`: other headers, passed on unchanged.
     """
 
@@ -77,6 +79,8 @@ class TaskMessage:
     pointer: int | None = None
     traceparent: str | None = None
     lease_seconds: float | None = None
+    workflow: str | None = None
+    node: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

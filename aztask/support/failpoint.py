@@ -20,6 +20,16 @@ The steps of a worker, in order:
 * ``parted``: that message is settled, its pointer is not
 * ``settled``
 
+The steps of a workflow:
+
+* ``graph-parts``: plan and messages are stored, the root is not
+* ``graph-root``: the root is stored, nothing is sent
+* ``graph-sent``: the first nodes are sent, the root does not say so
+* ``bit-set``: bits are set, what follows is not sent
+* ``row-filled``: the values of a full row are stored, the bit above is not set
+* ``followed``: nodes that follow are sent, the message whose end began it is not settled
+* ``ended``: the root says how the workflow ended, the index does not
+
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
 ``compact-removed`` (after each source).
@@ -47,6 +57,13 @@ STEPS = (
     "fetched",
     "parted",
     "settled",
+    "graph-parts",
+    "graph-root",
+    "graph-sent",
+    "bit-set",
+    "row-filled",
+    "followed",
+    "ended",
     "replayed",
     "compact-written",
     "compact-published",

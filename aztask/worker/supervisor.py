@@ -20,6 +20,7 @@ from aztask.lease.state import Lease
 from aztask.results.base import WorkerRecord
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
+from aztask.worker.finishing import FinishLanes
 from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
@@ -65,8 +66,19 @@ class Supervisor:
         self.keeper, self.journal = runtime.keeper, runtime.journal
         self._mailbox, self._deliveries = runtime.mailbox, runtime.deliveries
         self.pipeline = Pipeline(app, self.keeper, name=self.name, clock=clock)
-        self._claims = self._lane("claim", self.pipeline.claim, self._claimed)
-        self._finishes = self._lane("finish", self.pipeline.finish, self._finished)
+        self._claims = Lane(
+            "claim",
+            self.pipeline.claim,
+            self._claimed,
+            self._mailbox,
+            threads=runtime.lane_threads,
+        )
+        self._finishes = FinishLanes(
+            lambda name, threads: Lane(
+                name, self.pipeline.finish, self._finished, self._mailbox, threads=threads
+            ),
+            runtime.lane_threads,
+        )
         # A claim across a network takes time: the next ones are sent while the pool is busy.
         self._claims_ahead = options.concurrency if runtime.lane_threads else 0
         plan = PoolPlan(app_spec, options.processes, options.slots, self.name, options.pool)
@@ -89,14 +101,6 @@ class Supervisor:
         self._signals = 0
         self._draining_until: float | None = None
         self.finished = 0
-
-    def _lane(
-        self,
-        name: str,
-        work: Callable[[Sequence[WorkItem]], None],
-        done: Callable[[Sequence[WorkItem]], None],
-    ) -> Lane[WorkItem]:
-        return Lane(name, work, done, self._mailbox, threads=self._runtime.lane_threads)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -205,8 +209,8 @@ class Supervisor:
         # so that no task is given back while it runs.
         self._pool.close()
         (give_back or self._give_back)(list(self._deliveries))
-        for lane in (self._claims, self._finishes):
-            lane.stop()
+        self._claims.stop()
+        self._finishes.stop()
         self.keeper.stop()
         self._requests.stop()
         self._chores.tell(self._record(stopped=True))

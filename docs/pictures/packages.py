@@ -12,8 +12,8 @@ LAYERS = (
     ("app", "app  appqueues  loading", "the App, and how commands find it"),
     (
         "tasks",
-        "task  context  result  session  hooks  taskoptions  taskname  appoptions  sending"
-        "  transport  receiving",
+        "task  canvas  workflows  context  result  session  hooks  taskoptions  taskname"
+        "  appoptions  sending  transport  receiving",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),

@@ -15,10 +15,13 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze
 from aztask.events import Event
 from aztask.hooks import WorkerInfo
+from aztask.worker.upkeep import housekeeping
+from aztask.workflows import repair, starting
 
 QUICK = RetryPolicy(max_retries=3, delay=0.05, backoff=1.0, jitter=False, max_snoozes=5)
 
@@ -49,6 +52,30 @@ def work(key: str, seconds: float = 0.0) -> str:
     note("start", key)
     if seconds:
         time.sleep(seconds)
+    note("end", key)
+    return key
+
+
+@app.task
+def gather(values: object, key: str) -> object:
+    """The body of a chord: returns what it got."""
+    note("start", key)
+    note("end", key)
+    return values
+
+
+@app.task
+def kinds(values: list[object]) -> list[object]:
+    """Each value, or the name of the error in its place."""
+    return [type(each).__name__ if isinstance(each, Exception) else each for each in values]
+
+
+@app.task(retry=RetryPolicy(max_retries=0))
+def fail_unless(key: str, path: str) -> str:
+    """Fail until a file exists, so that a replay succeeds."""
+    note("start", key)
+    if not Path(path).exists():
+        raise ValueError(f"{key} has no file yet")
     note("end", key)
     return key
 
@@ -320,6 +347,14 @@ def big(size: int) -> bytes:
 def echo(value: object) -> object:
     return value
 
+
+if os.environ.get("LEDGER_GRAPH_SECONDS"):  # the times of housekeeping, shorter for tests
+    seconds = float(os.environ["LEDGER_GRAPH_SECONDS"])
+    for module in (starting, repair):
+        module.LEASE_SECONDS = seconds  # type: ignore[misc]
+    repair.EMPTY_SECONDS = repair.SWEEP_SECONDS = seconds  # type: ignore[misc]
+    housekeeping.GRAPH_SECONDS = housekeeping.REMOTE_GRAPH_SECONDS = seconds / 2
+    housekeeping.IDLE_GRAPH_SECONDS = housekeeping.DEAD_SECONDS = seconds / 2
 
 if os.environ.get("LEDGER_HOOKS"):
     TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")

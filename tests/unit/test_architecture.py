@@ -23,8 +23,8 @@ LAYERS = {
     "leases": "lease",
     "stores": "config results connections",
     "advice": "events adaptive",
-    "tasks": "appoptions session context result hooks taskname taskoptions task transport sending"
-    " receiving",
+    "tasks": "appoptions session context result hooks canvas workflows taskname taskoptions task"
+    " transport sending receiving",
     "app": "app appqueues loading __init__",
     "care": "deadletters doctor",
     "worker": "worker",

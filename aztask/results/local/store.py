@@ -50,6 +50,8 @@ from aztask.results.local.rows import (
     worker_of,
     worker_row,
 )
+from aztask.results.local.workflows import KEPT, LocalWorkflows
+from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 _STEPS = (
@@ -122,13 +124,15 @@ _WINDOW_END = """
     SELECT MAX(id), COUNT(ended_at)
     FROM (SELECT id, ended_at FROM runs WHERE id > ? ORDER BY id LIMIT ?)
 """
-_PURGE = """
+_PURGE = f"""
     DELETE FROM runs
     WHERE id > ? AND id <= ? AND id NOT IN (SELECT id FROM damaged_runs) AND CASE
         WHEN ended_at IS NOT NULL THEN ended_at < ?
         WHEN state = 'pending' THEN coalesce(due_at, started_at) < ?
         ELSE started_at < ? END
+    {KEPT}
 """
+_OLD_ONES = "SELECT EXISTS (SELECT 1 FROM runs WHERE id > ? AND id <= ? AND ended_at < ?)"
 _KEY = "task_id = ? AND generation = ? AND hop = ?"
 _LATEST = "ORDER BY generation DESC, hop DESC LIMIT 1"
 _IN_ORDER = f"""AND typeof(generation) = 'integer' AND generation BETWEEN 0 AND {COUNTER_LIMIT}
@@ -152,6 +156,7 @@ class LocalResults:
         self._cancellations = LocalCancellations(database)
         self._quarantine = LocalQuarantine(database)
         self.dead_index: DeadIndex = LocalDeadIndex(database)
+        self.workflows: WorkflowStore = LocalWorkflows(database)
 
     @property
     def transaction_key(self) -> str:
@@ -322,7 +327,8 @@ class LocalResults:
                 if end is None:
                     return deleted
                 gone = connection.execute(_PURGE, (last, end, *times)).rowcount
-            if ended and not gone:
+                (old,) = connection.execute(_OLD_ONES, (last, end, before)).fetchone()
+            if ended and not gone and not old:
                 return deleted
             last, deleted = end, deleted + gone
 

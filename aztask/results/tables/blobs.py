@@ -79,10 +79,16 @@ class Blobs:
         self, call: TimeBudget, key: RunKey, data: bytes | None
     ) -> tuple[bytes | None, str]:
         """The row's two fields: the data itself, or, if it is long, the name of its new blob."""
+        return self.place_at(call, partition_of(key.task_id), row_of(key), data)
+
+    def place_at(
+        self, call: TimeBudget, partition: str, row: str, data: bytes | None
+    ) -> tuple[bytes | None, str]:
+        """The same for the row with these keys, whose property ``body_blob`` names the blob."""
         if data is None or len(data) <= INLINE_BYTES:
             return data, ""
         hour = hour_of(self._clock.wall())
-        name = f"{hour}/{partition_of(key.task_id)}!{row_of(key)}!{uuid4().hex}"
+        name = f"{hour}/{partition}!{row}!{uuid4().hex}"
         blob = self._container.get_blob_client(name)
         # the name is unique, so after a lost answer the blob may be written again
         call.request(

@@ -93,7 +93,7 @@ def entity_of(run: Run) -> dict[str, Any]:
     digest = sha256(f"{partition}!{row}".encode()).hexdigest()[:24]
     return {
         "PartitionKey": f"i-{shard_of(partition)}-{run.state.value}-{_hours(at)}",
-        "RowKey": f"{_milliseconds(at)}-{digest}",
+        "RowKey": f"{count_down(at)}-{digest}",
         "partition": partition,
         "row": row,
         "blob": run.body_blob,
@@ -191,7 +191,7 @@ class EndIndex:
         rows = self._requests.query(
             call,
             "PartitionKey eq @hour and RowKey gt @instant",
-            {"hour": hour, "instant": _milliseconds(before) + _END},
+            {"hour": hour, "instant": count_down(before) + _END},
             PURGE_PAGE,
             _SELECT,
         )
@@ -240,7 +240,8 @@ def _hours(at: float) -> str:
     return f"{_HOURS - _bounded(at // 3600, _HOURS):07d}"
 
 
-def _milliseconds(at: float) -> str:
+def count_down(at: float) -> str:
+    """The milliseconds of a time as text that counts down: later times sort first."""
     return f"{_MILLISECONDS - _bounded(at * 1000, _MILLISECONDS):014d}"
 
 

@@ -58,6 +58,8 @@ from aztask.results.tables.names import (
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import Run, pending, run_of, worker_entity, worker_of
 from aztask.results.tables.runs import Runs
+from aztask.results.tables.workflows import TablesWorkflows
+from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class TablesResults:
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
+        self.workflows: WorkflowStore = TablesWorkflows(self._requests, self._blobs)
 
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"

@@ -5,7 +5,8 @@
              Cancelled, started too often, expired? decide so. Else own the start row: from here on
              the run is ours
     (the pool runs the task under the lease, and the retry policy decides: see `verdict`)
-    finish   record the outcome, settle or wait as the retry strategy says, book the answer
+    finish   record the outcome, set the bit of a workflow's task and send what follows, settle or
+             wait as the retry strategy says, book the answer
 
 Rules
 1. Nothing is settled before its outcome is durable. If broker and result store share a file, both
@@ -34,6 +35,7 @@ from aztask.settlement import Abandon, DeadLetter, Release
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog
+from aztask.worker.pipeline.following import Following
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
@@ -41,6 +43,7 @@ from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.settling import Settler
 from aztask.worker.pipeline.verdict import Verdicts
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.workflows.engine import engine_for
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class Pipeline:
         self._refusals = Refusals(
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
+        self.following = Following(engine_for(app.results, lambda: app.broker, app.codec, clock))
 
     # -- open --------------------------------------------------------------------------------
 
@@ -116,6 +120,8 @@ class Pipeline:
         except BrokerError as error:
             self._put_off("deferred messages could not be received", items, error)
             return
+        if any(item.place is not None for item in items):
+            self.following.prepare(items)
         for item, answer in zip(items, self._started(items), strict=True):
             try:
                 self.verdicts.claimed(item, answer)
@@ -184,6 +190,7 @@ class Pipeline:
         with self._transaction(items):
             kept = self._record(items)
             hit("recorded", len(kept))
+            self.following.follow(kept)
             self._redelivery.write_counts(kept)
             now = [item for item in kept if not self._redelivery.waits(item)]
             answers = self._settling.carry_out(now)

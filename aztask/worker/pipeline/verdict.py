@@ -92,6 +92,11 @@ class Verdicts:
             text = f"started {limit} times without an outcome; the worker's log has the cause"
             self._log_dead(item, DELIVERY_LIMIT, text)
             self._conclude(item, State.FAILED, DeadLetter(DELIVERY_LIMIT, text))
+        elif item.dropped:
+            self.cancelled(item)
+        elif item.refusal is not None:
+            self._log_dead(item, *item.refusal)
+            self._conclude(item, State.FAILED, DeadLetter(*item.refusal))
         elif item.task is None:
             self._unknown_task(item, now)
         else:

@@ -24,11 +24,13 @@ from typing import Any, Protocol
 
 from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery
+from aztask.canvas.place import Place
 from aztask.lease.state import Lease
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Abandon, Complete, Decision, Lapse
 from aztask.task import Task
+from aztask.workflows.inputs import Input
 
 NAMED = 3  # deliveries that one log line names
 
@@ -172,6 +174,8 @@ class WorkItem:
     * tries: failed tries of the current stage in a row.
     * pointer: the pointer on whose behalf a deferred message is held.
     * session: the slot that holds its session.
+    * place: its place in a workflow, if it belongs to one. input: the value that it takes there.
+    * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
     """
 
     number: int
@@ -191,6 +195,10 @@ class WorkItem:
     held_until: float = 0.0
     pointer: Pointer | None = None
     tries: int = 0
+    place: Place | None = None
+    input: Input | None = None
+    dropped: bool = False
+    refusal: tuple[str, str] | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:
@@ -203,8 +211,10 @@ class WorkItem:
     # -- steps -------------------------------------------------------------------------------
 
     def open(self, message: TaskMessage, task: Task[..., Any] | None) -> None:
-        """Note the message as read, and the task that it calls."""
+        """Note the message as read, and the task that it calls. Raises DecodeError."""
         self.opened = Opened(message, task)
+        if message.node is not None and message.workflow is not None:
+            self.place = Place.read(message.node)
 
     def claim(self, starts: int) -> None:
         """Note that the run is ours; whether it is ready to run is decided later."""

@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -43,6 +44,7 @@ from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.traces import trim_traceback
+from aztask.workflows.inputs import first_argument
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Delivery:
     * `number`: the worker's number of it.
     * `enqueued_at`: UTC epoch seconds.
     * `started`: on the clock of the deadlines.
+    * `given`: the input of a task of a workflow that takes a value, else empty.
     """
 
     number: int
@@ -74,6 +77,7 @@ class Delivery:
     enqueued_at: float
     lease: TaskLease
     started: float
+    given: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,8 @@ class Attempts:
             if task is None:
                 raise EncodeError(f"the pool process has not registered the task {message.task!r}")
             args, kwargs = self._app.codec.decode_arguments(message)
+            if delivery.given:
+                args = (first_argument(self._app.codec, *delivery.given[0]), *args)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None
         except CodecError as error:
             raise _UndecodableError(error) from None

@@ -223,4 +223,5 @@ def _packet(item: WorkItem) -> list[Any]:
     deadline = NO_DEADLINE if item.settled else item.delivery.deadline
     delivery = item.delivery
     fields = item.message_fields()
-    return [item.number, fields, delivery.delivery_count, deadline, delivery.enqueued_at]
+    packet = [item.number, fields, delivery.delivery_count, deadline, delivery.enqueued_at]
+    return packet if item.input is None else [*packet, item.input.packet()]

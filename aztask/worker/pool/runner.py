@@ -1,7 +1,8 @@
 """Runs one delivery's task in a slot and answers with the decision about its message.
 
 Packets from the worker
-    inbox:   [number, message fields, delivery_count, deadline, enqueued_at]
+    inbox:   [number, message fields, delivery_count, deadline, enqueued_at], and for a task of a
+             workflow that takes a value: its input (`aztask.workflows.inputs`)
     control: ["renewed", number, deadline] | ["lost", number, reason]
              | ["answer", number, error, value] | ["interrupt", number, kind, text]
 Packets to the worker
@@ -123,7 +124,7 @@ class Runner:
             self._outbox.send(packet, socket.MSG_DONTWAIT)
 
     def _begin(self, slot: InterruptSlot, packet: list[Any]) -> Delivery:
-        number, fields, delivery_count, deadline, enqueued_at = packet
+        number, fields, delivery_count, deadline, enqueued_at, *given = packet
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(
             deadline, ask=lambda seconds: self._attempts.send(["extend", number, seconds])
@@ -132,7 +133,7 @@ class Runner:
         started = boot_seconds()
         self._board.note(slot.index, number, started)
         self._slots[number] = slot
-        return Delivery(number, message, delivery_count, enqueued_at, lease, started)
+        return Delivery(number, message, delivery_count, enqueued_at, lease, started, given)
 
     def _end(self, slot: InterruptSlot, delivery: Delivery, answer: list[Any]) -> None:
         self._attempts.check_fork(delivery.message)

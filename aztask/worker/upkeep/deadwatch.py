@@ -15,11 +15,14 @@ from typing import Final
 
 from aztask.app import App
 from aztask.brokers.base import Peeked, Position
+from aztask.canvas.place import Place
 from aztask.errors import AztaskError, CodecError
 from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
+from aztask.worker.pipeline.following import Following
+from aztask.workflows.joins import TaskEnd
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +75,9 @@ class DeadWatch:
         if results is None or not found:
             return
         news = results.bury([record for _, _, record in found])
-        for (message, letter, record), new in zip(found, news, strict=True):
-            if new and record.outcome is not None:
+        found = [each for each, new in zip(found, news, strict=True) if new]
+        for message, letter, record in found:
+            if record.outcome is not None:
                 dead = DeadLetter(record.outcome.error_type, record.outcome.error)
                 logger.warning(
                     "task %s %s was dead-lettered by the broker: %s: %s",
@@ -83,6 +87,26 @@ class DeadWatch:
                     dead.description,
                 )
                 self._tell(message, queue, letter.delivery_count, dead)
+        self._set_bits(found)
+
+    def _set_bits(self, found: Sequence[tuple[TaskMessage, Peeked, RunRecord]]) -> None:
+        """Set the bits of tasks of workflows; what fails here, housekeeping of workflows does."""
+        ends = [
+            TaskEnd(
+                message.workflow,
+                Place.read(message.node),
+                message.generation,
+                record.state,
+                None,
+                record.outcome.error_type if record.outcome else "",
+                record.outcome.error if record.outcome else "",
+                repeated=True,
+            )
+            for message, _, record in found
+            if message.workflow is not None and message.node is not None
+        ]
+        if ends:
+            Following(self._app.workflows.engine).ended(ends)
 
     def _own(
         self, queue: str, page: Sequence[Peeked]

@@ -1,4 +1,4 @@
-"""Periodic chores of a worker: heartbeats, cancelled runs, old results and events, dead letters."""
+"""Periodic chores of a worker: heartbeats, cancelled runs, old rows and events, workflows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from pathlib import Path
 from aztask.errors import AztaskError
 from aztask.events.retention import remove_old
 from aztask.results.base import ResultStore, WorkerRecord
+from aztask.results.workflows import workflows_of
 from aztask.worker.lane import Lane
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.deadwatch import DeadWatch
+from aztask.workflows.repair import Repair
+from aztask.workflows.starting import Starter
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,11 @@ the next purge comes sooner."""
 
 DRAINED_SECONDS = 0.1
 DEAD_SECONDS = 15.0
+GRAPH_SECONDS = 5.0
+REMOTE_GRAPH_SECONDS = 30.0
+IDLE_GRAPH_SECONDS = 60.0
+"""Seconds between two looks at open workflows; the last one if the store is remote and there are
+none, since every look costs requests."""
 
 
 class Housekeeping:
@@ -42,6 +50,8 @@ class Housekeeping:
         )
         self._queues = runtime.options.queues
         self._dead_at = 0.0
+        self._graphs_at = 0.0
+        self._repair: Repair | None = None
         self._app = app
         self._clock = clock
         self._mailbox = mailbox
@@ -83,6 +93,9 @@ class Housekeeping:
         if now >= self._dead_at and self._dead.useful:
             self._dead_at = now + DEAD_SECONDS
             self._lane.submit([self._dead.look])
+        if now >= self._graphs_at and workflows_of(results) is not None:
+            self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
+            self._lane.submit([partial(self._look_after_workflows, results)])
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             before = self._clock.wall() - self._app.settings.result_retention_seconds
@@ -102,7 +115,27 @@ class Housekeeping:
         if found := results.to_stop(ids):
             self._mailbox.post(lambda: stop(found))
 
+    def _look_after_workflows(self, results: ResultStore) -> None:
+        if self._repair is None:
+            self._repair = self._new_repair()
+        if not self._repair.look() and results.remote:
+            self._graphs_at = self._clock.monotonic() + IDLE_GRAPH_SECONDS
+
+    def _new_repair(self) -> Repair:
+        app, engine = self._app, self._app.workflows.engine
+        return Repair(
+            engine,
+            Starter(engine, app.broker, app.codec, self._clock),
+            app.broker.stats,
+            self._clock,
+            at_most_once=lambda name: (
+                name in app.tasks and app.tasks[name].delivery == "at-most-once"
+            ),
+        )
+
     def _purge(self, results: ResultStore, before: float) -> None:
+        if self._repair is not None:
+            self._repair.purge(before)
         if results.purge(before) >= PURGED_MANY:
             self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
 

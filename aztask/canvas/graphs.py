@@ -1,0 +1,328 @@
+"""Signatures of calls, and graphs of them: chains, groups and chords, nested to any depth.
+
+Rules
+1. A graph is frozen. Combining or changing one makes a new graph.
+2. The value of a signature is its task's return value, that of a chain the value of its last
+   element, that of a group the list of its members' values in order, and that of a chord the value
+   of its body.
+3. In a chain each element gets the value of the element before it. `Signature.immutable` ones
+   (``task.si()``) do not take it. A group passes it to each of its members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypedDict, Unpack
+
+from aztask.canvas.drawing import Drawing, Part, abbreviated, draw
+from aztask.errors import ConfigurationError, did_you_mean
+from aztask.support.display import one_line, short_repr
+from aztask.workflows.result import WorkflowResult
+
+ARGUMENT_CHARACTERS: Final = 40
+
+
+class NodeOptions(TypedDict, total=False):
+    """The send options of one signature, see `SendOptions`. A workflow names its tasks itself."""
+
+    delay: float
+    queue: str
+    expires: float
+    session: str
+    ordered: bool
+
+
+NODE_OPTIONS: Final = tuple(NodeOptions.__annotations__)
+
+
+class GraphStarter(Protocol):
+    """The part of an app that starts workflows."""
+
+    def start(self, graph: Graph, workflow_id: str | None = None) -> WorkflowResult:
+        """Start a workflow; one whose id is known is not started again."""
+        ...
+
+
+class GraphOwner(Protocol):
+    """An app, as far as a graph needs it."""
+
+    @property
+    def workflows(self) -> GraphStarter:
+        """The part of the app that starts workflows."""
+        ...
+
+
+class Callee(Protocol):
+    """The part of a `Task` that a signature needs."""
+
+    @property
+    def sender(self) -> GraphOwner:
+        """The app that the task belongs to."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name under which the task is registered."""
+        ...
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError if the arguments do not match the function's signature."""
+        ...
+
+
+class Graph:
+    """A signature, a chain, a group or a chord. ``a | b`` is a chain of both.
+
+    ``print(graph)`` draws its tree.
+    """
+
+    __slots__ = ()
+
+    def __or__(self, other: Graph) -> Chain:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return Chain((*_links(self), *_links(other)))
+
+    def __str__(self) -> str:
+        return draw(self)
+
+    def delay(self, *, workflow_id: str | None = None) -> WorkflowResult:
+        """Start this graph as a workflow; when this returns, its first tasks are sent.
+
+        ::
+
+            chain(charge.s(42), ship.s()).delay(workflow_id="order-42").get(timeout=60)
+
+        * `workflow_id`: an id of your own; a new UUID by default. A known id is not started again:
+          you get the existing workflow. Give one if you start a workflow in a task: the task may
+          run twice, and would otherwise start two.
+
+        Raises
+
+        * ConfigurationError without a result store, or if the graph has no tasks,
+        * TypeError if arguments do not match a function's signature,
+        * EncodeError and MessageTooLarge before anything is sent,
+        * BrokerUnavailable and SendUnconfirmed: start it again with the same id.
+        """
+        first = next(_signatures(self), None)
+        if first is None:
+            raise ConfigurationError("a workflow needs at least one task; this graph has none")
+        return first.task.sender.workflows.start(self, workflow_id)
+
+    async def adelay(self, *, workflow_id: str | None = None) -> WorkflowResult:
+        """`delay` for use in a coroutine: it sends in a thread and never blocks the event loop."""
+        return await asyncio.to_thread(self.delay, workflow_id=workflow_id)
+
+    def parts(self) -> tuple[Graph, ...]:
+        """The graphs that it is made of; a signature has none."""
+        return ()
+
+    def drawn(self) -> Drawing:
+        """The title and the parts of its tree, see `Drawable`."""
+        raise NotImplementedError
+
+
+def _signatures(graph: Graph) -> Iterator[Signature]:
+    if isinstance(graph, Signature):
+        yield graph
+    for part in graph.parts():
+        yield from _signatures(part)
+
+
+def _links(graph: Graph) -> tuple[Graph, ...]:
+    """The elements that a graph contributes to a chain: a plain chain is not nested."""
+    if isinstance(graph, Chain) and graph.on_error is None:
+        return graph.elements
+    return (graph,)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature(Graph):
+    """One call of a task, made by ``task.s(...)`` or ``task.si(...)``.
+
+    * `args`, `kwargs`: its own arguments. Unless it is `immutable`, the value of the element before
+      it in a chain comes first.
+    * `options`: how its message is sent, see `NodeOptions`.
+    """
+
+    task: Callee
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    immutable: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("kwargs", "options"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        for name in self.options:
+            if name not in NODE_OPTIONS:
+                raise ConfigurationError(
+                    f"a signature has no option {name!r}.{did_you_mean(name, NODE_OPTIONS)} "
+                    f"It has: {', '.join(NODE_OPTIONS)}."
+                )
+
+    def with_options(self, **options: Unpack[NodeOptions]) -> Signature:
+        """The same call, sent with these options, for example ``task.s(1).with_options(delay=5)``.
+
+        Raises ConfigurationError for an unknown option.
+        """
+        return replace(self, options={**self.options, **options})
+
+    def drawn(self) -> Drawing:
+        """The call as it is written, with its options in brackets."""
+        given = [_shown(value) for value in self.args]
+        given += [f"{name}={_shown(value)}" for name, value in self.kwargs.items()]
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.task.name}({', '.join(given)}){f' [{options}]' if options else ''}", ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Graph):
+    """Elements that run one after the other. `on_error` is called if one of them fails."""
+
+    elements: tuple[Graph, ...]
+    on_error: Signature | None = None
+
+    def parts(self) -> tuple[Graph, ...]:
+        """Its elements, without the handler of errors."""
+        return self.elements
+
+    def drawn(self) -> Drawing:
+        """A title, and every element in order."""
+        return "chain", [*(("", each) for each in self.elements), *_branch(self.on_error)]
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Graph):
+    """Members that run side by side. `on_error` is called if one of them fails."""
+
+    members: tuple[Graph, ...]
+    on_error: Signature | None = None
+
+    def parts(self) -> tuple[Graph, ...]:
+        """Its members, without the handler of errors."""
+        return self.members
+
+    def drawn(self) -> Drawing:
+        """The number of members, and the first ones and the last one."""
+        parts = [*abbreviated(self.members), *_branch(self.on_error)]
+        return f"group of {len(self.members)}", parts
+
+
+@dataclass(frozen=True, slots=True)
+class Chord(Graph):
+    """A group, and a body that gets the list of its values.
+
+    * `return_errors`: the body runs even if members fail, and finds their errors in the list.
+    * `on_error`: called if the body cannot run, or fails.
+    """
+
+    header: Group
+    body: Graph
+    return_errors: bool = False
+    on_error: Signature | None = None
+
+    def parts(self) -> tuple[Graph, ...]:
+        """Its header and its body, without the handler of errors."""
+        return (self.header, self.body)
+
+    def drawn(self) -> Drawing:
+        """The number of members, some of them, and the body."""
+        title = f"chord of {len(self.header.members)}"
+        if self.return_errors:
+            title += ", errors are passed on"
+        parts: list[Part] = [*abbreviated(self.header.members), *_branch(self.header.on_error)]
+        return title, [*parts, ("then ", self.body), *_branch(self.on_error)]
+
+
+def chain(*elements: Graph, on_error: Signature | None = None) -> Chain:
+    """Run `elements` one after the other; each gets the value of the one before it.
+
+    ::
+
+        chain(charge.s(42), reserve.s(), ship.s())
+        charge.s(42) | reserve.s() | ship.s()           # the same
+
+    * `on_error`: called with the list of failures if an element fails.
+
+    Raises ConfigurationError without elements, or for something that is not part of a graph.
+    """
+    parts = _graphs(elements, "chain")
+    if not parts:
+        raise ConfigurationError("chain() needs at least one signature, such as chain(task.s(1))")
+    return Chain(tuple(link for part in parts for link in _links(part)), _handler(on_error))
+
+
+def group(*members: Graph | Iterable[Graph], on_error: Signature | None = None) -> Group:
+    """Run `members` side by side; the value is the list of theirs, in order.
+
+    ::
+
+        group(thumbnail.s(path) for path in paths)
+        group(charge.s(42), reserve.s(42))
+
+    An empty group ends at once, with the value ``[]``. `on_error` is that of `chain`.
+    """
+    return Group(_graphs(_unpacked(members), "group"), _handler(on_error))
+
+
+def chord(
+    header: Group | Iterable[Graph],
+    body: Graph,
+    *,
+    return_errors: bool = False,
+    on_error: Signature | None = None,
+) -> Chord:
+    """Run the members of `header` side by side, then `body` with the list of their values.
+
+    ::
+
+        chord([page.s(number) for number in range(100)], book.s())
+
+    * `return_errors`: False by default: if a member fails, the body does not run. True runs it,
+      with a `ResultError` in the place of each failed member's value.
+    * `on_error`: called with the list of failures if the body cannot run, or fails.
+    """
+    members = header if isinstance(header, Group) else group(header)
+    (last,) = _graphs((body,), "chord")
+    if not isinstance(return_errors, bool):
+        raise ConfigurationError(f"return_errors is True or False, not {return_errors!r}")
+    return Chord(members, last, return_errors, _handler(on_error))
+
+
+def _unpacked(members: Sequence[Graph | Iterable[Graph]]) -> Iterable[Any]:
+    if len(members) == 1 and not isinstance(members[0], Graph):
+        if not isinstance(members[0], Iterable):
+            raise _not_a_graph(members[0], "group")
+        return members[0]
+    return members
+
+
+def _graphs(found: Iterable[Any], where: str) -> tuple[Graph, ...]:
+    graphs = tuple(found)
+    for each in graphs:
+        if not isinstance(each, Graph):
+            raise _not_a_graph(each, where)
+    return graphs
+
+
+def _handler(found: object) -> Signature | None:
+    if found is not None and not isinstance(found, Signature):
+        raise ConfigurationError(f"on_error takes a signature, such as alarm.s(), not {found!r}")
+    return found
+
+
+def _not_a_graph(found: object, where: str) -> ConfigurationError:
+    hint = "write task.s(...)" if callable(found) else "call .s(...) on a task"
+    return ConfigurationError(f"{where} takes signatures and graphs, not {found!r}; {hint}")
+
+
+def _branch(on_error: Signature | None) -> list[Part]:
+    return [] if on_error is None else [("on error ", on_error)]
+
+
+def _shown(value: object) -> str:
+    return one_line(short_repr(value), ARGUMENT_CHARACTERS)

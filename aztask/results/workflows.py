@@ -1,0 +1,111 @@
+"""The optional protocol of result stores that keep workflows: documents, and an index of them.
+
+A workflow is a set of named documents. What is in them is the business of `aztask.workflows`.
+
+Rules
+1. Every change of a document is compare-and-set: it names the tag that was read, or None for a
+   document that must not exist yet. Documents of one workflow are in partitions of their own, so
+   that writers of different documents never conflict.
+2. A workflow is announced in the index before its first document is written, and its document
+   `ROOT` is written last. Documents of an announced workflow without a root were left behind by a
+   sender that died.
+3. A store that shares a file with the broker writes documents in the caller's transaction.
+4. An unreachable store raises BrokerUnavailable; some of the changes of the call may have been
+   made then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+ROOT: Final = "root"
+"""The document that commits a workflow. Names consist of letters, digits, ``.`` and ``-``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as it was read. `tag`: names this version of it."""
+
+    data: bytes
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A new version of a document. `tag`: the version that it replaces; None: there is none."""
+
+    workflow: str
+    name: str
+    data: bytes
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A workflow in the index. Times are UTC epoch seconds; `ended_at` is None while it is open."""
+
+    workflow: str
+    at: float
+    ended_at: float | None = None
+
+
+class WorkflowStore(Protocol):
+    """Keeps workflows. Any thread may call."""
+
+    def announce(self, workflow: str, at: float) -> None:
+        """List it as open since `at`, unless it is listed."""
+        ...
+
+    def read(self, names: Sequence[tuple[str, str]]) -> list[Document | None]:
+        """The documents with these names, each (workflow, document); None for missing ones."""
+        ...
+
+    def write(self, changes: Sequence[Change]) -> list[str | None]:
+        """Make each change; returns the new tags, and None where the tag was not the current one.
+
+        Each change succeeds or fails alone.
+        """
+        ...
+
+    def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
+        """List it as ended. Repeating this changes nothing.
+
+        If the process dies in between, it may be listed twice; repeat the call.
+        """
+        ...
+
+    def reopen_workflow(self, workflow: str, at: float, ended_at: float) -> None:
+        """List it as open again; the times are those it was listed with."""
+        ...
+
+    def open_workflows(self, limit: int, after: str = "") -> list[Listed]:
+        """Open workflows in a fixed order, those behind the workflow `after`."""
+        ...
+
+    def ended_workflows(self, limit: int, before: float | None = None) -> list[Listed]:
+        """Ended workflows: the newest first, or with `before` only those that ended earlier."""
+        ...
+
+    def delete_workflow(self, listed: Listed) -> bool:
+        """Delete its documents, then its place in the index; False if it had no document.
+
+        If the process dies in between, repeat the call.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsWorkflows(Protocol):
+    """A result store that keeps workflows, too."""
+
+    @property
+    def workflows(self) -> WorkflowStore:
+        """The part of the store that keeps them."""
+        ...
+
+
+def workflows_of(results: object) -> WorkflowStore | None:
+    """The store's workflows; None if there is no store, or if it keeps none."""
+    return results.workflows if isinstance(results, KeepsWorkflows) else None

@@ -1,0 +1,219 @@
+"""The bits of a join: its members' ends in rows, and the decision once all have ended.
+
+Rules
+1. Member i of a join with R rows has its bit in row i mod R, at index i div R: workers that take
+   members in order write to different rows.
+2. An end changes a bit only if its version (node, generation) is later than that of the bit.
+   Every such change after the first raises the revision of the row.
+3. With one row, the row holds the decision too. With more, the join's document says which rows are
+   full, and holds the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from aztask.canvas.plan import Slot, rows_of
+from aztask.results.base import State
+
+INLINE_BYTES: Final = 40_000
+"""Bytes of values that a row holds itself; more values are in documents of their own."""
+
+FAILURES: Final = 20
+"""Failures that a decision lists; of more it has the number."""
+
+NIL: Final = b"\xc0"
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A value in a document of values: the document's name, and the index in it."""
+
+    document: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfJoin:
+    """The value of a join that has succeeded."""
+
+    join: int
+
+
+Value: TypeAlias = bytes | Parked | OfJoin
+"""An encoded value, or a reference to one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a task, or a join with failed members, did not succeed."""
+
+    node: int
+    state: State
+    error_type: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a member of a join of `size` members.
+
+    * `node`, `generation`: its version (rule 2).
+    * `value`: of a success; `failures`: of any other state, at least one.
+    * `passes_errors`: what `Node.passes_errors` says of the join.
+    """
+
+    slot: Slot
+    size: int
+    node: int
+    generation: int
+    state: State
+    value: Value = NIL
+    failures: tuple[Failure, ...] = ()
+    passes_errors: bool = False
+
+    @property
+    def row(self) -> int:
+        """The number of the row with its bit."""
+        return self.slot.member % rows_of(self.size)
+
+    @property
+    def index(self) -> int:
+        """The index of its bit in the row."""
+        return self.slot.member // rows_of(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a join ended.
+
+    * `generation`: how often bits were changed before it.
+    * `failed`: how many members did not succeed; `failures`: the first ones.
+    * `values`: the documents with the rows' values, if the join has several rows.
+    """
+
+    state: State
+    generation: int
+    at: float
+    failed: int = 0
+    failures: tuple[Failure, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Bit:
+    """One member's bit, once it has ended."""
+
+    state: State
+    node: int
+    generation: int
+    revision: int
+    value: Value | None = None
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of a join's bits; None for members that have not ended."""
+
+    bits: list[Bit | None]
+    decision: Decision | None = None
+
+    @property
+    def full(self) -> bool:
+        """True if every member of the row has ended."""
+        return None not in self.bits
+
+    @property
+    def revision(self) -> int:
+        """How often a bit of the row was changed after it was set."""
+        return sum(bit.revision for bit in self.bits if bit is not None)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failures of its members, in order."""
+        return [failure for bit in self.bits if bit is not None for failure in bit.failures]
+
+    @property
+    def inline_bytes(self) -> int:
+        """How many bytes of values the row holds itself."""
+        return sum(len(bit.value) for bit in self.bits if bit and isinstance(bit.value, bytes))
+
+    def set(self, end: End, value: Value) -> bool:
+        """Set a member's bit; False if that changes nothing (rule 2).
+
+        * `value`: the end's value, or where it is parked.
+        """
+        if self.decision is not None and self.decision.state is State.SUCCEEDED:
+            return False
+        old = self.bits[end.index]
+        if old is not None and (old.node, old.generation) >= (end.node, end.generation):
+            return False
+        revision = 0 if old is None else old.revision + 1
+        kept = value if end.state is State.SUCCEEDED else None
+        self.bits[end.index] = Bit(
+            end.state, end.node, end.generation, revision, kept, end.failures[:FAILURES]
+        )
+        self.decision = None
+        return True
+
+
+@dataclass(slots=True)
+class FullRow:
+    """A full row as its join's document has it."""
+
+    revision: int
+    failed: int
+    values: str
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Join:
+    """The document of a join with several rows: the full ones, and the decision."""
+
+    rows: list[FullRow | None]
+    decision: Decision | None = None
+
+    def set(self, number: int, row: FullRow) -> bool:
+        """Note a full row; False if that changes nothing."""
+        if self.decision is not None and self.decision.state is State.SUCCEEDED:
+            return False
+        old = self.rows[number]
+        if old is not None and old.revision >= row.revision:
+            return False
+        self.rows[number] = row
+        self.decision = None
+        return True
+
+
+def row_size(size: int, row: int) -> int:
+    """How many members of a join of `size` members are in that row."""
+    rows = rows_of(size)
+    return (size - row + rows - 1) // rows
+
+
+def decided(
+    rows: Sequence[FullRow], *, passes_errors: bool, at: float, documents: bool
+) -> Decision:
+    """The decision of a join whose rows are all full.
+
+    * `documents`: its values are in documents, one for each row.
+    """
+    failed = sum(row.failed for row in rows)
+    failures = [failure for row in rows for failure in row.failures][:FAILURES]
+    state = State.SUCCEEDED
+    if failed and not passes_errors:
+        cancelled = all(each.state is State.CANCELLED for each in failures)
+        state = State.CANCELLED if cancelled else State.FAILED
+    names = tuple(row.values for row in rows) if documents else ()
+    generation = sum(row.revision for row in rows)
+    return Decision(state, generation, at, failed, tuple(failures), names)
+
+
+def full_row(row: Row, values: str) -> FullRow:
+    """What the join's document says about a full row."""
+    failed = sum(bit is not None and bit.state is not State.SUCCEEDED for bit in row.bits)
+    return FullRow(row.revision, failed, values, row.failures[:FAILURES])

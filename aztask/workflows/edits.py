@@ -1,0 +1,171 @@
+"""Changes of a workflow's documents, each decided anew from every version that is read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from aztask.canvas.plan import Node, rows_of
+from aztask.results.workflows import ROOT, Change
+from aztask.workflows.bits import (
+    INLINE_BYTES,
+    End,
+    FullRow,
+    Join,
+    Parked,
+    Row,
+    Value,
+    decided,
+    full_row,
+    row_size,
+)
+from aztask.workflows.graph import Root, read_root
+from aztask.workflows.packing import pack_join, pack_row, pack_values, read_join, read_row
+
+
+def row_name(join: int, row: int) -> str:
+    """The name of the document with a row of bits."""
+    return f"bits-{join}-{row}"
+
+
+def join_name(join: int) -> str:
+    """The name of the document of a join with several rows."""
+    return f"join-{join}"
+
+
+def values_name(join: int, row: int, revision: int) -> str:
+    """The name of the document with the values of a full row."""
+    return f"row-{join}-{row}-{revision}"
+
+
+@dataclass(slots=True)
+class RowEdit:
+    """Sets bits of one row. Afterwards it says whether the row is full, and what it holds."""
+
+    workflow: str
+    join: int
+    number: int
+    size: int
+    ends: list[End]
+    at: float
+    row: Row | None = None
+    changed: bool = False
+    parked: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    documents: list[Change] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The workflow, and the name of the row's document."""
+        return self.workflow, row_name(self.join, self.number)
+
+    def apply(self, data: bytes | None) -> bytes | None:
+        """Set the bits; a single row that is full gets its decision in the same write."""
+        members = row_size(self.size, self.number)
+        row = Row([None] * members) if data is None else read_row(data, members)
+        self.row, changed = row, False
+        room = INLINE_BYTES - row.inline_bytes
+        for end, value in self._values(room):
+            changed |= row.set(end, value)
+        self.changed |= changed
+        if row.full and row.decision is None and rows_of(self.size) == 1:
+            passes = self.ends[0].passes_errors
+            whole = [full_row(row, "")]
+            row.decision = decided(whole, passes_errors=passes, at=self.at, documents=False)
+            changed = True
+        return pack_row(row) if changed else None
+
+    def _values(self, room: int) -> Iterable[tuple[End, Value]]:
+        """Each end with its value; those that do not fit are parked in one document."""
+        inline = [each.value for each in self.ends if isinstance(each.value, bytes)]
+        if sum(map(len, inline)) <= room:
+            return [(each, each.value) for each in self.ends]
+        if not self.parked:
+            name = f"values-{self.join}-{self.number}-{uuid.uuid4().hex}"
+            rows = [(each.value, None) for each in self.ends]
+            self.documents.append(Change(self.workflow, name, pack_values(rows)))
+            self.parked = {
+                index: (each.value, Parked(name, index)) for index, each in enumerate(self.ends)
+            }
+        return [(each, self.parked[index][1]) for index, each in enumerate(self.ends)]
+
+    def first(self) -> Sequence[Change]:
+        """The document of parked values, once."""
+        documents, self.documents = self.documents, []
+        return documents
+
+    def orphaned(self) -> None:
+        """The workflow was deleted: its late members change nothing."""
+        self.row = None
+
+
+@dataclass(slots=True)
+class JoinEdit:
+    """Notes full rows of a join with several rows, and decides once all are full."""
+
+    workflow: str
+    node: Node
+    rows: dict[int, FullRow]
+    at: float
+    join: Join | None = None
+    changed: bool = False
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The workflow, and the name of the join's document."""
+        return self.workflow, join_name(self.node.number)
+
+    def apply(self, data: bytes | None) -> bytes | None:
+        """Note the rows; the last one decides."""
+        rows = self.node.rows
+        join = Join([None] * rows) if data is None else read_join(data, rows)
+        self.join, changed = join, False
+        for number, row in self.rows.items():
+            changed |= join.set(number, row)
+        full = [row for row in join.rows if row is not None]
+        if len(full) == rows and join.decision is None:
+            join.decision = decided(
+                full, passes_errors=self.node.passes_errors, at=self.at, documents=True
+            )
+            changed = True
+        self.changed |= changed
+        return pack_join(join) if changed else None
+
+    def first(self) -> Sequence[Change]:
+        """Nothing: the rows' values are written already."""
+        return ()
+
+    def orphaned(self) -> None:
+        """The workflow was deleted: its rows decide nothing."""
+        self.join = None
+
+
+@dataclass(slots=True)
+class RootEdit:
+    """Changes the root of a workflow. `before`, `root`: the root before and after the change."""
+
+    workflow: str
+    change: Callable[[Root], Root]
+    before: Root | None = None
+    root: Root | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The workflow, and the name of its root."""
+        return self.workflow, ROOT
+
+    def apply(self, data: bytes | None) -> bytes | None:
+        """The changed root; None if the workflow does not exist or nothing changes."""
+        if data is None:
+            return None
+        self.before = read_root(data)
+        self.root = self.change(self.before)
+        return None if self.root == self.before else self.root.pack()
+
+    def first(self) -> Sequence[Change]:
+        """Nothing: a root refers to no new document."""
+        return ()
+
+    def orphaned(self) -> None:
+        """The workflow does not exist."""
+        self.root = None

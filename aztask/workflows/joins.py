@@ -1,0 +1,336 @@
+"""Turns ends into bits, full rows into decisions, and decisions into what follows.
+
+Each call works off a list: an end may fill a row, the row may decide its join, and the decision is
+an end of the member above, up to the root. Rows that are changed together are written together.
+
+Crash windows. A process may die between any two steps. The message whose end began this is not
+settled then; its redelivery repeats the end, finds the row as it is, and continues from there:
+
+* before the bit: nothing happened.
+* row full, its values not written, or the bit above not set: both are done again.
+* decided, nothing sent: the repeated end of a full row acts on the decision again.
+* sent, not settled: the nodes are sent again under the same ids; a node that was recorded already
+  is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from aztask.canvas.place import Place
+from aztask.canvas.plan import ROOT, Node, Plan, Slot, rows_of, task_id_of
+from aztask.results.base import ResultStore, State
+from aztask.results.workflows import Change
+from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
+from aztask.workflows.bits import (
+    NIL,
+    Decision,
+    End,
+    Failure,
+    FullRow,
+    OfJoin,
+    Parked,
+    Row,
+    Value,
+    full_row,
+)
+from aztask.workflows.documents import Documents
+from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
+from aztask.workflows.graph import Graphs, Root
+from aztask.workflows.mailing import Mailer
+from aztask.workflows.packing import pack_values, read_values
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """The recorded end of a task of a workflow.
+
+    * `value`: the encoded value of a success.
+    * `repeated`: the end was recorded before, so that its follow-ups may be sent already.
+    """
+
+    workflow: str
+    place: Place
+    generation: int
+    state: State
+    value: bytes | None = None
+    error_type: str = ""
+    error: str = ""
+    repeated: bool = False
+
+    def end(self, state: State | None = None) -> End | None:
+        """The end of its slot; None for a task of `on_error`, which has no slot."""
+        place, final = self.place, state or self.state
+        if place.slot is None:
+            return None
+        failures: tuple[Failure, ...] = ()
+        if final is not State.SUCCEEDED:
+            failures = (Failure(place.node, final, self.error_type, self.error),)
+        return End(
+            place.slot,
+            place.size,
+            place.node,
+            self.generation,
+            final,
+            self.value or NIL,
+            failures,
+            place.passes_errors,
+        )
+
+
+class Joins:
+    """Ends of members in, bits, decisions and messages out. Any thread may call."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        graphs: Graphs,
+        mailer: Mailer,
+        results: ResultStore,
+        clock: Clock,
+    ) -> None:
+        self.documents = documents
+        self.graphs = graphs
+        self.mailer = mailer
+        self.results = results
+        self.clock = clock
+
+    def ended(self, ends: Sequence[TaskEnd]) -> None:
+        """Set the bits of these ends, and send what follows. Idempotent.
+
+        Raises BrokerUnavailable, SendUnconfirmed (nothing is lost: call again) and Damaged.
+        """
+        work = _Work(self)
+        for end in ends:
+            work.task_ended(end)
+        work.run()
+
+    def start(
+        self,
+        workflow: str,
+        nodes: Sequence[int],
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send the first nodes of a workflow; empty groups among them end at once."""
+        work = _Work(self, progress)
+        work.go(workflow, nodes, repeated=False)
+        work.run()
+
+    def decided(self, workflow: str, join: int, decision: Decision) -> None:
+        """Act on a decision again, for housekeeping."""
+        work = _Work(self)
+        work.decided(workflow, join, decision, repeated=True)
+        work.run()
+
+    def filled(self, workflow: str, join: int, rows: dict[int, Row]) -> None:
+        """Note full rows of a join with several rows again, for housekeeping."""
+        work = _Work(self)
+        work.fill_rows({(workflow, join): rows}, self.clock.wall())
+        work.run()
+
+    def finish(self, workflow: str, decision: Decision) -> None:
+        """End the workflow as its root has decided. Idempotent.
+
+        If the process dies after the root is written, the workflow stays in the index of open ones;
+        housekeeping repeats this.
+        """
+
+        def end(root: Root) -> Root:
+            stopped = root.cancelled_at is not None and decision.state is not State.SUCCEEDED
+            state = State.CANCELLED if stopped else decision.state
+            return replace(root, ended_at=decision.at, state=state)
+
+        edit = RootEdit(workflow, end)
+        self.documents.change([edit])
+        before, root = edit.before, edit.root
+        if before is None or root is None or root.ended_at is None:
+            return
+        hit("ended")
+        store = self.documents.store
+        if before.ended_at is not None and before.ended_at != root.ended_at:
+            store.reopen_workflow(workflow, root.at, before.ended_at)
+        store.close_workflow(workflow, root.at, root.ended_at)
+        self.graphs.forget(workflow)
+
+
+@dataclass(slots=True)
+class _Due:
+    """A node to send. repeated: it may have been sent before."""
+
+    node: int
+    generation: int
+    repeated: bool
+
+
+@dataclass(slots=True)
+class _Work:
+    """The list that one call works off: ends to set, then nodes to send."""
+
+    joins: Joins
+    progress: Callable[[], None] = lambda: None
+    ends: list[tuple[str, End]] = field(default_factory=list)
+    due: dict[str, list[_Due]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        while self.ends or self.due:
+            while self.ends:
+                ends, self.ends = self.ends, []
+                self._set(ends)
+            due, self.due = self.due, {}
+            for workflow, nodes in due.items():
+                self._send(workflow, nodes)
+
+    def task_ended(self, end: TaskEnd) -> None:
+        """A success with successors starts them; any other end fills the slot."""
+        if end.state is not State.SUCCEEDED or not end.place.continues:
+            self._fill(end.workflow, end.end())
+            return
+        plan = self.joins.graphs.plan(end.workflow)
+        if plan is None:
+            logger.info("workflow %s was deleted, nothing follows its task", end.workflow)
+        elif self.joins.graphs.cancelled(end.workflow):
+            self._fill(end.workflow, end.end(State.CANCELLED))
+        else:
+            self.go(end.workflow, plan.nodes[end.place.node].next, repeated=end.repeated)
+
+    def go(self, workflow: str, nodes: Iterable[int], *, repeated: bool) -> None:
+        """Note nodes to send; an empty group among them is decided at once."""
+        plan = self.joins.graphs.plan(workflow)
+        if plan is None:
+            return
+        for number in nodes:
+            if plan.nodes[number].task:
+                self.due.setdefault(workflow, []).append(_Due(number, 0, repeated))
+            else:
+                empty = Decision(State.SUCCEEDED, 0, self.joins.clock.wall())
+                self.decided(workflow, number, empty, repeated=repeated)
+
+    def decided(self, workflow: str, number: int, decision: Decision, *, repeated: bool) -> None:
+        """Start what follows a join, or fill the slot that it works for."""
+        plan = self.joins.graphs.plan(workflow)
+        if plan is None:
+            return
+        node = plan.nodes[number]
+        state, failures = decision.state, decision.failures
+        if state is State.SUCCEEDED and node.next:
+            if not self.joins.graphs.cancelled(workflow):
+                self.go(workflow, node.next, repeated=repeated)
+                return
+            state, failures = State.CANCELLED, (Failure(number, State.CANCELLED),)
+        if state is not State.SUCCEEDED and node.on_error is not None:
+            self.due.setdefault(workflow, []).append(
+                _Due(node.on_error, decision.generation, repeated)
+            )
+        if node.slot is not None:
+            self._fill(workflow, _end_of(plan, node, decision.generation, state, failures))
+        elif number == ROOT:
+            self.joins.finish(workflow, decision)
+
+    def _fill(self, workflow: str, end: End | None) -> None:
+        if end is not None:
+            self.ends.append((workflow, end))
+
+    # -- bits --------------------------------------------------------------------------------
+
+    def _set(self, ends: Sequence[tuple[str, End]]) -> None:
+        """Set bits, those of one row in one write, and act on what becomes full."""
+        now = self.joins.clock.wall()
+        edits: dict[tuple[str, int, int], RowEdit] = {}
+        for workflow, end in ends:
+            key = (workflow, end.slot.join, end.row)
+            edit = edits.setdefault(key, RowEdit(*key, end.size, [], now))
+            edit.ends.append(end)
+        self.joins.documents.change(list(edits.values()))
+        hit("bit-set", len(ends))
+        full: dict[tuple[str, int], dict[int, Row]] = {}
+        for edit in edits.values():
+            row = edit.row
+            if row is None or not row.full:
+                continue
+            if rows_of(edit.size) > 1:
+                full.setdefault((edit.workflow, edit.join), {})[edit.number] = row
+            elif row.decision is not None:
+                self.decided(edit.workflow, edit.join, row.decision, repeated=not edit.changed)
+        if full:
+            self.fill_rows(full, now)
+
+    def fill_rows(self, full: dict[tuple[str, int], dict[int, Row]], now: float) -> None:
+        """Write the values of full rows, each as one document, then their bits in their joins."""
+        edits = []
+        changes: list[Change] = []
+        for (workflow, number), rows in full.items():
+            plan = self.joins.graphs.plan(workflow)
+            if plan is None:
+                continue
+            found: dict[int, FullRow] = {}
+            for index, row in rows.items():
+                name = values_name(number, index, row.revision)
+                changes.append(Change(workflow, name, self._gathered(workflow, row)))
+                found[index] = full_row(row, name)
+            edits.append(JoinEdit(workflow, plan.nodes[number], found, now))
+        self.joins.documents.store.write(changes)
+        hit("row-filled", len(changes))
+        self.joins.documents.change(edits)
+        for edit in edits:
+            if edit.join is not None and edit.join.decision is not None:
+                decision = edit.join.decision
+                self.decided(edit.workflow, edit.node.number, decision, repeated=not edit.changed)
+
+    def _gathered(self, workflow: str, row: Row) -> bytes:
+        """The values of a row as one document; parked ones are read and copied."""
+        bits = [bit for bit in row.bits if bit is not None]
+        names = sorted({bit.value.document for bit in bits if isinstance(bit.value, Parked)})
+        read = self.joins.documents.read([(workflow, name) for name in names])
+        parked = {
+            name: read_values(data or b"\x90") for name, data in zip(names, read, strict=True)
+        }
+        found: list[tuple[Value | None, Failure | None]] = []
+        for bit in bits:
+            value = bit.value
+            if isinstance(value, Parked) and value.index < len(parked[value.document]):
+                value = parked[value.document][value.index][0]
+            found.append((value, bit.failures[0] if bit.failures else None))
+        return pack_values(found)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def _send(self, workflow: str, due: Sequence[_Due]) -> None:
+        """Send nodes, unless they were sent before and are known; refused ones fail."""
+        plan, root = self.joins.graphs.plan(workflow), self.joins.graphs.recent_root(workflow)
+        nodes = [(each.node, each.generation) for each in due if self._missing(workflow, each)]
+        if plan is None or root is None or not nodes:
+            return
+        for number, reason in self.joins.mailer.send(workflow, root, nodes, self.progress):
+            node = plan.nodes[number]
+            failure = Failure(number, State.FAILED, "ContentRefused", reason)
+            if node.slot is not None:
+                self._fill(workflow, _end_of(plan, node, 0, State.FAILED, (failure,)))
+
+    def _missing(self, workflow: str, due: _Due) -> bool:
+        if not due.repeated:
+            return True
+        known = self.joins.results.get(task_id_of(workflow, due.node))
+        return known is None or known.key.generation < due.generation
+
+
+def _end_of(
+    plan: Plan, node: Node, generation: int, state: State, failures: tuple[Failure, ...]
+) -> End:
+    """The end of the slot that a node of the plan works for."""
+    slot = node.slot or Slot(ROOT, 0)
+    join = plan.nodes[slot.join]
+    return End(
+        slot,
+        join.size,
+        node.number,
+        generation,
+        state,
+        OfJoin(node.number) if state is State.SUCCEEDED else NIL,
+        failures,
+        join.passes_errors,
+    )

@@ -1,0 +1,94 @@
+"""Sends nodes of a workflow: the messages that its starter signed, verified before each send."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from aztask.errors import CodecError
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.results.damage import Damaged
+from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
+from aztask.workflows.graph import Graphs, Root, split_extra
+
+logger = logging.getLogger(__name__)
+
+BATCH: Final = 500
+
+
+class EnvelopeSender(Protocol):
+    """The part of a broker that workflows need."""
+
+    def send(self, queue: str, envelopes: Sequence[Envelope]) -> None:
+        """Send all envelopes, each with its delay; see `Broker.send`."""
+        ...
+
+
+class Mailer:
+    """Sends stored messages under their deterministic ids. Any thread may call."""
+
+    def __init__(
+        self, sender: Callable[[], EnvelopeSender], codec: Codec, graphs: Graphs, clock: Clock
+    ) -> None:
+        """sender: the broker of this process, opened when it is first needed."""
+        self._sender = sender
+        self._codec = codec
+        self._graphs = graphs
+        self._clock = clock
+
+    def send(
+        self,
+        workflow: str,
+        root: Root,
+        nodes: Sequence[tuple[int, int]],
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[tuple[int, str]]:
+        """Send nodes, each (node, generation); returns those refused, with the reasons.
+
+        A node's message is refused if its signature is wrong. Raises Damaged, BrokerUnavailable
+        and SendUnconfirmed: repeating the call is harmless.
+
+        * `progress`: called after each batch.
+        """
+        refused: list[tuple[int, str]] = []
+        stored = self._graphs.messages(workflow, root, [node for node, _ in nodes])
+        queues: dict[str, list[Envelope]] = {}
+        for node, generation in nodes:
+            queue, envelope = stored[node]
+            try:
+                message = self._verified(workflow, queue, envelope)
+                queues.setdefault(queue, []).append(self._fresh(message, generation))
+            except (CodecError, Damaged) as error:
+                logger.error(
+                    "workflow %s: node %d is not sent, it fails: its stored message is refused: %s",
+                    workflow,
+                    node,
+                    error,
+                )
+                refused.append((node, str(error)))
+        broker = self._sender()
+        for queue, envelopes in queues.items():
+            for first in range(0, len(envelopes), BATCH):
+                part = envelopes[first : first + BATCH]
+                broker.send(queue, part)
+                hit("followed", len(part))
+                progress()
+        return refused
+
+    def _verified(self, workflow: str, queue: str, envelope: Envelope) -> TaskMessage:
+        message = self._codec.from_envelope(envelope, queue, any_age=True)
+        if message.workflow != workflow:
+            raise Damaged(f"it belongs to workflow {message.workflow}")
+        return message
+
+    def _fresh(self, message: TaskMessage, generation: int) -> Envelope:
+        """The message as it is sent now: its delay and its expiry begin."""
+        extra, delay, expires = split_extra(message.extra)
+        expires_at = None if expires is None else self._clock.wall() + expires
+        fresh = replace(message, extra=extra, expires=expires_at, generation=generation)
+        return self._codec.to_envelope(fresh, delay=delay)

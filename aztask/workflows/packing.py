@@ -1,0 +1,207 @@
+"""Bits, decisions and values as bytes.
+
+Documents come from outside: whatever is wrong with one raises Damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgpack
+
+from aztask.results.base import State
+from aztask.results.damage import Damaged
+from aztask.workflows.bits import Bit, Decision, Failure, FullRow, Join, OfJoin, Parked, Row, Value
+
+TEXT: Final = 500
+"""Characters of an error's text that are kept."""
+
+_CODES: Final = {
+    State.SUCCEEDED: 1,
+    State.FAILED: 2,
+    State.CANCELLED: 3,
+    State.EXPIRED: 4,
+}
+_STATES: Final = {code: state for state, code in _CODES.items()}
+
+
+def pack_row(row: Row) -> bytes:
+    """The row as bytes; `read_row` reads them."""
+    decision = None if row.decision is None else _packed_decision(row.decision)
+    packed: bytes = msgpack.packb([[_packed_bit(bit) for bit in row.bits], decision])
+    return packed
+
+
+def pack_join(join: Join) -> bytes:
+    """The document of a join as bytes; `read_join` reads them."""
+    decision = None if join.decision is None else _packed_decision(join.decision)
+    rows = [
+        None
+        if row is None
+        else [row.revision, row.failed, row.values, [_packed_failure(f) for f in row.failures]]
+        for row in join.rows
+    ]
+    packed: bytes = msgpack.packb([rows, decision])
+    return packed
+
+
+def pack_values(values: Sequence[tuple[Value | None, Failure | None]]) -> bytes:
+    """Values and failures of a row's members, in order, as one document."""
+    packed: bytes = msgpack.packb([[_packed_value(v), _packed_failure(f)] for v, f in values])
+    return packed
+
+
+def read_values(data: bytes) -> list[tuple[Value | None, Failure | None]]:
+    """What `pack_values` wrote. Raises Damaged."""
+    return [(_value_of(value), _failure_of(failure)) for value, failure in _pairs(data)]
+
+
+def _pairs(data: bytes) -> Iterator[tuple[Any, Any]]:
+    for each in _unpacked(data):
+        if not isinstance(each, list) or len(each) != 2:
+            raise Damaged("a document of values holds something else")
+        yield each[0], each[1]
+
+
+def read_row(data: bytes, size: int) -> Row:
+    """The row of `size` members that `pack_row` wrote. Raises Damaged."""
+    bits, decision = _two(data)
+    if len(bits) != size:
+        raise Damaged(f"a row of bits has {len(bits)} members, not {size}")
+    return Row([_bit_of(bit) for bit in bits], _decision_of(decision))
+
+
+def read_join(data: bytes, rows: int) -> Join:
+    """The document of a join with `rows` rows that `pack_join` wrote. Raises Damaged."""
+    found, decision = _two(data)
+    if len(found) != rows:
+        raise Damaged(f"a join has {len(found)} rows, not {rows}")
+    return Join([_full_row_of(row) for row in found], _decision_of(decision))
+
+
+def _two(data: bytes) -> tuple[list[Any], Any]:
+    parts = _unpacked(data)
+    if len(parts) != 2 or not isinstance(parts[0], list):
+        raise Damaged("a document of bits holds something else")
+    return parts[0], parts[1]
+
+
+def _unpacked(data: bytes) -> list[Any]:
+    try:
+        found = msgpack.unpackb(data, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        raise Damaged(f"a document of a workflow cannot be decoded ({len(data)} bytes)") from None
+    if not isinstance(found, list):
+        raise Damaged("a document of a workflow is no list")
+    return found
+
+
+def _packed_bit(bit: Bit | None) -> list[Any] | None:
+    if bit is None:
+        return None
+    head = [_CODES[bit.state], bit.node, bit.generation, bit.revision, _packed_value(bit.value)]
+    return [*head, [_packed_failure(each) for each in bit.failures]] if bit.failures else head
+
+
+def _bit_of(packed: Any) -> Bit | None:
+    if packed is None:
+        return None
+    fields = _fields(packed, 5, 6)
+    state = _state_of(fields[0])
+    node, generation, revision = (_number(each) for each in fields[1:4])
+    failures = tuple(_failures(fields[5])) if len(fields) > 5 else ()
+    return Bit(state, node, generation, revision, _value_of(fields[4]), failures)
+
+
+def _packed_value(value: Value | None) -> Any:
+    if isinstance(value, Parked):
+        return [value.document, value.index]
+    return value.join if isinstance(value, OfJoin) else value
+
+
+def _value_of(packed: Any) -> Value | None:
+    if packed is None or isinstance(packed, bytes):
+        return packed
+    if isinstance(packed, list):
+        document, index = _fields(packed, 2, 2)
+        return Parked(_text(document), _number(index))
+    return OfJoin(_number(packed))
+
+
+def _packed_failure(failure: Failure | None) -> list[Any] | None:
+    if failure is None:
+        return None
+    return [failure.node, _CODES[failure.state], failure.error_type, failure.error[:TEXT]]
+
+
+def _failure_of(packed: Any) -> Failure | None:
+    if packed is None:
+        return None
+    node, state, error_type, error = _fields(packed, 4, 4)
+    return Failure(_number(node), _state_of(state), _text(error_type), _text(error))
+
+
+def _full_row_of(packed: Any) -> FullRow | None:
+    if packed is None:
+        return None
+    revision, failed, values, failures = _fields(packed, 4, 4)
+    return FullRow(_number(revision), _number(failed), _text(values), _failures(failures))
+
+
+def _packed_decision(decision: Decision) -> list[Any]:
+    return [
+        _CODES[decision.state],
+        decision.generation,
+        decision.at,
+        decision.failed,
+        [_packed_failure(each) for each in decision.failures],
+        decision.values,
+    ]
+
+
+def _decision_of(packed: Any) -> Decision | None:
+    if packed is None:
+        return None
+    state, generation, at, failed, failures, values = _fields(packed, 6, 6)
+    if not isinstance(at, float) or not isinstance(values, list):
+        raise Damaged("the decision of a join is no decision")
+    return Decision(
+        _state_of(state),
+        _number(generation),
+        at,
+        _number(failed),
+        tuple(_failures(failures)),
+        tuple(_text(each) for each in values),
+    )
+
+
+def _failures(packed: Any) -> list[Failure]:
+    if not isinstance(packed, list):
+        raise Damaged("a list of failures is no list")
+    return [failure for failure in map(_failure_of, packed) if failure is not None]
+
+
+def _fields(packed: Any, least: int, most: int) -> list[Any]:
+    if not isinstance(packed, list) or not least <= len(packed) <= most:
+        raise Damaged("a part of a workflow's document has the wrong form")
+    return packed
+
+
+def _state_of(code: Any) -> State:
+    state = _STATES.get(code) if type(code) is int else None
+    if state is None:
+        raise Damaged("a bit has an unknown state; a newer aztask may know it")
+    return state
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise Damaged("a number in a workflow's document is none")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Damaged("a text in a workflow's document is none")
+    return value

@@ -1,0 +1,270 @@
+"""The result of a workflow: its state, its value, its members as they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from aztask.canvas.plan import ROOT, Node, Plan, task_id_of
+from aztask.context import blocks_its_worker
+from aztask.errors import (
+    CodecError,
+    ResultDamaged,
+    ResultTimeout,
+    TaskCancelled,
+    TaskFailed,
+)
+from aztask.result import AsyncResult
+from aztask.results.base import State
+from aztask.results.damage import Damaged
+from aztask.workflows.bits import Bit, Failure, Row, row_size
+from aztask.workflows.edits import RootEdit, row_name
+from aztask.workflows.engine import WorkflowEngine
+from aztask.workflows.graph import Root
+from aztask.workflows.packing import read_row
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a workflow is.
+
+    * `done`: tasks that have ended, whatever their end; `failed`: those that did not succeed.
+    * `total`: tasks that it runs if all goes well.
+    """
+
+    done: int
+    failed: int
+    total: int
+
+
+class WorkflowResult:
+    """A handle to one workflow: it keeps the id and asks the result store for the rest.
+
+    ::
+
+        result = chain(charge.s(42), ship.s()).delay()
+        result.get(timeout=60)
+
+    `id` is the workflow's id. The methods raise ConfigurationError if the app has no result store,
+    BrokerUnavailable if the store is unreachable, and ResultDamaged if what is stored of the
+    workflow cannot be read.
+    """
+
+    __slots__ = ("_decode", "_engine", "id")
+
+    def __init__(
+        self,
+        workflow_id: str,
+        engine: Callable[[], WorkflowEngine],
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        self.id = workflow_id
+        self._engine = engine
+        self._decode = decode
+
+    def __repr__(self) -> str:
+        return f"<WorkflowResult {self.id}>"
+
+    @property
+    def state(self) -> str:
+        """The state as text: "pending", "started", "succeeded", "failed" or "cancelled".
+
+        "pending" means that no workflow with this id is known.
+        """
+        root = self._root()
+        return (State.PENDING if root is None else root.state).value
+
+    @property
+    def progress(self) -> Progress:
+        """How many tasks have ended, how many of them failed, and how many there are.
+
+        It reads each group's bits: one request for 512 members.
+        """
+        found = self._read()
+        if found is None:
+            return Progress(0, 0, 0)
+        root, plan, rows = found
+        done = failed = 0
+        for slot, nodes in plan.in_slots.items():
+            bit = _bit(plan, rows, slot.join, slot.member)
+            tasks = [node for node in nodes if node.task]
+            if bit is None or not tasks:
+                continue
+            ended = [node for node in tasks if node.number <= bit.node]
+            done += len(ended)
+            failed += bool(bit.state is not State.SUCCEEDED and ended[-1:] == _last(nodes, bit))
+        return Progress(done, failed, root.tasks)
+
+    def ready(self) -> bool:
+        """True if the workflow has ended."""
+        root = self._root()
+        return root is not None and root.ended_at is not None
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the workflow to end and return its value.
+
+        * `timeout`: seconds to wait. None, the default, waits without limit; 0 only looks once.
+
+        Raises TaskFailed or TaskCancelled if the workflow ended that way, and ResultTimeout if it
+        did not end in time.
+        """
+        store = self._engine().results
+        give_up_at = None if timeout is None else time.monotonic() + timeout
+        version = 0
+        while True:
+            root = self._root()
+            if root is not None and root.ended_at is not None:
+                return self._value(root)
+            remaining = LONGEST_WAIT if give_up_at is None else give_up_at - time.monotonic()
+            if version == 0 and blocks_its_worker():
+                logger.warning(
+                    "a task waits for workflow %s, but its worker runs one task at a time: only "
+                    "another worker can run it; raise -c, or do not wait inside a task",
+                    self.id,
+                )
+            if remaining <= 0:
+                raise ResultTimeout(
+                    f"workflow {self.id} did not end within {timeout:g} s; it goes on, ask again"
+                )
+            version = store.wait_changed(version, min(remaining, LONGEST_WAIT))
+
+    async def aget(self, timeout: float | None = None) -> Any:
+        """`get` for use in a coroutine: it waits in a thread."""
+        return await asyncio.to_thread(self.get, timeout)
+
+    def members(self) -> Iterator[AsyncResult[Any]]:
+        """The results of the workflow's tasks, each as soon as it has ended.
+
+        The iteration ends when the workflow has ended. Tasks that never ran are not among them.
+        """
+        given: set[int] = set()
+        version = 0
+        store = self._engine().results
+        while True:
+            found = self._read()
+            if found is None:
+                return
+            root, plan, rows = found
+            for number in _ended_tasks(plan, rows):
+                if number not in given:
+                    given.add(number)
+                    yield AsyncResult(
+                        task_id_of(self.id, number), lambda: self._engine().results, self._decode
+                    )
+            if root.ended_at is not None:
+                return
+            version = store.wait_changed(version, LONGEST_WAIT)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The first 20 failures of the workflow, in order; empty unless it has failed."""
+        try:
+            row = self._rows([(ROOT, 0, 1)])[ROOT, 0]
+        except Damaged as damage:
+            raise self._damaged(damage.reason) from None
+        decision = row.decision if row is not None else None
+        return [] if decision is None else list(decision.failures)
+
+    def cancel(self) -> bool:
+        """Cancel the workflow: no further task of it starts. Returns False if it has ended.
+
+        Workers notice within two seconds. Tasks that run now run to their end; each task that is
+        waiting in a queue ends as cancelled when a worker receives it.
+        """
+        at = time.time()
+
+        def change(root: Root) -> Root:
+            if root.ended_at is not None or root.cancelled_at is not None:
+                return root
+            return replace(root, cancelled_at=at)
+
+        edit = RootEdit(self.id, change)
+        try:
+            self._engine().documents.change([edit])
+        except Damaged as damage:
+            raise self._damaged(damage.reason) from None
+        return edit.root is not None and edit.root.ended_at is None
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _root(self) -> Root | None:
+        try:
+            return self._engine().graphs.root(self.id)
+        except Damaged as damage:
+            raise self._damaged(damage.reason) from None
+
+    def _read(self) -> tuple[Root, Plan, dict[tuple[int, int], Row | None]] | None:
+        """The root, the plan and all rows; None if there is no such workflow."""
+        engine = self._engine()
+        try:
+            root = engine.graphs.root(self.id)
+            plan = None if root is None else engine.graphs.plan(self.id, root)
+            if root is None or plan is None:
+                return None
+            joins = [node for node in plan.nodes if not node.task and node.size]
+            return root, plan, self._rows([(n.number, r, n.size) for n in joins for r in _rows(n)])
+        except Damaged as damage:
+            raise self._damaged(damage.reason) from None
+
+    def _rows(self, places: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int], Row | None]:
+        """The rows of bits, each place being (join, row, size of the join). Raises Damaged."""
+        names = [(self.id, row_name(join, row)) for join, row, _ in places]
+        found = self._engine().documents.read(names)
+        return {
+            (join, row): None if data is None else read_row(data, row_size(size, row))
+            for (join, row, size), data in zip(places, found, strict=True)
+        }
+
+    def _value(self, root: Root) -> Any:
+        if root.state is State.CANCELLED:
+            raise TaskCancelled(f"workflow {self.id} was cancelled")
+        if root.state is not State.SUCCEEDED:
+            failures = self.failures
+            first = failures[0] if failures else Failure(ROOT, State.FAILED, "Unknown")
+            raise TaskFailed(
+                first.error_type or first.state.value,
+                f"{first.error} (task {task_id_of(self.id, first.node)} of workflow {self.id})",
+            )
+        try:
+            return self._decode(self._engine().inputs.value(self.id, ROOT).value)
+        except (Damaged, CodecError) as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, reason: str) -> ResultDamaged:
+        return ResultDamaged(
+            f"workflow {self.id} cannot be read ({reason}); its tasks are listed under their ids, "
+            f"{task_id_of(self.id, 1)} and so on"
+        )
+
+
+def _rows(join: Node) -> range:
+    return range(join.rows)
+
+
+def _bit(plan: Plan, rows: dict[tuple[int, int], Row | None], join: int, member: int) -> Bit | None:
+    count = plan.nodes[join].rows
+    row = rows.get((join, member % count))
+    return None if row is None else row.bits[member // count]
+
+
+def _last(nodes: Sequence[Node], bit: Bit) -> list[Node]:
+    """The node that filled the slot, as a list; empty if none of these did."""
+    return [node for node in nodes if node.number == bit.node]
+
+
+def _ended_tasks(plan: Plan, rows: dict[tuple[int, int], Row | None]) -> list[int]:
+    """The tasks that have ended, as far as the bits say so."""
+    found: list[int] = []
+    for slot, nodes in plan.in_slots.items():
+        bit = _bit(plan, rows, slot.join, slot.member)
+        if bit is not None:
+            found += [node.number for node in nodes if node.task and node.number <= bit.node]
+    return sorted(found)

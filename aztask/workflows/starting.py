@@ -1,0 +1,195 @@
+"""Starts a workflow: stores its plan and messages, commits it with the root, sends the first nodes.
+
+Rules
+1. The parts are written first, the root last. A sender that dies before the root has started
+   nothing; housekeeping deletes the parts later.
+2. A sender that dies after the root has started the workflow: the root's lease lapses, and any
+   worker sends the first nodes. A slow sender renews that lease after each batch.
+3. A known workflow id is started once: starting it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from aztask.brokers.base import Broker, Transactional
+from aztask.canvas.compiler import Compiled
+from aztask.canvas.graphs import Signature
+from aztask.canvas.place import Place
+from aztask.canvas.plan import Plan, task_id_of
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.results.workflows import ROOT, Change
+from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
+from aztask.support.frozen import build
+from aztask.workflows.edits import RootEdit
+from aztask.workflows.engine import WorkflowEngine
+from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
+
+LEASE_SECONDS: Final = 30.0
+"""How long a sender may be silent before a worker sends the first nodes in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """What a workflow's messages have in common, beside their places.
+
+    * `origin`: the sending process; `root_id`, `parent_id`: of the task that starts the workflow.
+    * `headers`: those that hooks of the app have set.
+    * `session_of`: the session of a signature, and whether its order is kept.
+    * `lease_of`: the lease advice of a queue.
+    """
+
+    origin: str
+    root_id: str | None
+    parent_id: str | None
+    headers: dict[str, Any]
+    session_of: Callable[[Signature, str], tuple[str | None, bool]]
+    lease_of: Callable[[str], float | None]
+
+
+class Starter:
+    """Starts workflows through one engine."""
+
+    def __init__(self, engine: WorkflowEngine, broker: Broker, codec: Codec, clock: Clock) -> None:
+        self._engine = engine
+        self._broker = broker
+        self._codec = codec
+        self._clock = clock
+
+    def start(self, workflow: str, compiled: Compiled, sender: Sender) -> bool:
+        """Start the workflow; False if it exists already.
+
+        Raises EncodeError and MessageTooLarge before anything is stored, and BrokerUnavailable: if
+        the root was stored before that, workers go on with the start.
+        """
+        plan, store = compiled.plan, self._engine.store
+        token = uuid.uuid4().hex
+        envelopes = list(self._envelopes(workflow, compiled, sender))
+        documents, parts = part_documents(workflow, token, plan, envelopes)
+        if self._engine.graphs.root(workflow) is not None:
+            return False
+        with self._begun(workflow):
+            now = self._clock.wall()
+            store.announce(workflow, now)
+            store.write(documents)
+            hit("graph-parts")
+            root = Root(now, token, plan.tasks, parts, now + LEASE_SECONDS)
+            if store.write([Change(workflow, ROOT, root.pack())]) == [None]:
+                return False
+            hit("graph-root")
+            self.send_first(workflow, plan)
+        return True
+
+    def send_first(self, workflow: str, plan: Plan) -> None:
+        """Send the nodes that start at once, and note that in the root. Idempotent."""
+        self._engine.joins.start(
+            workflow, plan.entries, _Renewal(self._engine, workflow, self._clock)
+        )
+        hit("graph-sent")
+        self._engine.documents.change([RootEdit(workflow, started)])
+
+    @contextmanager
+    def _begun(self, workflow: str) -> Iterator[None]:
+        """One transaction if broker and store share a file; after a rollback nothing is known."""
+        results, broker = self._engine.results, self._broker
+        joint: AbstractContextManager[None] = nullcontext()
+        if (
+            isinstance(broker, Transactional)
+            and isinstance(results, Transactional)
+            and broker.transaction_key == results.transaction_key
+        ):
+            joint = broker.transaction()
+        try:
+            with joint:
+                yield
+        except BaseException:
+            self._engine.graphs.forget(workflow)
+            raise
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _envelopes(
+        self, workflow: str, compiled: Compiled, sender: Sender
+    ) -> Iterator[tuple[int, str, Envelope]]:
+        """(node, queue, signed envelope) of each task, checked by the broker."""
+        parents = _parents(workflow, compiled.plan)
+        for number, signature in sorted(compiled.signatures.items()):
+            message = self._message(workflow, compiled.plan, number, signature, sender)
+            message = replace(message, parent_id=parents.get(number, sender.parent_id))
+            envelope = self._codec.to_envelope(message)
+            self._broker.check(envelope)
+            yield number, message.queue, envelope
+
+    def _message(
+        self, workflow: str, plan: Plan, number: int, signature: Signature, sender: Sender
+    ) -> TaskMessage:
+        node = plan.nodes[number]
+        kwargs = dict(signature.kwargs)
+        body, content_type, encoding = self._codec.encode_arguments(signature.args, kwargs)
+        session, ordered = sender.session_of(signature, node.queue)
+        options = signature.options
+        counted = {DELAY: options.get("delay"), EXPIRES: options.get("expires")}
+        own = {name: float(value) for name, value in counted.items() if value is not None}
+        headers = {name: value for name, value in sender.headers.items() if name != "traceparent"}
+        return build(
+            TaskMessage,
+            {
+                **MESSAGE_DEFAULTS,
+                "id": task_id_of(workflow, number),
+                "task": node.task,
+                "queue": node.queue,
+                "body": body,
+                "content_type": content_type,
+                "content_encoding": encoding,
+                "root_id": sender.root_id or workflow,
+                "group": None if node.slot is None else task_id_of(workflow, node.slot.join),
+                "origin": sender.origin,
+                "session": session,
+                "ordered": ordered,
+                "lease_seconds": sender.lease_of(node.queue),
+                "traceparent": sender.headers.get("traceparent"),
+                "workflow": workflow,
+                "node": str(Place.of(plan, node)),
+                "extra": {**headers, **own},
+            },
+        )
+
+
+@dataclass(slots=True)
+class _Renewal:
+    """Renews the root's lease while its sender is slow; called after each batch."""
+
+    engine: WorkflowEngine
+    workflow: str
+    clock: Clock
+    due: float = 0.0
+
+    def __call__(self) -> None:
+        now = self.clock.wall()
+        if not self.due:
+            self.due = now + LEASE_SECONDS / 3
+        elif now >= self.due:
+            self.due = now + LEASE_SECONDS / 3
+            self.engine.documents.change([RootEdit(self.workflow, self._renewed)])
+
+    def _renewed(self, root: Root) -> Root:
+        if root.starting_until is None:
+            return root
+        return replace(root, starting_until=self.clock.wall() + LEASE_SECONDS)
+
+
+def _parents(workflow: str, plan: Plan) -> dict[int, str]:
+    """The task or group before each node that has one."""
+    found = {
+        number: task_id_of(workflow, node.number) for node in plan.nodes for number in node.next
+    }
+    handlers = [node for node in plan.nodes if node.on_error is not None]
+    found.update({each.on_error or 0: task_id_of(workflow, each.number) for each in handlers})
+    return found

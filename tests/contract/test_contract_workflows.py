@@ -1,0 +1,167 @@
+"""Every result store that keeps workflows: documents by compare-and-set, and the index of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from stores import Store
+
+from aztask.results.base import Finish, Outcome, ResultStore, RunKey, Start, State
+from aztask.results.workflows import ROOT, Change, Listed, WorkflowStore, workflows_of
+from aztask.settlement import Complete
+
+LONG = bytes(range(256)) * 1024  # 256 KiB: in Azure Tables it is a blob
+
+
+@pytest.fixture
+def workflows(results: ResultStore) -> WorkflowStore:
+    found = workflows_of(results)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def another(store: Store) -> WorkflowStore:
+    """The same workflows, as another process has them."""
+    found = workflows_of(store.another)
+    assert found is not None
+    return found
+
+
+def read_one(workflows: WorkflowStore, workflow: str, name: str) -> bytes | None:
+    (found,) = workflows.read([(workflow, name)])
+    return None if found is None else found.data
+
+
+@pytest.mark.parametrize("data", [b"", b"one", LONG], ids=["empty", "short", "long"])
+def test_a_document_is_made_once_and_read_by_all(
+    workflows: WorkflowStore, another: WorkflowStore, data: bytes
+) -> None:
+    assert workflows.read([("w", "plan")]) == [None]
+    (tag,) = workflows.write([Change("w", "plan", data)])
+    assert tag is not None
+    assert another.write([Change("w", "plan", b"two")]) == [None]
+    (found,) = another.read([("w", "plan")])
+    assert found is not None
+    assert (found.data, found.tag) == (data, tag)
+
+
+@pytest.mark.parametrize("data", [b"two", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("before", [b"one", LONG[::-1]], ids=["short", "long"])
+def test_only_the_reader_of_the_current_version_changes_it(
+    workflows: WorkflowStore, another: WorkflowStore, before: bytes, data: bytes
+) -> None:
+    (first,) = workflows.write([Change("w", "bits", before)])
+    (second,) = another.write([Change("w", "bits", data, first)])
+    assert second is not None
+    assert workflows.write([Change("w", "bits", b"late", first)]) == [None]
+    assert read_one(workflows, "w", "bits") == data
+    (third,) = workflows.write([Change("w", "bits", b"three", second)])
+    assert third is not None
+    assert read_one(another, "w", "bits") == b"three"
+
+
+def test_each_change_of_a_call_succeeds_or_fails_alone(workflows: WorkflowStore) -> None:
+    (tag,) = workflows.write([Change("w", "a", b"1")])
+    answers = workflows.write(
+        [Change("w", "a", b"2"), Change("w", "b", b"1"), Change("w", "a", b"3", tag)]
+    )
+    assert [answer is None for answer in answers] == [True, False, False]
+    found = workflows.read([("w", "b"), ("w", "c"), ("w", "a")])
+    assert [each and each.data for each in found] == [b"1", None, b"3"]
+
+
+def test_writers_that_race_lose_no_change(workflows: WorkflowStore, another: WorkflowStore) -> None:
+    """Each adds a byte until it has succeeded, through two connections at once."""
+    workflows.write([Change("w", "bits", b"")])
+
+    def add(number: int) -> None:
+        store = (workflows, another)[number % 2]
+        for _ in range(200):
+            (now,) = store.read([("w", "bits")])
+            assert now is not None
+            data = now.data + bytes([number])
+            if store.write([Change("w", "bits", data, now.tag)]) != [None]:
+                return
+        raise AssertionError("it never succeeded")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(add, range(12)))
+    assert sorted(read_one(workflows, "w", "bits") or b"") == list(range(12))
+
+
+@pytest.mark.parametrize("workflow", ["order-1", "a b/c\\d#e?f;g", "é" * 500, "~x", "w.1"])
+def test_workflows_are_told_apart_by_their_ids(workflows: WorkflowStore, workflow: str) -> None:
+    others = [workflow + suffix for suffix in ("x", ";", ".1", "-")]
+    for each in [workflow, *others]:
+        workflows.announce(each, 5.0)
+        workflows.write([Change(each, ROOT, each.encode()), Change(each, "plan", b"p")])
+    assert {each.workflow for each in workflows.open_workflows(10)} == {workflow, *others}
+    assert workflows.delete_workflow(Listed(workflow, 5.0))
+    assert not workflows.delete_workflow(Listed(workflow, 5.0))
+    assert read_one(workflows, workflow, ROOT) is None
+    assert [read_one(workflows, each, ROOT) for each in others] == [e.encode() for e in others]
+    assert {each.workflow for each in workflows.open_workflows(10)} == set(others)
+
+
+def test_the_index_lists_open_workflows_page_by_page(workflows: WorkflowStore) -> None:
+    for number in range(7):
+        workflows.announce(f"w{number}", float(number))
+    workflows.announce("w3", 99.0)  # it is listed already
+    found, after = [], ""
+    while page := workflows.open_workflows(3, after):
+        assert len(page) <= 3
+        found += page
+        after = page[-1].workflow
+    assert sorted(found, key=lambda each: each.at) == [
+        Listed(f"w{number}", float(number)) for number in range(7)
+    ]
+
+
+def test_ended_workflows_leave_the_open_ones_and_can_return(workflows: WorkflowStore) -> None:
+    for number in range(4):
+        workflows.announce(f"w{number}", 1.0)
+        for _ in range(2):  # repeating it changes nothing
+            workflows.close_workflow(f"w{number}", 1.0, 1000.0 + number)
+    assert workflows.open_workflows(10) == []
+    newest = [Listed(f"w{number}", 1.0, 1000.0 + number) for number in (3, 2, 1, 0)]
+    assert workflows.ended_workflows(10) == newest
+    assert workflows.ended_workflows(2) == newest[:2]
+    old = workflows.ended_workflows(10, before=1001.5)
+    assert {each.workflow for each in old} == {"w0", "w1"}
+    workflows.reopen_workflow("w1", 1.0, 1001.0)
+    assert workflows.open_workflows(10) == [Listed("w1", 1.0)]
+    assert [each.workflow for each in workflows.ended_workflows(10)] == ["w3", "w2", "w0"]
+    assert workflows.delete_workflow(newest[0]) is False
+    assert [each.workflow for each in workflows.ended_workflows(10)] == ["w2", "w0"]
+
+
+def test_documents_and_runs_of_one_name_do_not_meet(
+    results: ResultStore, workflows: WorkflowStore
+) -> None:
+    workflows.announce("w", 1.0)
+    workflows.write([Change("w", ROOT, b"root")])
+    results.start([Start(RunKey("w"), "shop.a", "default", 1, "one", "worker", 1000.0)])
+    assert results.forget("w")
+    assert read_one(workflows, "w", ROOT) == b"root"
+    assert results.get("w") is None
+
+
+def test_a_purge_keeps_the_runs_of_workflows_that_exist(
+    store: Store, results: ResultStore, workflows: WorkflowStore
+) -> None:
+    if store.name != "local":
+        pytest.skip("in Azure Tables the runs of a workflow are purged like others")
+    workflows.announce("w", 1.0)
+    for task_id in ("w.1", "w.12", "w1.1", "w", "w.x", "9"):
+        key = RunKey(task_id)
+        results.start([Start(key, "shop.a", "default", 1, "one", "worker", 1000.0)])
+        ended = Outcome(State.SUCCEEDED, Complete(), b"\x01", at=2000.0)
+        results.record([Finish(key, "one", ended)])
+    assert results.purge(3000.0) == 4
+    assert results.get("w.1") is not None
+    workflows.close_workflow("w", 1.0, 2000.0)
+    assert results.purge(3000.0) == 0
+    workflows.delete_workflow(Listed("w", 1.0, 2000.0))
+    assert results.purge(3000.0) == 2

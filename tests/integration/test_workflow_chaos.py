@@ -1,0 +1,137 @@
+"""A chord of many members under random kills of its workers and its sender."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from azurite import account_of, running, storing
+from bus import bus_site
+from harness import Site, Worker, site_in, wait_until
+
+from aztask.brokers.base import QueueOptions
+from aztask.results.base import Provisioned, State
+from aztask.testing import emulator
+
+MEMBERS = int(os.environ.get("CHAOS_TASKS", "600")) // 2
+"""300 by default, 10,000 in tox -e chaos."""
+
+REMOTE_MEMBERS = MEMBERS // 3
+SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
+LEASE = 2.0
+ARGUMENTS = ("--pool", "processes", "-c", "3", "--lease", f"{LEASE}s", "--max-lease", "60s")
+EXTRA = {"LEDGER_MAX_DELIVERIES": "1000", "LEDGER_GRAPH_SECONDS": "2.0"}
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["one file", "two files"])
+def test_a_chord_under_random_kills(joint: bool, tmp_path: Path, capsys) -> None:
+    with site_in(tmp_path / "site", joint=joint, extra=dict(EXTRA)) as site:
+        chaos(site, MEMBERS, capsys)
+
+
+def test_a_chord_under_random_kills_on_storage_and_tables(tmp_path: Path, capsys) -> None:
+    with storing(tmp_path) as stores, running(tmp_path / "queue") as queues:
+        text = account_of(queues, *stores)
+        with site_in(
+            tmp_path / "site", joint=False, broker=text, results=text, extra=dict(EXTRA)
+        ) as site:
+            prepare(site)
+            site.app().broker.declare("default")
+            chaos(site, REMOTE_MEMBERS, capsys)
+
+
+def test_a_chord_under_random_kills_on_the_emulator_and_tables(tmp_path: Path, capsys) -> None:
+    options = QueueOptions(lease=LEASE, max_deliveries=1000)
+    with (
+        storing(tmp_path) as stores,
+        emulator() as bus,
+        bus_site(tmp_path / "site", bus, options) as site,
+    ):
+        site.results = account_of(*stores)
+        site.extra.update(EXTRA)
+        prepare(site)
+        chaos(site, REMOTE_MEMBERS, capsys)
+
+
+def prepare(site: Site) -> None:
+    results = site.app().results
+    assert isinstance(results, Provisioned)
+    results.create()
+
+
+def chaos(site: Site, count: int, capsys) -> None:
+    """Send a chord until its sender survives, kill workers until it ends, and check everything."""
+    dice = random.Random(SEED)
+    app = site.app()
+    result = app.workflows.result("w")
+    workers = [site.worker(*ARGUMENTS) for _ in range(2)]
+    sender_kills = send(site, dice, count)
+    kills = kill_workers(site, dice, workers, result.ready, 180.0 + count / 3)
+    assert result.get(timeout=1) == [f"m{number}" for number in range(count)]
+    progress = result.progress
+    assert (progress.done, progress.failed, progress.total) == (count + 1, 0, count + 1)
+    wait_until(lambda: left(site) == 0, 60, "all is settled")
+    site.stop_workers()
+    ends, restarts = site.counts("end"), 0
+    for number in range(1, count + 3):
+        history = app.results.history(f"w.{number}")
+        if number > 1:  # node 1 is the join
+            (run,) = history
+            assert run.state is State.SUCCEEDED
+            restarts += run.starts - 1
+    extra = sum(ends.values()) - (count + 1)
+    with capsys.disabled():
+        print(
+            f"\nchaos seed {SEED}: a chord of {count}: {kills} workers and {sender_kills} senders "
+            f"killed / extra runs {extra} / starts that a fault struck {restarts}"
+        )
+    assert set(ends) == {f"m{number}" for number in range(count)} | {"m"}
+    assert extra <= restarts
+    assert not any("Traceback" in worker.log for worker in site.workers)
+
+
+def send(site: Site, dice: random.Random, count: int) -> int:
+    """Start the chord in processes that are killed while they do; how many kills it took."""
+    program = f"from graphs import members\nmembers('m', {count}).delay(workflow_id='w')\n"
+    for kills in range(100):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=site.environment, cwd=site.folder
+        )
+        if kills < 3:
+            time.sleep(dice.uniform(0.2, 0.6 + count / 5000))
+            process.kill()
+        if process.wait(120) == 0:
+            return kills
+    raise AssertionError("no sender survived")
+
+
+def kill_workers(
+    site: Site, dice: random.Random, workers: list[Worker], done, seconds: float
+) -> int:
+    """Kill one of the workers now and then until all is done; how many were killed."""
+    kills, give_up_at = 0, time.monotonic() + seconds
+    next_kill = time.monotonic() + 0.5
+    while not done() or kills < 2:
+        assert time.monotonic() < give_up_at, f"it does not end: {site.folder}"
+        time.sleep(0.05)
+        if time.monotonic() >= next_kill:
+            victim = dice.randrange(len(workers))
+            workers[victim].kill()
+            workers[victim].wait()
+            workers[victim] = site.worker(*ARGUMENTS)
+            kills += 1
+            next_kill = time.monotonic() + dice.uniform(0.6, 1.5)
+    return kills
+
+
+def left(site: Site) -> int:
+    """Messages that are neither done with nor dead."""
+    stats = site.app().broker.stats("default")
+    if stats.total is not None:
+        return stats.total
+    return (stats.active or 0) + (stats.leased or 0)
