@@ -33,7 +33,7 @@ LAYERS = (
 def draw() -> Canvas:
     """A box for each layer. What is above imports what is below."""
     top, step = 60, 60
-    canvas = Canvas(1000, top + step * len(LAYERS) + 20, "The packages and their direction")
+    canvas = Canvas(1170, top + step * len(LAYERS) + 20, "The packages and their direction")
     canvas.text(
         20, 34, "Imports point down: a package imports its own layer and those below", "title"
     )
@@ -42,7 +42,7 @@ def draw() -> Canvas:
         style = {"worker": "amber", "values": "green", "tasks": "blue", "app": "blue"}
         canvas.text(20, y + 28, name, "dim")
         canvas.box(
-            110, y, 830, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
+            110, y, 1000, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
         )
-    canvas.arrow((970, top), (970, top + step * len(LAYERS) - 12))
+    canvas.arrow((1140, top), (1140, top + step * len(LAYERS) - 12))
     return canvas
