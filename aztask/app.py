@@ -19,8 +19,8 @@ from aztask.config import QueueSettings, Settings, environment_options, read_env
 from aztask.connections import Connections
 from aztask.context import Context
 from aztask.errors import DuplicateTask, EncodeError
-from aztask.events.sink import EventSink, FileEventSink, NullEventSink
-from aztask.hooks import HookedSink, Hooks
+from aztask.events.sink import EventSink
+from aztask.hooks import Hooks, event_sink
 from aztask.lease.asyncheld import AsyncHeldLease
 from aztask.lease.held import HeldLease
 from aztask.receiving import held_lease
@@ -287,9 +287,7 @@ class App:
 
     def open_events(self, writer: str) -> EventSink:
         """Open the sink for events of `writer` (a worker's name). The caller closes it."""
-        directory = self.settings.events
-        inner = NullEventSink() if directory is None else FileEventSink(directory, writer)
-        return HookedSink(inner, self.hooks.event)
+        return event_sink(self.settings, writer, self.hooks)
 
     def receive(
         self,
