@@ -20,8 +20,8 @@ from aztask.config import Settings, environment_options, read_environment
 from aztask.connections import TEST_BROKER, Connections
 from aztask.context import Context
 from aztask.errors import ConfigurationError, EncodeError
-from aztask.events.sink import EventSink, FileEventSink, NullEventSink
-from aztask.hooks import HookedSink, Hooks
+from aztask.events.sink import EventSink
+from aztask.hooks import Hooks, event_sink
 from aztask.lease.asyncheld import AsyncHeldLease
 from aztask.lease.held import HeldLease
 from aztask.receiving import held_lease
@@ -241,9 +241,7 @@ class App(AppQueues):
 
     def open_events(self, writer: str) -> EventSink:
         """Open the sink for events of `writer` (a worker's name). The caller closes it."""
-        directory = self.settings.events
-        inner = NullEventSink() if directory is None else FileEventSink(directory, writer)
-        return HookedSink(inner, self.hooks.event)
+        return event_sink(self.settings, writer, self.hooks)
 
     def receive(
         self,

@@ -259,8 +259,8 @@ class Settings:
         30 * 86400.0,
         "float | timedelta",
         seconds(least=60.0),
-        "How long workers leave closed event files in the directory. With a container, only files "
-        "that are uploaded and kept are deleted.",
+        "How long closed event files stay in the directory. With a container, only files that are "
+        "uploaded and kept are deleted.",
         example="90 * 86400.0",
     )
     events_keep: bool = setting(

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
+from aztask.config import Settings
 from aztask.context import Context
 from aztask.events.event import Event
-from aztask.events.sink import EventSink
+from aztask.events.sink import EventSink, FileEventSink, NullEventSink
 from aztask.message.message import TaskMessage
 from aztask.settlement import Decision
 from aztask.support.hooks import Hook, Listeners
@@ -176,3 +177,16 @@ class HookedSink:
     def close(self) -> None:
         """Close the sink; the listeners stay registered."""
         self._inner.close()
+
+
+def event_sink(settings: Settings, writer: str, hooks: Hooks) -> EventSink:
+    """The sink for events of `writer`: the app's directory, if it has one, and its listeners.
+
+    Files that are uploaded are not deleted by age here: the workers that upload them do that.
+    """
+    inner: EventSink = NullEventSink()
+    if settings.events is not None:
+        kept = settings.events_container is not None
+        retention = None if kept else settings.events_retention_seconds
+        inner = FileEventSink(settings.events, writer, retention=retention)
+    return HookedSink(inner, hooks.event)

@@ -112,7 +112,7 @@ def service_bus(parts: Mapping[str, str]) -> ServiceBusAddress:
     _only(parts, _SERVICE_BUS_KEYS, "Service Bus")
     if "Endpoint" not in parts:
         raise wrong("the connection string has no Endpoint", "begin with Endpoint=sb://HOST/")
-    host, port = _service_bus_endpoint(parts["Endpoint"])
+    host, port = service_bus_endpoint(parts["Endpoint"])
     emulator = _flag(parts, "UseDevelopmentEmulator")
     key, signature = parts.get("SharedAccessKey"), parts.get("SharedAccessSignature")
     if key is not None and signature is not None:
@@ -279,14 +279,15 @@ def _checked_signature(signature: str) -> str:
     return token
 
 
-def _service_bus_endpoint(text: str) -> tuple[str, int | None]:
+def service_bus_endpoint(text: str) -> tuple[str, int | None]:
+    """The host and port of ``sb://HOST[:PORT]/``. Raises ConfigurationError."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme.lower() not in ("sb", "amqp", "amqps"):
         raise wrong("Endpoint does not begin with sb://", "write Endpoint=sb://HOST/")
     netloc, _, path = rest.partition("/")
     if path or "?" in netloc or "#" in netloc:
         raise wrong("Endpoint has something after the host name", "write Endpoint=sb://HOST/")
-    return _host_and_port(netloc, "Endpoint")
+    return host_and_port(netloc, "Endpoint")
 
 
 def _checked_url(text: str, name: str) -> str:
@@ -298,11 +299,17 @@ def _checked_url(text: str, name: str) -> str:
         raise wrong(
             f"{name} has something after the path", "put a signature in SharedAccessSignature="
         )
-    _host_and_port(rest.partition("/")[0], name)
+    host_and_port(rest.partition("/")[0], name)
     return f"{scheme.lower()}://{rest.rstrip('/')}"
 
 
-def _host_and_port(netloc: str, name: str) -> tuple[str, int | None]:
+def host_and_port(netloc: str, name: str) -> tuple[str, int | None]:
+    """The host in lower case, and the port or None, of ``HOST[:PORT]``.
+
+    * `name`: where it was written, for the error.
+
+    Raises ConfigurationError.
+    """
     if "@" in netloc:
         raise wrong(f"{name} holds a user name", "write the host name alone")
     bracketed = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\])(?::(.*))?", netloc)

@@ -11,13 +11,37 @@ from __future__ import annotations
 
 import logging
 import stat
+import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from aztask.support.clock import Clock
+
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS: Final = 3600.0
 MARK: Final = ".uploaded"
+
+
+class OldFiles:
+    """The old files of one directory: on a machine that only sends, no worker deletes them."""
+
+    def __init__(self, directory: Path, retention: float | None, clock: Clock) -> None:
+        """retention: seconds; None keeps all files."""
+        self._directory = directory
+        self._retention = retention
+        self._clock = clock
+        self._next_at = clock.monotonic()
+
+    def remove(self) -> None:
+        """Delete them, once an hour."""
+        now = self._clock.monotonic()
+        if self._retention is not None and now >= self._next_at:
+            self._next_at = now + LOOK_SECONDS
+            before = self._clock.wall() - self._retention
+            remove_old(self._directory, before, uploaded_only=False)
 
 
 def mark_of(path: Path) -> Path:
@@ -32,7 +56,11 @@ def remove_old(directory: Path, before: float, *, uploaded_only: bool) -> int:
     * `uploaded_only`: True if files are uploaded, so that only marked ones are deleted.
     """
     removed, size, refused = 0, 0, ""
-    for path in directory.glob("date=*/hour=*/[!._]*.jsonl"):
+    last_day = time.strftime("date=%Y-%m-%d", time.gmtime(max(0.0, before)))
+    days = [
+        day for day in directory.glob("date=*") if day.name <= last_day
+    ]  # few, where all is well
+    for path in chain.from_iterable(day.glob("hour=*/[!._]*.jsonl") for day in days):
         try:
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_mtime >= before:

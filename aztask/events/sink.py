@@ -40,6 +40,7 @@ from aztask.events.openfiles import (
     published,
     recover,
 )
+from aztask.events.retention import OldFiles
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.forks import in_forked_child
 from aztask.support.masking import mask
@@ -109,6 +110,8 @@ class FileEventSink:
     * `worker`: the writer's name, in the events and in the file names.
     * `max_bytes`, `max_age_seconds`: a file is published when it has that size or age, or when the
       hour (UTC) in which it was opened has ended.
+    * `retention`: seconds after which published files are deleted, looked for once an hour; None
+      keeps them.
     * `dropped`: how many events could not be written.
     """
 
@@ -122,9 +125,11 @@ class FileEventSink:
         clock: Clock = SYSTEM_CLOCK,
         max_bytes: int = 64 * 1024 * 1024,
         max_age_seconds: float = 300.0,
+        retention: float | None = None,
     ) -> None:
         self.dropped = 0
         self._directory = Path(directory)
+        self._old_files = OldFiles(self._directory, retention, clock)
         self._worker = mask(worker)
         self._worker_json = quote(self._worker)
         self._clock = clock
@@ -212,6 +217,7 @@ class FileEventSink:
         """
         make_directory(self._directory)
         recover(self._directory)
+        self._old_files.remove()
         self._hour = int(self._clock.wall() // 3600)
         utc = time.gmtime(self._hour * 3600)
         prefix = f".{utc.tm_year:04d}-{utc.tm_mon:02d}-{utc.tm_mday:02d}T{utc.tm_hour:02d}."

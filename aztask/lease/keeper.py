@@ -106,6 +106,8 @@ class LeaseKeeper:
             if lease.state is LeaseState.HELD:
                 self._book.hurry(lease, self._clock.monotonic())
                 self._condition.notify()
+            else:
+                lease.hurried = lease.state is LeaseState.RENEWING
 
     def extend_now(self, lease: Lease, seconds: float, patience: float) -> bool:
         """As `extend`, up to the same limit, and wait up to `patience` seconds for the answer.
@@ -318,5 +320,8 @@ class LeaseKeeper:
             self._book.token_gone(lease)
         else:
             self._book.answered(lease, answer, asked_at)
+            if lease.hurried and lease.state is LeaseState.HELD:
+                lease.hurried = False
+                self._book.hurry(lease, self._clock.monotonic())
         if lease.state is LeaseState.LOST:
             self._receivers.pop(lease, None)

@@ -87,6 +87,7 @@ class Lease:
     * `granted_at`, `limit_at`: on the clock of the deadlines.
     * `renewals`: successful renewals so far.
     * `failures`: renewals in a row that got no answer.
+    * `hurried`: more time was asked for while a renewal for the former duration was under way.
     """
 
     delivery: Delivery
@@ -96,6 +97,7 @@ class Lease:
     limit_at: float | None = None
     renewals: int = 0
     failures: int = 0
+    hurried: bool = False
     lost_reason: str = ""
     due_at: float = field(default=0.0)
 

@@ -23,6 +23,7 @@ from azure.core.exceptions import AzureError, ResourceExistsError
 from azure.servicebus.management import QueueProperties, ServiceBusAdministrationClient
 
 from aztask.address.addresses import ServiceBusAddress
+from aztask.address.connection_strings import service_bus_endpoint, split
 from aztask.brokers.base import QueueOptions, QueueStats
 from aztask.brokers.servicebus.administration import administration_client
 from aztask.brokers.servicebus.client import credential_of
@@ -197,12 +198,24 @@ class Administration:
         options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5}
         if address.emulator:
             admin = self._admin or os.environ.get(ADMIN_VARIABLE)
-            return administration_client(admin or _usual_admin(address))
+            return _emulators_client(admin or _usual_admin(address))
         if address.uses_entra:
             credential = credential_of(address, self._credential)
             return ServiceBusAdministrationClient(address.host, credential, **options)
         text = address.connection_string().reveal()
         return ServiceBusAdministrationClient.from_connection_string(text, **options)
+
+
+def _emulators_client(text: str) -> ServiceBusAdministrationClient:
+    """The client of an emulator's administration port. Raises ConfigurationError."""
+    try:
+        service_bus_endpoint(split(text).get("Endpoint", ""))
+        return administration_client(text)
+    except (ConfigurationError, ValueError) as error:
+        raise ConfigurationError(
+            f"{ADMIN_VARIABLE} is not the connection string of the emulator's administration port: "
+            f"{error}"
+        ) from None
 
 
 def _usual_admin(address: ServiceBusAddress) -> str:

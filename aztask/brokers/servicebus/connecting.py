@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from azure.servicebus import TransportType
 
 from aztask.address.addresses import ServiceBusAddress
+from aztask.address.connection_strings import host_and_port
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.extras import install_command
 from aztask.support.masking import printable
@@ -55,6 +56,8 @@ class ConnectionOptions:
         if websockets is None:
             websockets = _transport(environ) == "websockets"
         endpoint = endpoint or environ.get(ENDPOINT_VARIABLE) or None
+        if endpoint is not None:
+            host_and_port(endpoint, ENDPOINT_VARIABLE)
         if address.emulator and (websockets or endpoint):
             raise ConfigurationError(
                 "the emulator is reached over plain AMQP, at the host and port of its connection "

@@ -187,12 +187,23 @@ WRONG_INPUT = [
     ),
     (["demo", ""], 2, "does not exist"),
 ]
+BUS = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=a;SharedAccessKey=YWJj"
+ADMIN, ENDPOINT = "AZTASK_SERVICEBUS_ADMIN", "AZTASK_SERVICEBUS_ENDPOINT"
+EMULATOR = f"{BUS};UseDevelopmentEmulator=true"
 WRONG_VARIABLES = [
     ({"AZTASK_BROKER": "local:///dev/null"}, 4, "'/dev/null' is a device, a pipe or a socket"),
     ({"AZTASK_BROKER": "local:///dev/null/x"}, 4, "cannot use '/dev/null/x'"),
     ({"AZTASK_BROKER": UNDECODABLE}, 4, "control character"),
     ({"AZTASK_BROKER": "Endpoint=sb://[::1"}, 4, "the host name in Endpoint is not valid"),
     ({"AZTASK_BROKER": "servicebus://"}, 4, "names nothing"),
+    *(
+        ({"AZTASK_BROKER": EMULATOR, ADMIN: text}, 4, f"{ADMIN} is not")
+        for text in ("garbage", "Endpoint=sb://[;SharedAccessKey=b", "Endpoint=sb://h", UNDECODABLE)
+    ),
+    *(
+        ({"AZTASK_BROKER": BUS, ENDPOINT: text}, 4, ENDPOINT)
+        for text in ("[", "https://h", "h:99999", "\x1b", "sb://h")
+    ),
     ({"AZTASK_RESULTS": "tables://"}, 4, "names nothing"),
     ({"AZTASK_QUEUES_JSON": UNDECODABLE}, 2, "--json"),
     ({"AZTASK_EVENTS_CONTAINER": "blob://", "AZTASK_EVENTS": "e"}, 4, "not a name of a blob"),

@@ -10,7 +10,9 @@ import pytest
 
 from aztask.events.retention import mark_of, remove_old
 
-OLD, NEW = 1000.0, 9000.0
+# 2026-01-02 and three days later
+OLD, NEW = 1_767_312_000.0, 1_767_571_200.0
+BETWEEN = 1_767_484_800.0
 
 
 def file(directory: Path, name: str, at: float = OLD) -> Path:
@@ -30,10 +32,10 @@ def test_old_files_and_empty_directories_are_deleted(tmp_path: Path) -> None:
     file(tmp_path, "date=2026-01-02/hour=04/w-2.jsonl")
     file(tmp_path, "date=2026-01-03/hour=05/w-3.jsonl")
     file(tmp_path, "date=2026-01-03/hour=05/w-4.jsonl", NEW)
-    assert remove_old(tmp_path, 5000.0, uploaded_only=False) == 3
+    assert remove_old(tmp_path, BETWEEN, uploaded_only=False) == 3
     assert left(tmp_path) == ["date=2026-01-03/hour=05/w-4.jsonl"]
     assert [path.name for path in tmp_path.iterdir()] == ["date=2026-01-03"]
-    assert remove_old(tmp_path, 5000.0, uploaded_only=False) == 0
+    assert remove_old(tmp_path, BETWEEN, uploaded_only=False) == 0
 
 
 def test_what_is_no_closed_event_file_stays(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_what_is_no_closed_event_file_stays(tmp_path: Path) -> None:
     outside = file(tmp_path, "elsewhere.jsonl")
     (tmp_path / "date=2026-01-02/hour=03/link.jsonl").symlink_to(outside)
     os.utime(tmp_path / "date=2026-01-02/hour=03/link.jsonl", (OLD, OLD), follow_symlinks=False)
-    assert remove_old(tmp_path, 5000.0, uploaded_only=False) == 0
+    assert remove_old(tmp_path, BETWEEN, uploaded_only=False) == 0
     assert outside.exists()
 
 
@@ -58,7 +60,7 @@ def test_files_that_wait_for_their_upload_stay(tmp_path: Path) -> None:
     waiting = file(tmp_path, "date=2026-01-02/hour=03/w-1.jsonl")
     kept = file(tmp_path, "date=2026-01-02/hour=03/w-2.jsonl")
     mark_of(kept).touch()
-    assert remove_old(tmp_path, 5000.0, uploaded_only=True) == 1
+    assert remove_old(tmp_path, BETWEEN, uploaded_only=True) == 1
     assert left(tmp_path) == [waiting.relative_to(tmp_path).as_posix()]
 
 
@@ -76,10 +78,10 @@ def test_a_file_that_cannot_be_deleted_does_not_keep_the_others(
 
     monkeypatch.setattr(Path, "unlink", refuse)
     with caplog.at_level(logging.INFO):
-        assert remove_old(tmp_path, 5000.0, uploaded_only=False) == 2
+        assert remove_old(tmp_path, BETWEEN, uploaded_only=False) == 2
     assert "w-1.jsonl: Permission denied" in caplog.text
     assert "deleted 2 old event files (6 bytes)" in caplog.text
 
 
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
-    assert remove_old(tmp_path / "none", 5000.0, uploaded_only=False) == 0
+    assert remove_old(tmp_path / "none", BETWEEN, uploaded_only=False) == 0

@@ -120,6 +120,20 @@ def test_two_sinks_of_one_name_never_share_a_file(tmp_path, time):
     assert ids(tmp_path, published_only=True) == [f"id-{number}" for number in range(5)]
 
 
+def test_a_program_that_only_sends_deletes_its_old_files(tmp_path, time):
+    """No worker of that machine does."""
+    written = set()
+    for number in range(3):
+        sink = FileEventSink(tmp_path, "w", clock=time.clock, retention=7 * 86400.0)
+        sink.emit(started(number))
+        sink.close()
+        for path in set(tmp_path.glob("date=*/hour=*/*.jsonl")) - written:
+            os.utime(path, (time.now, time.now))  # the files have the machine's time
+            written.add(path)
+        time.now += 5 * 86400.0
+    assert ids(tmp_path) == ["id-1", "id-2"]
+
+
 def test_secrets_in_worker_names_stay_out_of_events_and_file_names(tmp_path, time):
     sink = FileEventSink(tmp_path, "w?sig=abcdefghijk&se=1", clock=time.clock)
     sink.emit(started(1))

@@ -219,6 +219,16 @@ def test_more_time_is_asked_for_at_the_next_turn(bench):
     assert lease.deadline == 1050.0
 
 
+def test_more_time_that_is_asked_for_during_a_renewal_is_asked_for_right_after_it(bench):
+    lease = bench.lease()
+    bench.requests.meanwhile = lambda: bench.keeper.extend(lease, 60.0, None)
+    bench.turn(7.0)
+    bench.requests.meanwhile = lambda: None
+    bench.turn()
+    bench.turn()
+    assert bench.asked == [([1], 10.0), ([1], 60.0)]
+
+
 def test_a_lease_that_is_being_settled_is_not_extended_before_the_answer(bench):
     lease = bench.lease()
     bench.keeper.begin(lease)

@@ -94,7 +94,7 @@ def test_workers_that_live_for_a_few_seconds_purge_too() -> None:
 @pytest.mark.parametrize("results", [None, Purging(0)])
 def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
     """With and without a result store."""
-    path = tmp_path / "date=2026-01-02" / "hour=03" / "w-1.jsonl"
+    path = tmp_path / "date=1970-01-01" / "hour=00" / "w-1.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     os.utime(path, (1000.0, 1000.0))
