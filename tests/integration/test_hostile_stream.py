@@ -50,6 +50,8 @@ CHUNK = 12
 LIMITS = ("delivery-limit", "MaxDeliveryCountExceeded", "unprocessable")
 """Reasons of messages that are given up on: none of these is to end like that."""
 MEMORY_BYTES = 400 * 1024 * 1024
+RETRY_SECONDS = 2.5
+"""Longer than the grace for unknown tasks, in whole seconds as Storage counts them."""
 NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd]")
 """Characters that XML 1.0 cannot hold (section 2.2). The service refuses them. Azurite does not,
 and cannot hand out the batch that such a message is in."""
@@ -153,8 +155,11 @@ class Round:
     name: str
     accepted: list[Hostile] = field(default_factory=list)
     sent: dict[str, float] = field(default_factory=dict)
+    old: int = 0
+    """What waits since an earlier round: a purge does not reach scheduled messages everywhere."""
 
     def send(self, attacker: Attacker, stream: HostileStream) -> None:
+        self.old = self.waiting()
         batch = [stream.next() for _ in range(HOSTILE)]
         for start in range(0, HOSTILE, CHUNK):
             self.accepted += attacker.send(batch[start : start + CHUNK], stream.dice)
@@ -172,14 +177,25 @@ class Round:
 
     def missing(self) -> str:
         """What has not ended; "" if all has."""
-        late = [each for each in self.sent if not self.app.result(each).ready()]
+        problem = self._missing()
+        if not problem and self.waiting() > self.old:
+            time.sleep(RETRY_SECONDS)  # what waits for a short retry only is running by then
+            problem = self._missing()
+        return problem
+
+    def waiting(self) -> int:
+        """How many messages wait for a time; on Storage, how many there are."""
         stats = self.app.broker.stats("default")
-        waiting = stats.scheduled if stats.scheduled is not None else stats.total
+        return (stats.scheduled if stats.scheduled is not None else stats.total) or 0
+
+    def _missing(self) -> str:
+        late = [each for each in self.sent if not self.app.result(each).ready()]
+        waiting, stats = self.waiting() - self.old, self.app.broker.stats("default")
         ended = (stats.dead or 0) + self.expired()
-        open_ = len(self.accepted) - ended - (waiting or 0)
+        open_ = len(self.accepted) - ended - waiting
         may_wait = sum(made.waits for made in self.accepted)
         busy = (stats.active or 0) + (stats.leased or 0)
-        if late or open_ or busy or (waiting or 0) > may_wait:
+        if late or open_ or busy or waiting > may_wait:
             peeked = self.app.broker.peek("default", limit=5)
             left = [(each.state, each.envelope) for each in peeked]
             return f"{late=} {open_=} {may_wait=} {stats} {left}"[:3000]
