@@ -40,7 +40,7 @@ from aztask.engine import NewMessage
 from aztask.results.base import State
 from aztask.testing import RunningEmulator, emulator
 
-LEASE = 10.0
+LEASE = 30.0
 ROUNDS = 2
 HOSTILE = 60
 FRAME = 60_000
@@ -171,7 +171,7 @@ class Round:
 
     def wait(self, worker: Worker) -> None:
         """Wait until every message has ended or waits for its eta."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 4 * LEASE
         while self.missing():
             assert worker.process.poll() is None, f"{self.name}: the worker ended\n{worker.log}"
             assert time.monotonic() < until, f"{self.name}: {self.missing()}\n{worker.log[-5000:]}"
