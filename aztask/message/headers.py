@@ -264,13 +264,15 @@ def _number(header: str, value: object) -> float:
 
 def check_before_signature(headers: Mapping[Any, Any], limits: MessageLimits) -> None:
     """Raise DecodeError for headers that are too large, too many or too deep to be signed."""
-    others = {name: value for name, value in headers.items() if name != SAVED}
+    saved = headers.get(SAVED)
+    long = isinstance(saved, bytes | bytearray | memoryview | str)  # it has a limit of its own
+    others = {name: value for name, value in headers.items() if name != SAVED or not long}
     check_extra(others, limits, EXTRA_ITEMS + len(_FIELDS) + len(_CONSUMED))
-    _check_saved(headers.get(SAVED), limits)
+    _check_saved(saved, limits)
 
 
 def _check_saved(saved: object, limits: MessageLimits) -> None:
-    if isinstance(saved, bytes | str) and len(saved) > limits.body_bytes:
+    if isinstance(saved, bytes | bytearray | str) and len(saved) > limits.body_bytes:
         raise DecodeError(f"{SAVED} has {len(saved)} bytes; at most {limits.body_bytes}")
 
 

@@ -239,13 +239,15 @@ def test_a_full_message_of_another_program_is_listed_with_its_reason(site: Site)
     app = site.app()
     queue = app.broker._client.queue("default")  # type: ignore[attr-defined]
     queue.send_message("x" * 65_536, time_to_live=-1)
+    queue.send_message("é" * 30_000, time_to_live=-1)
     queue.send_message("short", time_to_live=-1)
     worker = site.worker(*ARGUMENTS)
-    wait_until(lambda: app.broker.stats("default").dead == 2, 30, "both are dead letters")
+    wait_until(lambda: app.broker.stats("default").dead == 3, 30, "all are dead letters")
     assert worker.stop() == 0, worker.log
     letters = {len(each.envelope.body): each for each in DeadLetters(app, "default").list()}
     assert {size: each.reason for size, each in letters.items()} == {
         65_536: "undecodable",
+        60_000: "undecodable",
         5: "undecodable",
     }
     assert all("is not accepted" in each.description for each in letters.values())

@@ -162,7 +162,10 @@ class MessagePipeline:
         body = None
         if text is not None:
             headers["Content-Type"] = "application/xml"
-            body = f"<QueueMessage><MessageText>{escape(text)}</MessageText></QueueMessage>"
+            # As bytes: of a str, azure-core counts the characters as Content-Length. A carriage
+            # return as such would come back as a line feed (XML 1.0, 2.11).
+            inside = escape(text, {"\r": "&#13;"})
+            body = f"<QueueMessage><MessageText>{inside}</MessageText></QueueMessage>".encode()
         return HttpRequest(method, url, headers=headers, content=body)
 
 

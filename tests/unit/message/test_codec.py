@@ -311,7 +311,8 @@ known_headers = st.sampled_from(
 )
 def test_any_envelope_gives_a_message_or_a_codec_error(body, headers, valid, properties, other):
     if valid:
-        headers = {"task": "t", "id": "i", **headers}
+        signature = f"2:1:1:hmac-sha256:{64 * '0'}"
+        headers = {"task": "t", "id": "i", "aztask-signature-2": signature, **headers}
     content_type, encoding, correlation_id, session = other
     envelope = Envelope(
         body=body,

@@ -275,9 +275,11 @@ def test_a_celery_consumer_sees_the_plain_content_type():
         {"list": list(range(1000))},
         {"deep": [[[[[[[[[[1]]]]]]]]]]},
         {"aztask-saved": b"x" * 2000},
+        {"aztask-saved": [[[[[[[[[[1]]]]]]]]]]},
+        {"aztask-saved": {"a": 1, 2: 3}},
         {3: 4},
     ],
-    ids=["many", "big", "list", "deep", "saved", "number"],
+    ids=["many", "big", "list", "deep", "saved", "deep saved", "mixed saved", "number"],
 )
 def test_limits_hold_before_a_signature_is_computed(headers, monkeypatch):
     small = Codec(signing_keys=[KEY], limits=MessageLimits(body_bytes=1000))

@@ -174,3 +174,12 @@ def test_an_answer_that_is_none_is_the_sdks_error(answer):
     recorder.messages = answer
     with pytest.raises(DecodeError, match="not a list of messages"):
         messages.receive(32, 30, seconds=5)
+
+
+def test_a_text_of_another_program_is_put_as_it_is():
+    """The length that is signed is that of its bytes, and XML keeps its carriage returns."""
+    recorder, _, messages = both(KEYED)
+    messages.put("a\r\nü", 0, seconds=5)
+    (request,) = recorder.requests
+    assert request.headers["Content-Length"] == str(len(request.content))
+    assert said(request)[-1] == "a\r\nü"
