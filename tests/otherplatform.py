@@ -98,8 +98,6 @@ def become(system: str) -> None:
                 vars(module).pop(attribute, None)
     platform.system = lambda: "Darwin" if system == "macos" else "Windows"
     ctypes.CDLL = NoInotify  # type: ignore[misc]
-    if system == "macos":
-        sys.platform = "darwin"  # as "win32", Click and others would call Windows itself
     if system == "windows":
         asyncio.SelectorEventLoop.add_signal_handler = _refuse  # type: ignore[method-assign]
 
