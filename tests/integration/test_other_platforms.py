@@ -50,6 +50,10 @@ def fail(text):
 if __name__ == "__main__":
     first = add.with_options(task_id="by-code").delay(40, 2)
     add.map([(1, 1), (2, 2)])
+    app.send("far.away", ["x"], queue="letters")
+    with app.receive("letters", wait=timedelta(seconds=10)) as lease:
+        lease.ensure()
+        lease.complete()
     print("sent", flush=True)
     print(first.get(timeout=timedelta(seconds=60)))
     app.close()

@@ -1,5 +1,6 @@
 """``submit`` and ``format("aztask")`` on the local broker, on a real Spark."""
 
+from datetime import timedelta
 from itertools import count
 
 import pytest
@@ -91,7 +92,8 @@ def test_other_names_and_options(shop, files, queue):
         queue=queue,
         columns={"path": "path", "width": "width", "quality": "width"},
         rate=5000.0,
-        delay=60.0,
+        delay=timedelta(minutes=1),
+        expires=timedelta(hours=1),
     )
     assert (report.sent, report.partitions) == (1000, 2)
     assert report.seconds >= 1000 / 5000.0

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import msgpack
@@ -49,6 +50,16 @@ def add(a, b):
 @app.task
 async def later(text):
     return text.upper()
+
+
+@app.task(lease=lambda minutes: timedelta(minutes=minutes))
+def minutes_long(minutes):
+    return minutes
+
+
+@app.task(lease=lambda text: text)
+def wrong_lease(text):
+    return text
 
 
 @app.task
@@ -141,6 +152,17 @@ def bench():
     asyncio.set_event_loop(None)
     signal.signal(SIGNAL, before)
     made.board.close()
+
+
+def test_a_callable_lease_may_give_a_timedelta(bench):
+    assert bench.run("minutes_long", 2)[0] == "done"
+    assert ["extend", 7, 120.0] in bench.sent
+
+
+def test_a_callable_lease_that_gives_no_duration_is_named(bench):
+    answer = bench.run("wrong_lease", "1m")
+    assert answer[0] == "failed"
+    assert any("shop.wrong_lease: lease takes seconds above 0" in str(part) for part in answer)
 
 
 @pytest.mark.parametrize(
