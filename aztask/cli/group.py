@@ -14,7 +14,6 @@ OTHER_OPTIONS: Final = {
     "--autoscale": "--concurrency",
     "--countdown": "--delay",
     "--eta": "--delay",
-    "--pidfile": "--name",
     "-l": "--log-level",
     "-n": "--name",
     "-q": "--queues",

@@ -451,7 +451,10 @@ def test_no_more_than_nothing(results: ResultStore) -> None:
 
 
 def test_workers_newest_sign_of_life_first(store: Store) -> None:
-    tasks = (RunningTask("id-1", "shop.täsk", "a", 1.5, 2), RunningTask("\ud800", "t", "b", 2.5))
+    tasks = (
+        RunningTask("id-1", "shop.täsk", "a", 1.5, 2, b"\x07"),
+        RunningTask("\ud800", "t", "b", 2.5),
+    )
     one = WorkerRecord("host-1", 1.0, 100000.0, ("a", "b"), 3, 2**40, leased=7, tasks=tasks)
     two = WorkerRecord("host-2/é", 2.0, 100007.0, (), 0, 0, stopped=True)
     store.results.heartbeat(one)

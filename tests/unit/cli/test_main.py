@@ -57,7 +57,7 @@ def test_every_option_has_help_and_every_reading_command_has_json():
         for param in command.params:
             if isinstance(param, click.Option):
                 assert param.help, (path, param.name)
-        reads = path[-1:] in [("list",), ("groups",), ("show",), ("result",), ("tasks",)]
+        reads = path[-1:] in [("list",), ("groups",), ("show",), ("result",), ("tasks",), ("peek",)]
         if reads or path in [("queues",), ("workers",), ("demo",)]:
             assert any(param.name == "json" for param in command.params), path
 

@@ -58,3 +58,7 @@ def test_names():
 def test_empty_names_are_refused(text):
     with pytest.raises(click.BadParameter, match="empty name"):
         NameList().convert(text, None, None)
+
+
+def test_names_may_have_spaces_around_them():
+    assert NameList().convert("mail, default ,mail", None, None) == ("mail", "default")

@@ -1,6 +1,7 @@
 import pytest
 
 from aztask.cli.watch import CLEAR, watch
+from aztask.errors import BrokerUnavailable
 
 
 class Nap:
@@ -30,6 +31,26 @@ def test_it_repeats_until_interrupted(capsys, monkeypatch, terminal, redraw, sho
     watch(lambda: print("x"), 2.5, redraw=redraw, sleep=nap)
     assert nap.slept == [2.5] * 3
     assert capsys.readouterr().out == shown
+
+
+def test_an_outage_is_reported_and_watched_through(capsys):
+    answers = iter([None, BrokerUnavailable("gone\nfor now"), None])
+
+    def show():
+        if error := next(answers):
+            raise error
+        print("x")
+
+    watch(show, 2.5, sleep=Nap())
+    assert capsys.readouterr() == ("x\nx\n", "aztask: gone for now; still watching\n")
+
+
+def test_an_outage_at_the_start_is_an_error():
+    def show():
+        raise BrokerUnavailable
+
+    with pytest.raises(BrokerUnavailable):
+        watch(show, 2.5, sleep=Nap())
 
 
 def test_an_error_ends_it():

@@ -1,0 +1,1 @@
+"""A shop whose work runs in the background."""
