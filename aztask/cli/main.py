@@ -32,6 +32,7 @@ COMMANDS = {
     "queues": "List, create and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
+    "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",
     "spark": "Submit tasks from Spark, and learn from their events.",
