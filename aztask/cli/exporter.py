@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import click
 
-from aztask.cli.listing import all_queues
 from aztask.cli.options import Duration, Listen, all_names, app_option, queues_option
 from aztask.cli.served import telemetry_module
 from aztask.cli.target import open_app
@@ -59,7 +58,7 @@ def command(
     with open_app() as app:
         exporting = module.exporting(
             app,
-            lambda: names or all_queues(app),
+            lambda: names or app.broker.listing().queues,
             http,
             interval=interval,
             celery_names=celery_metrics,

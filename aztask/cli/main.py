@@ -34,6 +34,7 @@ COMMANDS = {
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
+    "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
     "emulator": "Run a local Service Bus for development and tests.",
     "completion": "Print the script that completes commands and options in your shell.",

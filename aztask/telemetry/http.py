@@ -1,8 +1,7 @@
 """A small HTTP server for metrics and probes.
 
 Rules
-1. It answers GET and HEAD of fixed paths and nothing else. It reads no body, no query and no header
-   beyond the SDK's own limits.
+1. It answers GET and HEAD of fixed paths and nothing else. It reads no body and no query.
 2. At most `MOST_CONNECTIONS` requests at a time, each for at most `SECONDS`: a client that is slow
    or hostile cannot hold more. Further connections are closed at once.
 3. An error of a page is one line in the log, and 500 for the client.
@@ -14,6 +13,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple
 
@@ -40,9 +40,20 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Callable[[], Answer]]) -> None:
-        """Listen. Raises ConfigurationError if the address is taken or is not ours."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Mapping[str, Callable[[], Answer]],
+        *,
+        seconds: float = SECONDS,
+    ) -> None:
+        """Listen. Raises ConfigurationError if the address is taken or is not ours.
+
+        seconds: how long a request may take.
+        """
         self.pages = pages
+        self._seconds = seconds
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -86,19 +97,28 @@ class PageServer(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer one connection, then make room for another one."""
+        ending = threading.Timer(self._seconds, _end, [request])
+        ending.daemon = True
+        ending.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            ending.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that go away; everything else is logged by the handler."""
 
 
+def _end(connection: socket.socket) -> None:
+    """End a connection whose time is over; its thread notices at once."""
+    with suppress(OSError):  # it has ended in the meantime
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One request, then the connection closes."""
 
-    timeout = SECONDS
     server_version = "aztask"
     sys_version = ""
     server: PageServer

@@ -5,7 +5,11 @@ from __future__ import annotations
 from canvas import Canvas
 
 LAYERS = (
-    ("edges", "cli  emulator  spark  testing", "commands, a local Service Bus, the data pipeline"),
+    (
+        "edges",
+        "cli  emulator  spark  testing  top",
+        "commands, a local Service Bus, the data pipeline",
+    ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "deadletters  doctor", "dead letters, checks of a setup"),

@@ -73,7 +73,7 @@ class DeliverySpans:
         own = span.get_span_context()
         if own.is_valid:
             for index, message in enumerate(receiving.messages):
-                if message.traceparent is None and not span_of(message).is_valid:
+                if not span_of(message).is_valid:
                     receiving.traceparents[index] = traceparent_of(own)
         span.end(_nanoseconds(receiving.received_at))
         seconds = max(0.0, receiving.received_at - receiving.asked_at)

@@ -23,7 +23,7 @@ from aztask.errors import Snooze, TaskStopped
 from aztask.message.message import TaskMessage
 from aztask.telemetry.otel.attributes import MessagingAttributes
 from aztask.telemetry.otel.errors import failed
-from aztask.telemetry.otel.propagation import context_of, link_to
+from aztask.telemetry.otel.propagation import context_of, link, span_of
 
 
 class RunSpans:
@@ -62,25 +62,33 @@ class RunSpans:
 
         * `enqueued_at`: UTC epoch seconds. `start_time`: nanoseconds, now by default.
         """
-        parent = context_of(message)
-        attributes = {
-            **self._attributes.of(message.queue, "process", "process"),
+        sender = span_of(message)
+        parent = context_of(message, sender)
+        span = self._tracer.start_span(
+            f"process {message.queue}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=self._attributes.of(message.queue, "process", "process"),
+            links=link(sender, enqueued_at),
+            start_time=start_time,
+        )
+        if span.is_recording():
+            span.set_attributes(self._details(message, delivery_count, enqueued_at))
+        return span, parent
+
+    def _details(
+        self, message: TaskMessage, delivery_count: int, enqueued_at: float
+    ) -> dict[str, str | int]:
+        """The attributes of this run, which samplers do not see."""
+        details: dict[str, str | int] = {
             "aztask.task": message.task,
             "aztask.resubmit_count": message.resubmit_count,
             "messaging.message.id": self._app.codec.message_id(message),
             "messaging.message.conversation_id": message.correlation_id or message.id,
         }
         if message.generation:
-            attributes["aztask.generation"] = message.generation
+            details["aztask.generation"] = message.generation
         if self._attributes.is_service_bus:
-            attributes["messaging.servicebus.message.delivery_count"] = delivery_count
-            attributes["messaging.servicebus.message.enqueued_time"] = int(enqueued_at)
-        span = self._tracer.start_span(
-            f"process {message.queue}",
-            context=parent,
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            links=link_to(message, enqueued_at),
-            start_time=start_time,
-        )
-        return span, parent
+            details["messaging.servicebus.message.delivery_count"] = delivery_count
+            details["messaging.servicebus.message.enqueued_time"] = int(enqueued_at)
+        return details

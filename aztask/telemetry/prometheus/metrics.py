@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
 from aztask.telemetry.labels import TaskLabels, cleaned
+from aztask.telemetry.margins import share_left
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 Listener: TypeAlias = Callable[[Event], None]
@@ -224,5 +225,6 @@ class _QueueSeries:
 
     def left(self, event: Event) -> None:
         """Note the share of the lease that is left."""
-        if event.margin_seconds is not None and event.lease_seconds:
-            self._margin.observe(event.margin_seconds / event.lease_seconds)
+        share = share_left(event)
+        if share is not None:
+            self._margin.observe(share)

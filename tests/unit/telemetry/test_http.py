@@ -63,6 +63,18 @@ def test_slow_clients_do_not_exhaust_it(server):
         pytest.fail("it does not answer when the slow clients have gone")
 
 
+def test_a_client_that_sends_byte_by_byte_is_cut_off():
+    server = PageServer("127.0.0.1", 0, {}, seconds=0.3)
+    server.start()
+    with socket.create_connection(server.server_address[:2], timeout=10) as client:
+        client.sendall(b"GET /ok HTTP/1.1\r\n")
+        with pytest.raises(OSError):
+            for _ in range(100):
+                client.sendall(b"X")
+                time.sleep(0.1)
+    server.stop()
+
+
 def test_an_address_that_is_taken_is_reported(server):
     with pytest.raises(ConfigurationError, match="choose another address with --http"):
         PageServer("127.0.0.1", server.server_address[1], {})

@@ -171,6 +171,13 @@ def test_a_second_instrumentation_changes_nothing(bench):
 # -- what a message carries ------------------------------------------------------------------
 
 
+def test_a_damaged_context_is_replaced_by_that_of_the_receive(bench):
+    carried = [message(traceparent="nonsense"), message(extra={"Diagnostic-Id": PARENT})]
+    receiving = Receiving("default", carried, [delivery()] * 2, 2, 10.0, 10.5)
+    bench.app.hooks.receive.notify(receiving)
+    assert receiving.traceparents.keys() == {0}
+
+
 @pytest.mark.parametrize(
     ("fields", "valid"),
     [
@@ -179,6 +186,11 @@ def test_a_second_instrumentation_changes_nothing(bench):
         ({"traceparent": PARENT, "extra": {"Diagnostic-Id": "|old.1."}}, True),
         ({"extra": {"Diagnostic-Id": "|old.1."}}, False),
         ({"traceparent": "nonsense"}, False),
+        ({"traceparent": PARENT.upper()}, False),
+        ({"traceparent": PARENT.replace("b7", "zz")}, False),
+        ({"traceparent": f"00-{'0' * 32}-b7ad6b7169203331-01"}, False),
+        ({"traceparent": f"01{PARENT[2:]}"}, True),
+        ({"traceparent": PARENT, "extra": {"tracestate": "a=b"}}, True),
         ({"extra": {"Diagnostic-Id": 5, "tracestate": b"x", "baggage": ["x"]}}, False),
         ({"traceparent": PARENT, "extra": {"tracestate": 7, "baggage": 7}}, True),
         ({}, False),

@@ -1,0 +1,1 @@
+"""``aztask top``: queues, workers, running tasks and failures, live on a terminal."""

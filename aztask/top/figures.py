@@ -1,0 +1,171 @@
+"""The figures that ``aztask top`` shows, and how they are read.
+
+Rules
+1. Everything comes from the broker and the result store, so it works from any machine that reaches
+   both. Workers report every 5 seconds.
+2. What cannot be read is one line in `Figures.problems`; the other figures are shown.
+3. Rates are those between two readings: what each worker finished in the meantime.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from aztask.app import App
+from aztask.brokers.base import QueueStats
+from aztask.results.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
+from aztask.support.display import safe_str
+
+SILENT_SECONDS: Final = 15.0
+GONE_SECONDS: Final = 3600.0
+"""Workers that stopped or fell silent longer ago than this are not shown."""
+
+MOST_FAILURES: Final = 50
+FAILURES_EVERY: Final = 3
+"""Failures are listed in every third reading: it is the slowest question."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """A worker: its last report, its state, and tasks per second since the reading before."""
+
+    record: WorkerRecord
+    state: str
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A task that runs, where, and for how many seconds."""
+
+    task: RunningTask
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One reading. at: UTC epoch seconds. rate: tasks per second of all workers."""
+
+    at: float = 0.0
+    queues: Sequence[QueueStats] = ()
+    workers: Sequence[WorkerFigures] = ()
+    running: Sequence[Running] = ()
+    failures: Sequence[RunRecord] = ()
+    rate: float | None = None
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A worker's last report, and the rate between it and the one before."""
+
+    at: float
+    finished: int
+    rate: float | None = None
+
+
+@dataclass
+class Reader:
+    """Reads the figures of an app. queues: called in each reading.
+
+    One thread at a time may call `read`; it may take as long as the services take to answer.
+    """
+
+    app: App
+    queues: Callable[[], Sequence[str]]
+    now: Callable[[], float] = time.time
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _failures: Sequence[RunRecord] = ()
+    _turn: int = 0
+
+    def read(self) -> Figures:
+        """Read everything once; never raises for a service that does not answer."""
+        problems: list[str] = []
+        queues = self._stats(problems)
+        workers: list[WorkerFigures] = []
+        results = self.app.results
+        if results is None:
+            problems.append("without a result store, workers and tasks are not known")
+        else:
+            workers = self._workers(results, problems)
+            self._list_failures(results, problems)
+        rates = [each.rate for each in workers if each.rate is not None]
+        return Figures(
+            self.now(),
+            queues,
+            workers,
+            self._running(workers),
+            self._failures,
+            sum(rates) if rates else None,
+            problems,
+        )
+
+    def _stats(self, problems: list[str]) -> list[QueueStats]:
+        found: list[QueueStats] = []
+        try:
+            names = self.queues()
+        except Exception as error:  # noqa: BLE001  # an SDK may raise anything (rule 2)
+            problems.append(f"queues: {safe_str(error)}")
+            return found
+        for name in names:
+            try:
+                found.append(self.app.broker.stats(name))
+            except Exception as error:  # noqa: BLE001
+                problems.append(f"queue {name}: {safe_str(error)}")
+        return found
+
+    def _workers(self, results: ResultStore, problems: list[str]) -> list[WorkerFigures]:
+        try:
+            records = results.workers()
+        except Exception as error:  # noqa: BLE001
+            problems.append(f"workers: {safe_str(error)}")
+            return []
+        now = self.now()
+        shown = []
+        for record in records:
+            if record.damage:
+                problems.append(f"worker {record.name}: {record.damage}")
+            elif now - record.seen_at <= GONE_SECONDS:
+                state = (
+                    "stopped"
+                    if record.stopped
+                    else "alive"
+                    if now - record.seen_at <= SILENT_SECONDS
+                    else "silent"
+                )
+                shown.append(WorkerFigures(record, state, self._rate(record)))
+        self._seen = {each.record.name: self._seen[each.record.name] for each in shown}
+        return sorted(shown, key=lambda each: (each.state != "alive", -each.record.started_at))
+
+    def _rate(self, record: WorkerRecord) -> float | None:
+        """Tasks per second between the worker's last two reports; None after its first one."""
+        seen = self._seen.get(record.name)
+        if seen is None:
+            seen = self._seen[record.name] = _Seen(record.seen_at, record.finished)
+        elif record.seen_at > seen.at:
+            rate = max(0, record.finished - seen.finished) / (record.seen_at - seen.at)
+            seen = self._seen[record.name] = _Seen(record.seen_at, record.finished, rate)
+        return seen.rate
+
+    def _running(self, workers: Sequence[WorkerFigures]) -> list[Running]:
+        now = self.now()
+        found = [
+            Running(task, each.record.name, max(0.0, now - task.started_at))
+            for each in workers
+            if each.state == "alive"
+            for task in each.record.tasks
+        ]
+        return sorted(found, key=lambda each: -each.seconds)
+
+    def _list_failures(self, results: ResultStore, problems: list[str]) -> None:
+        self._turn += 1
+        if self._turn % FAILURES_EVERY != 1:
+            return
+        try:
+            self._failures = results.recent(state=State.FAILED, limit=MOST_FAILURES)
+        except Exception as error:  # noqa: BLE001
+            problems.append(f"failures: {safe_str(error)}")
