@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     )
     from aztask.lease.held import HeldLease
     from aztask.message.message import TaskMessage
-    from aztask.result import AsyncResult
+    from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
     from aztask.task import Task
 
@@ -60,6 +60,7 @@ __all__ = [
     "App",
     "Task",
     "AsyncResult",
+    "as_completed",
     "RetryPolicy",
     # In a running task
     "Context",
@@ -112,6 +113,7 @@ __all__ = [
 _HOMES = {
     "App": "aztask.app",
     "AsyncResult": "aztask.result",
+    "as_completed": "aztask.result",
     "QueueSettings": "aztask.config",
     "Settings": "aztask.config",
     "Context": "aztask.context",

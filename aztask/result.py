@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from aztask.context import blocks_its_worker
@@ -18,6 +19,7 @@ from aztask.errors import (
     TaskFailed,
 )
 from aztask.results.base import ResultStore, RunRecord, State
+from aztask.results.watcher import watcher_of
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +116,24 @@ class AsyncResult(Generic[R]):
                 )
             version = store.wait_changed(version, min(remaining, 1.0))
 
+    async def aget(self, timeout: float | None = None) -> R:
+        """`get` for coroutines: waits without blocking the event loop, and without a thread.
+
+        Any number of coroutines may wait; they share one thread for each result store. Raises what
+        `get` raises.
+        """
+        store = self._results()
+        record = await asyncio.to_thread(store.get, self.id) if timeout == 0 else None
+        if record is None or not record.state.final:
+            try:
+                async with asyncio.timeout(timeout):
+                    record = await watcher_of(store).ended(self.id)
+            except TimeoutError:
+                raise ResultTimeout(
+                    f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"
+                ) from None
+        return self._value(record)
+
     def cancel(self, *, running: bool = False) -> bool:
         """Cancel the task before it starts. Returns False if it has already ended.
 
@@ -166,6 +186,43 @@ class AsyncResult(Generic[R]):
             f"the value of task {self.id} is damaged ({reason}); the task has ended, send it again "
             "with force=True to get its value"
         )
+
+
+async def as_completed(
+    results: Iterable[AsyncResult[R]], timeout: float | None = None
+) -> AsyncIterator[AsyncResult[R]]:
+    """Yield results as their tasks end, the first one first; `AsyncResult.aget` then does not wait.
+
+    ::
+
+        async for result in as_completed(resize.map(images)):
+            print(await result.aget())
+
+    * `timeout`: seconds for all of them together; None, the default, waits without limit.
+
+    Raises ResultTimeout if some have not ended in time. A task that failed is yielded like others.
+    """
+    waiting = {
+        asyncio.ensure_future(watcher_of(result._results()).ended(result.id)): result
+        for result in results
+    }
+    give_up_at = None if timeout is None else time.monotonic() + timeout
+    try:
+        while waiting:
+            left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            ended, _ = await asyncio.wait(
+                waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                raise ResultTimeout(
+                    f"{len(waiting)} tasks did not end within {timeout:g} s; they go on, ask again"
+                )
+            for task in ended:
+                task.result()
+                yield waiting.pop(task)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def _failure(record: RunRecord) -> TaskFailed:

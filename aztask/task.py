@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
@@ -86,6 +85,12 @@ class InvocationSender(Protocol):
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
     ) -> list[AsyncResult[Any]]:
         """Send all calls as one batch; the results are in the same order."""
+        ...
+
+    async def asend_call(
+        self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
+    ) -> list[AsyncResult[Any]]:
+        """`send_call` for coroutines: it never blocks the event loop."""
         ...
 
 
@@ -208,8 +213,12 @@ class Task(Generic[P, R]):
         return self._send({}, args, kwargs)
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """`delay` for use in a coroutine: it sends in a thread and never blocks the event loop."""
-        return await asyncio.to_thread(self._send, SendOptions(), args, kwargs)
+        """`delay` for coroutines: it never blocks the event loop.
+
+        Calls under way at the same time are sent together, on a thread that all of them share.
+        Raises what `delay` raises. If the coroutine is cancelled, the message may be sent or not.
+        """
+        return await self._asend({}, args, kwargs)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
         """Send one invocation for each tuple of arguments, in batches; the results are in order.
@@ -219,6 +228,10 @@ class Task(Generic[P, R]):
             resize.map([("a.png", 200), ("b.png", 100)])
         """
         return self._send_many({}, calls)
+
+    async def amap(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+        """`map` for coroutines: it never blocks the event loop."""
+        return await self._sender.asend_call(self, self._invocations(calls), {})
 
     def with_options(self, **options: Unpack[SendOptions]) -> BoundTask[P, R]:
         """The same task with options for its sends, see `SendOptions`.
@@ -235,9 +248,18 @@ class Task(Generic[P, R]):
         self.check_arguments(args, kwargs)
         return self._sender.send_call(self, (Invocation(args, kwargs),), options)[0]
 
+    async def _asend(
+        self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncResult[R]:
+        self.check_arguments(args, kwargs)
+        return (await self._sender.asend_call(self, (Invocation(args, kwargs),), options))[0]
+
     def _send_many(
         self, options: SendOptions, calls: Iterable[Sequence[Any]]
     ) -> list[AsyncResult[R]]:
+        return self._sender.send_call(self, self._invocations(calls), options)
+
+    def _invocations(self, calls: Iterable[Sequence[Any]]) -> list[Invocation]:
         batch = []
         for args in calls:
             if not isinstance(args, tuple | list):
@@ -245,7 +267,7 @@ class Task(Generic[P, R]):
             arguments = tuple(args)
             self.check_arguments(arguments, _NO_KEYWORDS)
             batch.append(Invocation(arguments, _NO_KEYWORDS))
-        return self._sender.send_call(self, batch, options)
+        return batch
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError, as the call would, if the arguments do not match the signature."""
@@ -277,7 +299,7 @@ class BoundTask(Generic[P, R]):
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """Send with these options from a coroutine, like `Task.adelay`."""
-        return await asyncio.to_thread(self.delay, *args, **kwargs)
+        return await self._task._asend(self._options, args, kwargs)
 
     def map(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
         """Send many invocations with these options, like `Task.map`.
@@ -287,6 +309,13 @@ class BoundTask(Generic[P, R]):
         if "task_id" in self._options:
             raise ConfigurationError("task_id names one invocation; map sends many")
         return self._task._send_many(self._options, calls)
+
+    async def amap(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
+        """Send many invocations from a coroutine, like `Task.amap`; errors as `map`."""
+        if "task_id" in self._options:
+            raise ConfigurationError("task_id names one invocation; amap sends many")
+        task = self._task
+        return await task.sender.asend_call(task, task._invocations(calls), self._options)
 
 
 def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:

@@ -11,9 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, Final
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
@@ -33,6 +32,14 @@ from aztask.task import Invocation, SendOptions, Task
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
+
+
+class Publication(NamedTuple):
+    """Messages for one queue, to be received `delay` seconds from now."""
+
+    queue: str
+    messages: Sequence[TaskMessage]
+    delay: float
 
 
 class Sender:
@@ -69,6 +76,34 @@ class Sender:
 
         * `sessions`: True if the app knows that the queue has sessions.
         """
+        steps = self.steps(name, task, queue, calls, options, sessions)
+        try:
+            due = next(steps)
+            while True:
+                try:
+                    self.publish(due)
+                except BaseException as error:  # noqa: BLE001  # the steps raise it again
+                    due = steps.throw(error)
+                else:
+                    due = next(steps)
+        except StopIteration as end:
+            ids: list[str] = end.value
+            return ids
+
+    def steps(
+        self,
+        name: str,
+        task: Task[..., Any] | None,
+        queue: str,
+        calls: Sequence[Invocation],
+        options: SendOptions,
+        sessions: bool,
+    ) -> Generator[Publication, None, list[str]]:
+        """The steps of `send`: yields what is to be published next, and returns the task ids.
+
+        So callers may publish for several sends at once (`aztask.sending.asyncsend`). They throw
+        the error of publishing into the generator, which raises it again.
+        """
         can = self._connections.broker().capabilities
         session, ordered = check_session(name, task, queue, options, sessions=sessions, can=can)
         own_id = options.get("task_id")
@@ -91,19 +126,23 @@ class Sender:
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
             batch_ids = [own_id or new_id() for _ in batch]
-            sent = Sending(name, queue, batch_ids)
-            with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
-                messages = self._messages(_with_headers(common, sent.headers), batch, batch_ids)
-                try:
-                    self._publish(queue, messages, options.get("delay", 0.0))
-                except SendUnconfirmed as error:
-                    self._emit_unconfirmed(messages, error)
-                    raise
+            delay = options.get("delay", 0.0)
+            if self._hooks.send:
+                sent = Sending(name, queue, batch_ids)
+                with self._hooks.send.around(sent):
+                    fields = _with_headers(common, sent.headers)
+                    messages = yield from self._send_batch(fields, batch, batch_ids, delay)
+            else:
+                messages = yield from self._send_batch(common, batch, batch_ids, delay)
             ids += batch_ids
             if own_id:
                 self._expect(messages)
             self._emit("enqueued", messages)
         return ids
+
+    def message_ids(self, messages: Sequence[TaskMessage]) -> set[str]:
+        """The ids under which the broker knows these messages."""
+        return {self._codec.message_id(message) for message in messages}
 
     def close(self) -> None:
         """Close the publisher and the event file; they open again when needed."""
@@ -112,12 +151,30 @@ class Sender:
                 self._sink[1].close()
             self._sink = self._publisher = None
 
-    def _publish(self, queue: str, messages: Sequence[TaskMessage], delay: float) -> None:
+    def publish(self, due: Publication) -> None:
+        """Publish these messages; returns when the broker has accepted them."""
         publisher = self._open_publisher()
-        if len(messages) == 1:
-            publisher.publish(queue, messages[0], delay=delay)
+        if len(due.messages) == 1:
+            publisher.publish(due.queue, due.messages[0], delay=due.delay)
         else:
-            publisher.publish_many(queue, messages, delay=delay)
+            publisher.publish_many(due.queue, due.messages, delay=due.delay)
+
+    def _send_batch(
+        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str], delay: float
+    ) -> Generator[Publication, None, list[TaskMessage]]:
+        """Publish one message per call; the messages."""
+        parent = current_context()
+        if parent is not None:
+            root = parent.message.root_id or parent.task_id
+            common = {**common, "root_id": root, "parent_id": parent.task_id}
+        pairs = zip(calls, ids, strict=True)
+        messages = [self._message(common, call, task_id) for call, task_id in pairs]
+        try:
+            yield Publication(common["queue"], messages, delay)
+        except SendUnconfirmed as error:
+            self._emit_unconfirmed(messages, error)
+            raise
+        return messages
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:
         """The generation to send; None if the task id is known and not forced.
@@ -144,23 +201,15 @@ class Sender:
                 for message in messages
             )
 
-    def _messages(
-        self, common: dict[str, Any], calls: Sequence[Invocation], ids: Sequence[str]
-    ) -> list[TaskMessage]:
-        pairs = zip(calls, ids, strict=True)
-        return [self._message(common, call, task_id) for call, task_id in pairs]
-
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
-        parent = current_context()
         body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
         values = {
             **common,
             "id": task_id,
+            "root_id": common["root_id"] or task_id,
             "body": body,
             "content_type": content_type,
             "content_encoding": content_encoding,
-            "root_id": (parent.message.root_id or parent.task_id) if parent else task_id,
-            "parent_id": parent.task_id if parent else None,
         }
         if self._codec.argsrepr:
             values["argsrepr"] = short_repr(call.args, len(body))
