@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from aztask.lease.asyncheld import AsyncHeldLease
     from aztask.lease.held import HeldLease
     from aztask.message.message import TaskMessage
-    from aztask.result import AsyncResult
+    from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
     from aztask.task import ContextTask, Task
     from aztask.workflows.result import WorkflowResult
@@ -64,6 +64,7 @@ __all__ = [
     "Task",
     "ContextTask",
     "AsyncResult",
+    "as_completed",
     "RetryPolicy",
     # Workflows
     "chain",
@@ -128,6 +129,7 @@ _HOMES = {
     "group": "aztask.canvas.graphs",
     "WorkflowResult": "aztask.workflows.result",
     "AsyncResult": "aztask.result",
+    "as_completed": "aztask.result",
     "QueueSettings": "aztask.config",
     "Settings": "aztask.config",
     "Context": "aztask.context",

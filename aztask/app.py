@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, overload
@@ -29,6 +30,7 @@ from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy, check_policy
 from aztask.sending.appcodec import codec_of
+from aztask.sending.asyncsend import AsyncSender
 from aztask.sending.graphs import GraphSender
 from aztask.sending.send import Sender
 from aztask.sending.sent import InlineMode
@@ -134,6 +136,7 @@ class App(AppQueues):
         self._sender = Sender(
             self._connections, self.codec, self.leases, self.open_events, self.hooks
         )
+        self._async_sender = AsyncSender(self._sender)
         self.workflows = self._new_graph_sender()
 
     def _new_graph_sender(self) -> GraphSender:
@@ -235,6 +238,7 @@ class App(AppQueues):
 
     def close(self) -> None:
         """Close connections and files. Using the app again opens them again."""
+        self._async_sender.close()
         self._sender.close()
         self._connections.close()
         self.leases.close()
@@ -321,9 +325,7 @@ class App(AppQueues):
         checked.
         """
         options = checked_send_options(options, "send")
-        if not isinstance(args, list | tuple):
-            raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
-        call = Invocation(tuple(args), kwargs if kwargs is not None else {})
+        call = self._invocation(args, kwargs)
         return self._send(name, self.tasks.get(name), (call,), options)[0]
 
     def send_call(
@@ -331,6 +333,24 @@ class App(AppQueues):
     ) -> list[AsyncResult[Any]]:
         """Send all `calls` of `task` as one batch. `Task.delay` and `Task.map` call this."""
         return self._send(task.name, task, calls, options)
+
+    async def asend_call(
+        self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
+    ) -> list[AsyncResult[Any]]:
+        """`send_call` for coroutines: it never blocks the event loop."""
+        return await self._asend(task.name, task, calls, options)
+
+    async def asend(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> AsyncResult[Any]:
+        """`send` for coroutines: it never blocks the event loop, like `Task.adelay`."""
+        options = checked_send_options(options, "asend")
+        call = self._invocation(args, kwargs)
+        return (await self._asend(name, self.tasks.get(name), (call,), options))[0]
 
     def result(self, task_id: str) -> AsyncResult[Any]:
         """The `AsyncResult` of a task id, for example one that you stored. Asks no server."""
@@ -382,10 +402,33 @@ class App(AppQueues):
         calls: Sequence[Invocation],
         options: SendOptions,
     ) -> list[AsyncResult[Any]]:
-        queue = options.get("queue") or (task.queue if task else None)
-        queue = queue or self.settings.default_queue
+        queue = self._queue_for(task, options)
         sessions = self.has_sessions(queue)
         ids = self._sender.send(name, task, queue, calls, options, sessions)
         if self._on_sent is not None:
             self._on_sent(name, queue, calls, ids, options)
         return [self.result(task_id) for task_id in ids]
+
+    async def _asend(
+        self,
+        name: str,
+        task: Task[..., Any] | None,
+        calls: Sequence[Invocation],
+        options: SendOptions,
+    ) -> list[AsyncResult[Any]]:
+        if self._on_sent is not None:  # inline: the tasks run where they are sent
+            return await asyncio.to_thread(self._send, name, task, calls, options)
+        queue = self._queue_for(task, options)
+        sessions = self.has_sessions(queue)
+        steps = self._sender.steps(name, task, queue, calls, options, sessions)
+        return [self.result(task_id) for task_id in await self._async_sender.send(queue, steps)]
+
+    def _queue_for(self, task: Task[..., Any] | None, options: SendOptions) -> str:
+        queue = options.get("queue") or (task.queue if task else None)
+        return queue or self.settings.default_queue
+
+    @staticmethod
+    def _invocation(args: Sequence[Any], kwargs: dict[str, Any] | None) -> Invocation:
+        if not isinstance(args, list | tuple):
+            raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
+        return Invocation(tuple(args), kwargs if kwargs is not None else {})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,7 @@ from aztask.errors import (
     TaskFailed,
 )
 from aztask.results.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
+from aztask.results.watcher import watcher_of
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +140,26 @@ class AsyncResult(Generic[R_co]):
                 )
             version = store.wait_changed(version, min(remaining, 1.0))
 
+    async def aget(self, timeout: float | timedelta | None = None) -> R_co:
+        """`get` for coroutines: waits without blocking the event loop, and without a thread.
+
+        Any number of coroutines may wait; they share one thread for each result store. Raises what
+        `get` raises.
+        """
+        store = self._results()
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        record = await asyncio.to_thread(store.get, self.id) if timeout == 0 else None
+        if record is None or not record.state.final:
+            try:
+                async with asyncio.timeout(timeout):
+                    record = await watcher_of(store).ended(self.id)
+            except TimeoutError:
+                raise ResultTimeout(
+                    f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"
+                ) from None
+        return self._value(record)
+
     def cancel(self, *, running: bool = False) -> bool:
         """Cancel the task before it starts. Returns False if it has already ended.
 
@@ -199,6 +221,46 @@ def running_task(workers: Iterable[WorkerRecord], task_id: str) -> RunningTask |
             if task.task_id == task_id:
                 return task
     return None
+
+
+async def as_completed(
+    results: Iterable[AsyncResult[R_co]], timeout: float | timedelta | None = None
+) -> AsyncIterator[AsyncResult[R_co]]:
+    """Yield results as their tasks end, the first one first; `AsyncResult.aget` then does not wait.
+
+    ::
+
+        async for result in as_completed(resize.map(images)):
+            print(await result.aget())
+
+    * `timeout`: for all of them together, in seconds or as a ``timedelta``; None, the default,
+      waits without limit.
+
+    Raises ResultTimeout if some have not ended in time. A task that failed is yielded like others.
+    """
+    waiting = {
+        asyncio.ensure_future(watcher_of(result._results()).ended(result.id)): result
+        for result in results
+    }
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    give_up_at = None if timeout is None else time.monotonic() + timeout
+    try:
+        while waiting:
+            left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            ended, _ = await asyncio.wait(
+                waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                raise ResultTimeout(
+                    f"{len(waiting)} tasks did not end within {timeout:g} s; they go on, ask again"
+                )
+            for task in ended:
+                task.result()
+                yield waiting.pop(task)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def _failure(record: RunRecord) -> TaskFailed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -53,6 +52,12 @@ class InvocationSender(Protocol):
         self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
     ) -> list[AsyncResult[Any]]:
         """Send all calls as one batch; the results are in the same order."""
+        ...
+
+    async def asend_call(
+        self, task: Task[..., Any], calls: Sequence[Invocation], options: SendOptions
+    ) -> list[AsyncResult[Any]]:
+        """`send_call` for coroutines: it never blocks the event loop."""
         ...
 
 
@@ -174,8 +179,12 @@ class Task(Generic[P, R_co]):
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
 
     async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
-        """`delay` for use in a coroutine: it sends in a thread and never blocks the event loop."""
-        return await asyncio.to_thread(self._send, SendOptions(), args, kwargs)
+        """`delay` for coroutines: it never blocks the event loop.
+
+        Calls under way at the same time are sent together, on a thread that all of them share.
+        Raises what `delay` raises. If the coroutine is cancelled, the message may be sent or not.
+        """
+        return await self._asend(SendOptions(), args, kwargs)
 
     @overload
     def map(
@@ -193,6 +202,18 @@ class Task(Generic[P, R_co]):
             resize.map([("a.png", 200), ("b.png", 100)])
         """
         return self._send_many({}, calls)
+
+    @overload
+    async def amap(
+        self: Task[P, Coroutine[Any, Any, V]], calls: Iterable[Sequence[Any]]
+    ) -> list[AsyncResult[V]]: ...
+
+    @overload
+    async def amap(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R_co]]: ...
+
+    async def amap(self, calls: Iterable[Sequence[Any]]) -> list[Any]:
+        """`map` for coroutines: it never blocks the event loop."""
+        return await self._sender.asend_call(self, self._invocations(calls), {})
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """A call of this task as a part of a workflow, see `aztask.chain`.
@@ -221,9 +242,18 @@ class Task(Generic[P, R_co]):
         self.check_arguments(args, kwargs)
         return self._sender.send_call(self, (Invocation(args, kwargs),), options)[0]
 
+    async def _asend(
+        self, options: SendOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncResult[Any]:
+        self.check_arguments(args, kwargs)
+        return (await self._sender.asend_call(self, (Invocation(args, kwargs),), options))[0]
+
     def _send_many(
         self, options: SendOptions, calls: Iterable[Sequence[Any]]
     ) -> list[AsyncResult[Any]]:
+        return self._sender.send_call(self, self._invocations(calls), options)
+
+    def _invocations(self, calls: Iterable[Sequence[Any]]) -> list[Invocation]:
         batch = []
         for args in calls:
             if not isinstance(args, tuple | list):
@@ -231,7 +261,7 @@ class Task(Generic[P, R_co]):
             arguments = tuple(args)
             self.check_arguments(arguments, _NO_KEYWORDS)
             batch.append(Invocation(arguments, _NO_KEYWORDS))
-        return self._sender.send_call(self, batch, options)
+        return batch
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError, as the call would, if the arguments do not match the signature."""
@@ -315,7 +345,7 @@ class BoundTask(Generic[P, R_co]):
 
     async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
         """Send with these options from a coroutine, like `Task.adelay`."""
-        return await asyncio.to_thread(self._task._send, self._options, args, kwargs)
+        return await self._task._asend(self._options, args, kwargs)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """A call with these options as a part of a workflow, like `Task.s`."""
@@ -341,6 +371,21 @@ class BoundTask(Generic[P, R_co]):
         if "task_id" in self._options:
             raise ConfigurationError("task_id names one invocation; map sends many")
         return self._task._send_many(self._options, calls)
+
+    @overload
+    async def amap(
+        self: BoundTask[P, Coroutine[Any, Any, V]], calls: Iterable[Sequence[Any]]
+    ) -> list[AsyncResult[V]]: ...
+
+    @overload
+    async def amap(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R_co]]: ...
+
+    async def amap(self, calls: Iterable[Sequence[Any]]) -> list[Any]:
+        """Send many invocations from a coroutine, like `Task.amap`; errors as `map`."""
+        if "task_id" in self._options:
+            raise ConfigurationError("task_id names one invocation; amap sends many")
+        task = self._task
+        return await task.sender.asend_call(task, task._invocations(calls), self._options)
 
 
 def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:

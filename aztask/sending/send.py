@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
@@ -35,6 +35,14 @@ from aztask.taskoptions import SendOptions, delay_seconds, expiry
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
+
+
+class Publication(NamedTuple):
+    """Messages for one queue, to be received `delay` seconds from now."""
+
+    queue: str
+    messages: Sequence[TaskMessage]
+    delay: float
 
 
 class Sender:
@@ -71,6 +79,34 @@ class Sender:
 
         * `sessions`: True if the app knows that the queue has sessions.
         """
+        steps = self.steps(name, task, queue, calls, options, sessions)
+        try:
+            due = next(steps)
+            while True:
+                try:
+                    self.publish(due)
+                except BaseException as error:  # noqa: BLE001  # the steps raise it again
+                    due = steps.throw(error)
+                else:
+                    due = next(steps)
+        except StopIteration as end:
+            ids: list[str] = end.value
+            return ids
+
+    def steps(
+        self,
+        name: str,
+        task: Task[..., Any] | None,
+        queue: str,
+        calls: Sequence[Invocation],
+        options: SendOptions,
+        sessions: bool,
+    ) -> Generator[Publication, None, list[str]]:
+        """The steps of `send`: yields what is to be published next, and returns the task ids.
+
+        So callers may publish for several sends at once (`aztask.sending.asyncsend`). They throw
+        the error of publishing into the generator, which raises it again.
+        """
         can = self._connections.broker().capabilities
         session, ordered = check_session(name, task, queue, options, sessions=sessions, can=can)
         own_id = options.get("task_id")
@@ -101,15 +137,19 @@ class Sender:
                 sent = Sending(name, queue, batch_ids)
                 with self._hooks.send.around(sent):
                     fields = _with_headers(common, sent)
-                    messages = self._send_batch(queue, fields, batch, batch_ids, delay)
+                    messages = yield from self._send_batch(queue, fields, batch, batch_ids, delay)
             else:
                 fields = [common] * len(batch)
-                messages = self._send_batch(queue, fields, batch, batch_ids, delay)
+                messages = yield from self._send_batch(queue, fields, batch, batch_ids, delay)
             ids += batch_ids
             if own_id:
                 self._expect(messages, delay)
             self._emit("enqueued", messages)
         return ids
+
+    def message_ids(self, messages: Sequence[TaskMessage]) -> set[str]:
+        """The ids under which the broker knows these messages."""
+        return {self._codec.message_id(message) for message in messages}
 
     def close(self) -> None:
         """Close the publisher and the event file; they open again when needed."""
@@ -118,6 +158,14 @@ class Sender:
                 self._sink[1].close()
             self._sink = self._publisher = None
 
+    def publish(self, due: Publication) -> None:
+        """Publish these messages; returns when the broker has accepted them."""
+        publisher = self._open_publisher()
+        if len(due.messages) == 1:
+            publisher.publish(due.queue, due.messages[0], delay=due.delay)
+        else:
+            publisher.publish_many(due.queue, due.messages, delay=due.delay)
+
     def _send_batch(
         self,
         queue: str,
@@ -125,18 +173,14 @@ class Sender:
         calls: Sequence[Invocation],
         ids: Sequence[str],
         delay: float,
-    ) -> list[TaskMessage]:
+    ) -> Generator[Publication, None, list[TaskMessage]]:
         """Publish one message per call, and return them.
 
         * `fields`: what each message has beside its call.
         """
         messages = [self._message(*each) for each in zip(fields, calls, ids, strict=True)]
-        publisher = self._open_publisher()
         try:
-            if len(messages) == 1:
-                publisher.publish(queue, messages[0], delay=delay)
-            else:
-                publisher.publish_many(queue, messages, delay=delay)
+            yield Publication(queue, messages, delay)
         except SendUnconfirmed as error:
             self._emit_unconfirmed(messages, error)
             raise
