@@ -56,7 +56,7 @@ class Row:
 
     @property
     def bits(self) -> list[Bit | None]:
-        """All bits, decoded."""
+        """The bits of all members, decoded."""
         return [bit_of(packed) for packed in self._packed]
 
     def bit(self, index: int) -> Bit | None:

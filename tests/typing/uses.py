@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from aztask import App, AsyncResult, Context, RetryPolicy
+from aztask import (
+    App,
+    AsyncResult,
+    Context,
+    RetryPolicy,
+    Signature,
+    WorkflowResult,
+    chain,
+    chord,
+    group,
+)
 
 app = App("shop", broker="local://", results="local://", max_deliveries=5)
 App("shop", brokr="local://")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -88,3 +98,12 @@ app.send("shop.book", [1], session="a")
 book.with_options(session=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 book.with_options(ordered="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 app.queue("orders", session=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+assert_type(resize.s("a.png", 200), Signature)
+assert_type(count.si("a.png").with_options(queue="slow", delay=5), Signature)
+assert_type(chain(resize.s("a.png", 200), count.s()).delay(), WorkflowResult)
+assert_type((resize.s("a.png", 200) | count.s()).delay(workflow_id="w"), WorkflowResult)
+chord([resize.s(name, 200) for name in ("a", "b")], count.s(), return_errors=True)
+group(resize.s(name, 200) for name in ("a", "b"))
+chain(resize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+count.s("a").with_options(task_id="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
