@@ -38,7 +38,7 @@ class _Draft:
     passes_errors: bool = False
     on_error: int | None = None
 
-    def node(self) -> Node:
+    def node(self, *, blocked: bool) -> Node:
         return Node(
             self.number,
             self.slot,
@@ -50,6 +50,7 @@ class _Draft:
             self.single,
             self.passes_errors,
             self.on_error,
+            blocked and not self.task,
         )
 
 
@@ -61,14 +62,17 @@ class _Part:
     exit: int
 
 
-def compile_graph(graph: Graph, queue_of: Callable[[Signature], str]) -> Compiled:
+def compile_graph(
+    graph: Graph, queue_of: Callable[[Signature], str], *, blocked: bool = False
+) -> Compiled:
     """The plan of `graph`. Raises TypeError for wrong arguments, ConfigurationError for its size.
 
     * `queue_of`: the queue that a signature is sent to.
+    * `blocked`: how bits are laid out in rows, see `Layout`.
     """
     compiler = _Compiler(queue_of)
     part = compiler.root(graph)
-    plan = Plan(tuple(draft.node() for draft in compiler.drafts), part.entries)
+    plan = Plan(tuple(draft.node(blocked=blocked) for draft in compiler.drafts), part.entries)
     return Compiled(plan, compiler.signatures)
 
 

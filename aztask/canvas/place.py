@@ -15,7 +15,7 @@ from aztask.canvas.plan import Node, Plan, Slot
 from aztask.errors import DecodeError
 
 _TEXT: Final = re.compile(
-    r"(\d{1,9}):(?:(\d{1,9}):(\d{1,9}):(\d{1,9})|::):(\d{0,9}):([ecp]{0,3})", re.ASCII
+    r"(\d{1,9}):(?:(\d{1,9}):(\d{1,9}):(\d{1,9})|::):(\d{0,9}):([ecpb]{0,4})", re.ASCII
 )
 
 
@@ -28,7 +28,7 @@ class Place:
       join.
     * `takes`: the node whose value is its first argument; `takes_errors`: whose failures are.
     * `continues`: other nodes start when it succeeds, so that its success sets no bit.
-    * `passes_errors`: what `Node.passes_errors` says of the join.
+    * `passes_errors`, `blocked`: what the join's `Node` says of them.
     """
 
     node: int
@@ -38,6 +38,7 @@ class Place:
     takes_errors: bool = False
     continues: bool = False
     passes_errors: bool = False
+    blocked: bool = False
 
     @classmethod
     def of(cls, plan: Plan, node: Node) -> Place:
@@ -46,7 +47,16 @@ class Place:
         if node.slot is None:
             return cls(node.number, None, 0, node.takes, errors, continues)
         join, slot = plan.nodes[node.slot.join], node.slot
-        return cls(node.number, slot, join.size, node.takes, errors, continues, join.passes_errors)
+        return cls(
+            node.number,
+            slot,
+            join.size,
+            node.takes,
+            errors,
+            continues,
+            join.passes_errors,
+            join.blocked,
+        )
 
     @classmethod
     def read(cls, text: str) -> Place:
@@ -66,10 +76,12 @@ class Place:
             "e" in flags,
             "c" in flags,
             "p" in flags,
+            "b" in flags,
         )
 
     def __str__(self) -> str:
         slot = "::" if self.slot is None else f"{self.slot.join}:{self.slot.member}:{self.size}"
         takes = "" if self.takes is None else self.takes
-        flags = "e" * self.takes_errors + "c" * self.continues + "p" * self.passes_errors
+        flags = "e" * self.takes_errors + "c" * self.continues
+        flags += "p" * self.passes_errors + "b" * self.blocked
         return f"{self.node}:{slot}:{takes}:{flags}"

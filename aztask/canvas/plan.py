@@ -21,7 +21,10 @@ import msgpack
 
 ROOT: Final = 0
 ROW: Final = 512
-"""Members whose bits are in one row of a join."""
+"""Members whose bits are in one row of a join, in a store that is reached over a network."""
+
+BLOCK: Final = 128
+"""Members of a row in a local file, where a small row is written faster than a large one."""
 
 _UNPACKED_BYTES: Final = 256 * 1024 * 1024
 
@@ -35,6 +38,41 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the bits of `size` members are.
+
+    Member i of a join with R rows is in row i mod R, so that workers that take members in order
+    write to different rows. If it is `blocked`, as in a local file, where writers take turns
+    anyway, member i is in row i div `BLOCK`: ends that come together then change one small row.
+    """
+
+    size: int
+    blocked: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are: at least 1."""
+        return max(1, -(-self.size // (BLOCK if self.blocked else ROW)))
+
+    def place(self, member: int) -> tuple[int, int]:
+        """The row of a member, and its index in the row."""
+        if self.blocked:
+            return divmod(member, BLOCK)
+        index, row = divmod(member, self.rows)
+        return row, index
+
+    def members(self, row: int) -> slice:
+        """The members of a row, as a slice of all of them."""
+        if self.blocked:
+            return slice(row * BLOCK, min(self.size, (row + 1) * BLOCK))
+        return slice(row, self.size, self.rows)
+
+    def row_size(self, row: int) -> int:
+        """How many members are in that row."""
+        return len(range(*self.members(row).indices(self.size)))
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node. A task has a name in `task`; a join has "" there.
 
@@ -44,6 +82,7 @@ class Node:
     * `size`: members of a join; `single`: its value is that of its only member, not a list.
     * `passes_errors`: the join succeeds although members fail.
     * `on_error`: the task that is sent when the join fails.
+    * `blocked`: see `Layout`; the same for all joins of a plan.
     """
 
     number: int
@@ -56,11 +95,17 @@ class Node:
     single: bool = False
     passes_errors: bool = False
     on_error: int | None = None
+    blocked: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """Where the bits of a join's members are."""
+        return Layout(self.size, self.blocked)
 
     @property
     def rows(self) -> int:
         """How many rows hold the bits of a join's members: at least 1."""
-        return rows_of(self.size)
+        return self.layout.rows
 
 
 @dataclass(frozen=True)
@@ -92,11 +137,6 @@ class Plan:
         return zlib.compress(msgpack.packb([names, self.entries, rows]))
 
 
-def rows_of(size: int) -> int:
-    """How many rows hold the bits of `size` members: at least 1."""
-    return max(1, -(-size // ROW))
-
-
 def task_id_of(workflow: str, node: int) -> str:
     """The task id of a node, the same at every try."""
     return f"{workflow}.{node}"
@@ -121,7 +161,7 @@ def unpack(data: bytes) -> Plan:
 
 def _row(node: Node, name: int) -> list[Any]:
     slot = [] if node.slot is None else [node.slot.join, node.slot.member]
-    flags = node.single | node.passes_errors << 1
+    flags = node.single | node.passes_errors << 1 | node.blocked << 2
     return [name, slot, node.takes, _ranges(node.next), node.size, flags, node.on_error]
 
 
@@ -141,6 +181,7 @@ def _node(number: int, row: Sequence[Any], names: Sequence[Any]) -> Node:
         bool(flags & 1),
         bool(flags & 2),
         on_error,
+        bool(flags & 4),
     )
 
 

@@ -79,7 +79,7 @@ class GraphSender:
         """
         engine = self.engine
         workflow = new_id() if workflow_id is None else _checked_id(workflow_id)
-        compiled = compile_graph(graph, self._queue_of)
+        compiled = compile_graph(graph, self._queue_of, blocked=not engine.results.remote)
         ids = [task_id_of(workflow, node) for node in compiled.signatures]
         first = next((node for node in compiled.plan.nodes if node.task), None)
         sent = Sending(first.task if first else "", first.queue if first else "", ids)

@@ -1,8 +1,7 @@
 """The bits of a join: its members' ends in rows, and the decision once all have ended.
 
 Rules
-1. Member i of a join with R rows has its bit in row i mod R, at index i div R: workers that take
-   members in order write to different rows.
+1. `aztask.canvas.plan.Layout` says which row has the bit of a member.
 2. An end changes a bit only if its version (node, generation) is later than that of the bit.
    Every such change after the first raises the revision of the row.
 3. With one row, the row holds the decision too. With more, the join's document says which rows are
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from aztask.canvas.plan import Slot, rows_of
+from aztask.canvas.plan import Layout, Slot
 from aztask.results.base import State
 
 INLINE_BYTES: Final = 40_000
@@ -62,7 +61,7 @@ class End:
 
     * `node`, `generation`: its version (rule 2).
     * `value`: of a success; `failures`: of any other state, at least one.
-    * `passes_errors`: what `Node.passes_errors` says of the join.
+    * `passes_errors`, `blocked`: what the join's `Node` says of them.
     """
 
     slot: Slot
@@ -73,16 +72,12 @@ class End:
     value: Value = NIL
     failures: tuple[Failure, ...] = ()
     passes_errors: bool = False
+    blocked: bool = False
 
     @property
-    def row(self) -> int:
-        """The number of the row with its bit."""
-        return self.slot.member % rows_of(self.size)
-
-    @property
-    def index(self) -> int:
-        """The index of its bit in the row."""
-        return self.slot.member // rows_of(self.size)
+    def layout(self) -> Layout:
+        """Where the bits of its join are."""
+        return Layout(self.size, self.blocked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,52 +110,6 @@ class Bit:
 
 
 @dataclass(slots=True)
-class Row:
-    """One row of a join's bits; None for members that have not ended."""
-
-    bits: list[Bit | None]
-    decision: Decision | None = None
-
-    @property
-    def full(self) -> bool:
-        """True if every member of the row has ended."""
-        return None not in self.bits
-
-    @property
-    def revision(self) -> int:
-        """How often a bit of the row was changed after it was set."""
-        return sum(bit.revision for bit in self.bits if bit is not None)
-
-    @property
-    def failures(self) -> list[Failure]:
-        """The failures of its members, in order."""
-        return [failure for bit in self.bits if bit is not None for failure in bit.failures]
-
-    @property
-    def inline_bytes(self) -> int:
-        """How many bytes of values the row holds itself."""
-        return sum(len(bit.value) for bit in self.bits if bit and isinstance(bit.value, bytes))
-
-    def set(self, end: End, value: Value) -> bool:
-        """Set a member's bit; False if that changes nothing (rule 2).
-
-        * `value`: the end's value, or where it is parked.
-        """
-        if self.decision is not None and self.decision.state is State.SUCCEEDED:
-            return False
-        old = self.bits[end.index]
-        if old is not None and (old.node, old.generation) >= (end.node, end.generation):
-            return False
-        revision = 0 if old is None else old.revision + 1
-        kept = value if end.state is State.SUCCEEDED else None
-        self.bits[end.index] = Bit(
-            end.state, end.node, end.generation, revision, kept, end.failures[:FAILURES]
-        )
-        self.decision = None
-        return True
-
-
-@dataclass(slots=True)
 class FullRow:
     """A full row as its join's document has it."""
 
@@ -189,12 +138,6 @@ class Join:
         return True
 
 
-def row_size(size: int, row: int) -> int:
-    """How many members of a join of `size` members are in that row."""
-    rows = rows_of(size)
-    return (size - row + rows - 1) // rows
-
-
 def decided(
     rows: Sequence[FullRow], *, passes_errors: bool, at: float, documents: bool
 ) -> Decision:
@@ -211,9 +154,3 @@ def decided(
     names = tuple(row.values for row in rows) if documents else ()
     generation = sum(row.revision for row in rows)
     return Decision(state, generation, at, failed, tuple(failures), names)
-
-
-def full_row(row: Row, values: str) -> FullRow:
-    """What the join's document says about a full row."""
-    failed = sum(bit is not None and bit.state is not State.SUCCEEDED for bit in row.bits)
-    return FullRow(row.revision, failed, values, row.failures[:FAILURES])

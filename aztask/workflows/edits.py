@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from aztask.canvas.plan import Node, rows_of
+from aztask.canvas.plan import Layout, Node
 from aztask.results.workflows import ROOT, Change
 from aztask.workflows.bits import (
     INLINE_BYTES,
@@ -14,14 +14,12 @@ from aztask.workflows.bits import (
     FullRow,
     Join,
     Parked,
-    Row,
     Value,
     decided,
-    full_row,
-    row_size,
 )
 from aztask.workflows.graph import Root, read_root
-from aztask.workflows.packing import pack_join, pack_row, pack_values, read_join, read_row
+from aztask.workflows.packing import pack_join, pack_values, read_join
+from aztask.workflows.rows import Row, empty_row, read_row
 
 
 def row_name(join: int, row: int) -> str:
@@ -46,7 +44,7 @@ class RowEdit:
     workflow: str
     join: int
     number: int
-    size: int
+    layout: Layout
     ends: list[End]
     at: float
     row: Row | None = None
@@ -61,19 +59,19 @@ class RowEdit:
 
     def apply(self, data: bytes | None) -> bytes | None:
         """Set the bits; a single row that is full gets its decision in the same write."""
-        members = row_size(self.size, self.number)
-        row = Row([None] * members) if data is None else read_row(data, members)
+        members = self.layout.row_size(self.number)
+        row = empty_row(members) if data is None else read_row(data, members)
         self.row, changed = row, False
         room = INLINE_BYTES - row.inline_bytes
         for end, value in self._values(room):
-            changed |= row.set(end, value)
+            changed |= row.set(self.layout.place(end.slot.member)[1], end, value)
         self.changed |= changed
-        if row.full and row.decision is None and rows_of(self.size) == 1:
+        if row.full and row.decision is None and self.layout.rows == 1:
             passes = self.ends[0].passes_errors
-            whole = [full_row(row, "")]
+            whole = [row.as_full("")]
             row.decision = decided(whole, passes_errors=passes, at=self.at, documents=False)
             changed = True
-        return pack_row(row) if changed else None
+        return row.pack() if changed else None
 
     def _values(self, room: int) -> Iterable[tuple[End, Value]]:
         """Each end with its value; those that do not fit are parked in one document."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aztask.canvas.place import Place
-from aztask.canvas.plan import Node, rows_of, task_id_of
+from aztask.canvas.plan import Node, task_id_of
 from aztask.errors import ResultError, TaskCancelled, TaskExpired, TaskFailed
 from aztask.message.codec import Codec
 from aztask.message.serializer import pack
@@ -25,12 +25,12 @@ from aztask.workflows.bits import (
     OfJoin,
     Parked,
     Value,
-    row_size,
 )
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import join_name, row_name
 from aztask.workflows.graph import Graphs
-from aztask.workflows.packing import read_join, read_row, read_values
+from aztask.workflows.packing import read_join, read_values
+from aztask.workflows.rows import read_row
 
 DEPTH: Final = 200
 
@@ -135,10 +135,10 @@ class Inputs:
         members: list[Member] = [(NIL, None)] * node.size
         for number, data in enumerate(documents):
             values = read_values(data or b"")
-            if len(values) != row_size(node.size, number):
+            if len(values) != node.layout.row_size(number):
                 raise Damaged("a document of values holds too few")
             resolved = self._resolved(workflow, values, depth)
-            members[number :: rows_of(node.size)] = resolved
+            members[node.layout.members(number)] = resolved
         return members
 
     def _resolved(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aztask.canvas.place import Place
-from aztask.canvas.plan import ROOT, Node, Plan, Slot, rows_of, task_id_of
+from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.results.base import ResultStore, State
 from aztask.results.workflows import Change
 from aztask.support.clock import Clock
@@ -33,15 +33,14 @@ from aztask.workflows.bits import (
     FullRow,
     OfJoin,
     Parked,
-    Row,
     Value,
-    full_row,
 )
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
 from aztask.workflows.mailing import Mailer
 from aztask.workflows.packing import pack_values, read_values
+from aztask.workflows.rows import Row
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +79,7 @@ class TaskEnd:
             self.value or NIL,
             failures,
             place.passes_errors,
+            place.blocked,
         )
 
 
@@ -242,8 +242,11 @@ class _Work:
         now = self.joins.clock.wall()
         edits: dict[tuple[str, int, int], RowEdit] = {}
         for workflow, end in ends:
-            key = (workflow, end.slot.join, end.row)
-            edit = edits.setdefault(key, RowEdit(*key, end.size, [], now))
+            layout = end.layout
+            key = (workflow, end.slot.join, layout.place(end.slot.member)[0])
+            edit = edits.get(key)
+            if edit is None:
+                edit = edits[key] = RowEdit(*key, layout, [], now)
             edit.ends.append(end)
         self.joins.documents.change(list(edits.values()))
         hit("bit-set", len(ends))
@@ -252,7 +255,7 @@ class _Work:
             row = edit.row
             if row is None or not row.full:
                 continue
-            if rows_of(edit.size) > 1:
+            if edit.layout.rows > 1:
                 full.setdefault((edit.workflow, edit.join), {})[edit.number] = row
             elif row.decision is not None:
                 self.decided(edit.workflow, edit.join, row.decision, repeated=not edit.changed)
@@ -269,9 +272,10 @@ class _Work:
                 continue
             found: dict[int, FullRow] = {}
             for index, row in rows.items():
-                name = values_name(number, index, row.revision)
-                changes.append(Change(workflow, name, self._gathered(workflow, row)))
-                found[index] = full_row(row, name)
+                whole = row.as_full("")
+                whole.values = values_name(number, index, whole.revision)
+                changes.append(Change(workflow, whole.values, self._gathered(workflow, row)))
+                found[index] = whole
             edits.append(JoinEdit(workflow, plan.nodes[number], found, now))
         self.joins.documents.store.write(changes)
         hit("row-filled", len(changes))
@@ -333,4 +337,5 @@ def _end_of(
         OfJoin(node.number) if state is State.SUCCEEDED else NIL,
         failures,
         join.passes_errors,
+        join.blocked,
     )

@@ -12,7 +12,7 @@ import msgpack
 
 from aztask.results.base import State
 from aztask.results.damage import Damaged
-from aztask.workflows.bits import Bit, Decision, Failure, FullRow, Join, OfJoin, Parked, Row, Value
+from aztask.workflows.bits import Bit, Decision, Failure, FullRow, Join, OfJoin, Parked, Value
 
 TEXT: Final = 500
 """Characters of an error's text that are kept."""
@@ -26,16 +26,9 @@ _CODES: Final = {
 _STATES: Final = {code: state for state, code in _CODES.items()}
 
 
-def pack_row(row: Row) -> bytes:
-    """The row as bytes; `read_row` reads them."""
-    decision = None if row.decision is None else _packed_decision(row.decision)
-    packed: bytes = msgpack.packb([[_packed_bit(bit) for bit in row.bits], decision])
-    return packed
-
-
 def pack_join(join: Join) -> bytes:
     """The document of a join as bytes; `read_join` reads them."""
-    decision = None if join.decision is None else _packed_decision(join.decision)
+    decision = None if join.decision is None else packed_decision(join.decision)
     rows = [
         None
         if row is None
@@ -58,18 +51,10 @@ def read_values(data: bytes) -> list[tuple[Value | None, Failure | None]]:
 
 
 def _pairs(data: bytes) -> Iterator[tuple[Any, Any]]:
-    for each in _unpacked(data):
+    for each in unpacked(data):
         if not isinstance(each, list) or len(each) != 2:
             raise Damaged("a document of values holds something else")
         yield each[0], each[1]
-
-
-def read_row(data: bytes, size: int) -> Row:
-    """The row of `size` members that `pack_row` wrote. Raises Damaged."""
-    bits, decision = _two(data)
-    if len(bits) != size:
-        raise Damaged(f"a row of bits has {len(bits)} members, not {size}")
-    return Row([_bit_of(bit) for bit in bits], _decision_of(decision))
 
 
 def read_join(data: bytes, rows: int) -> Join:
@@ -77,17 +62,18 @@ def read_join(data: bytes, rows: int) -> Join:
     found, decision = _two(data)
     if len(found) != rows:
         raise Damaged(f"a join has {len(found)} rows, not {rows}")
-    return Join([_full_row_of(row) for row in found], _decision_of(decision))
+    return Join([_full_row_of(row) for row in found], decision_of(decision))
 
 
 def _two(data: bytes) -> tuple[list[Any], Any]:
-    parts = _unpacked(data)
+    parts = unpacked(data)
     if len(parts) != 2 or not isinstance(parts[0], list):
         raise Damaged("a document of bits holds something else")
     return parts[0], parts[1]
 
 
-def _unpacked(data: bytes) -> list[Any]:
+def unpacked(data: bytes) -> list[Any]:
+    """The list in a document. Raises Damaged."""
     try:
         found = msgpack.unpackb(data, unicode_errors="surrogatepass")
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
@@ -97,19 +83,21 @@ def _unpacked(data: bytes) -> list[Any]:
     return found
 
 
-def _packed_bit(bit: Bit | None) -> list[Any] | None:
+def packed_bit(bit: Bit | None) -> list[Any] | None:
+    """A bit as plain data; `bit_of` reads it."""
     if bit is None:
         return None
     head = [_CODES[bit.state], bit.node, bit.generation, bit.revision, _packed_value(bit.value)]
     return [*head, [_packed_failure(each) for each in bit.failures]] if bit.failures else head
 
 
-def _bit_of(packed: Any) -> Bit | None:
+def bit_of(packed: Any) -> Bit | None:
+    """The bit in plain data; None for None. Raises Damaged."""
     if packed is None:
         return None
     fields = _fields(packed, 5, 6)
     state = _state_of(fields[0])
-    node, generation, revision = (_number(each) for each in fields[1:4])
+    node, generation, revision = (number_of(each) for each in fields[1:4])
     failures = tuple(_failures(fields[5])) if len(fields) > 5 else ()
     return Bit(state, node, generation, revision, _value_of(fields[4]), failures)
 
@@ -125,8 +113,8 @@ def _value_of(packed: Any) -> Value | None:
         return packed
     if isinstance(packed, list):
         document, index = _fields(packed, 2, 2)
-        return Parked(_text(document), _number(index))
-    return OfJoin(_number(packed))
+        return Parked(_text(document), number_of(index))
+    return OfJoin(number_of(packed))
 
 
 def _packed_failure(failure: Failure | None) -> list[Any] | None:
@@ -139,17 +127,18 @@ def _failure_of(packed: Any) -> Failure | None:
     if packed is None:
         return None
     node, state, error_type, error = _fields(packed, 4, 4)
-    return Failure(_number(node), _state_of(state), _text(error_type), _text(error))
+    return Failure(number_of(node), _state_of(state), _text(error_type), _text(error))
 
 
 def _full_row_of(packed: Any) -> FullRow | None:
     if packed is None:
         return None
     revision, failed, values, failures = _fields(packed, 4, 4)
-    return FullRow(_number(revision), _number(failed), _text(values), _failures(failures))
+    return FullRow(number_of(revision), number_of(failed), _text(values), _failures(failures))
 
 
-def _packed_decision(decision: Decision) -> list[Any]:
+def packed_decision(decision: Decision) -> list[Any]:
+    """A decision as plain data; `decision_of` reads it."""
     return [
         _CODES[decision.state],
         decision.generation,
@@ -160,7 +149,8 @@ def _packed_decision(decision: Decision) -> list[Any]:
     ]
 
 
-def _decision_of(packed: Any) -> Decision | None:
+def decision_of(packed: Any) -> Decision | None:
+    """The decision in plain data; None for None. Raises Damaged."""
     if packed is None:
         return None
     state, generation, at, failed, failures, values = _fields(packed, 6, 6)
@@ -168,9 +158,9 @@ def _decision_of(packed: Any) -> Decision | None:
         raise Damaged("the decision of a join is no decision")
     return Decision(
         _state_of(state),
-        _number(generation),
+        number_of(generation),
         at,
-        _number(failed),
+        number_of(failed),
         tuple(_failures(failures)),
         tuple(_text(each) for each in values),
     )
@@ -195,7 +185,8 @@ def _state_of(code: Any) -> State:
     return state
 
 
-def _number(value: Any) -> int:
+def number_of(value: Any) -> int:
+    """A number of at least 0. Raises Damaged."""
     if type(value) is not int or value < 0:
         raise Damaged("a number in a workflow's document is none")
     return value

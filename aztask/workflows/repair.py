@@ -29,12 +29,13 @@ from aztask.results.damage import Damaged
 from aztask.results.workflows import Listed
 from aztask.settlement import DeadLetter, Resubmit
 from aztask.support.clock import Clock
-from aztask.workflows.bits import Decision, Row, row_size
+from aztask.workflows.bits import Decision
 from aztask.workflows.edits import RootEdit, join_name, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
 from aztask.workflows.joins import TaskEnd
-from aztask.workflows.packing import read_join, read_row
+from aztask.workflows.packing import read_join
+from aztask.workflows.rows import Row, read_row
 from aztask.workflows.starting import LEASE_SECONDS, Starter
 
 logger = logging.getLogger(__name__)
@@ -79,9 +80,9 @@ class _Look:
 
     def is_set(self, slot: Slot) -> bool:
         """True if the bit of the slot is set."""
-        count = self.plan.nodes[slot.join].rows
-        row = self.rows.get((slot.join, slot.member % count))
-        return row is not None and row.bits[slot.member // count] is not None
+        number, index = self.plan.nodes[slot.join].layout.place(slot.member)
+        row = self.rows.get((slot.join, number))
+        return row is not None and row.bit(index) is not None
 
 
 class Repair:
@@ -155,7 +156,7 @@ class Repair:
         watched = self._watched.setdefault(workflow, _Watched())
         look = _Look(workflow, root, plan, watched)
         self._read_bits(look)
-        seen = sum(bit is not None for row in look.rows.values() for bit in row.bits)
+        seen = sum(row.ended for row in look.rows.values())
         if seen != watched.seen:
             watched.seen = seen
             watched.missing.clear()
@@ -185,7 +186,7 @@ class Repair:
         found = self._engine.documents.read([(look.workflow, name) for name in names])
         for (node, number), data in zip(places, found, strict=False):
             if data is not None:
-                row = read_row(data, row_size(node.size, number))
+                row = read_row(data, node.layout.row_size(number))
                 look.rows[node.number, number] = row
                 if row.decision is not None:
                     look.decisions[node.number] = row.decision

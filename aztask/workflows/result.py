@@ -21,11 +21,11 @@ from aztask.errors import (
 from aztask.result import AsyncResult
 from aztask.results.base import State
 from aztask.results.damage import Damaged
-from aztask.workflows.bits import Bit, Failure, Row, row_size
+from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
-from aztask.workflows.packing import read_row
+from aztask.workflows.rows import Row, read_row
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class WorkflowResult:
     def failures(self) -> list[Failure]:
         """The first 20 failures of the workflow, in order; empty unless it has failed."""
         try:
-            row = self._rows([(ROOT, 0, 1)])[ROOT, 0]
+            row = self._rows([(Node(ROOT, size=1), 0)])[ROOT, 0]
         except Damaged as damage:
             raise self._damaged(damage.reason) from None
         decision = row.decision if row is not None else None
@@ -210,17 +210,17 @@ class WorkflowResult:
             if root is None or plan is None:
                 return None
             joins = [node for node in plan.nodes if not node.task and node.size]
-            return root, plan, self._rows([(n.number, r, n.size) for n in joins for r in _rows(n)])
+            return root, plan, self._rows([(n, row) for n in joins for row in range(n.rows)])
         except Damaged as damage:
             raise self._damaged(damage.reason) from None
 
-    def _rows(self, places: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int], Row | None]:
-        """The rows of bits, each place being (join, row, size of the join). Raises Damaged."""
-        names = [(self.id, row_name(join, row)) for join, row, _ in places]
+    def _rows(self, places: Sequence[tuple[Node, int]]) -> dict[tuple[int, int], Row | None]:
+        """Rows of bits, each place being (join, row). Raises Damaged."""
+        names = [(self.id, row_name(join.number, row)) for join, row in places]
         found = self._engine().documents.read(names)
         return {
-            (join, row): None if data is None else read_row(data, row_size(size, row))
-            for (join, row, size), data in zip(places, found, strict=True)
+            (join.number, row): None if data is None else read_row(data, join.layout.row_size(row))
+            for (join, row), data in zip(places, found, strict=True)
         }
 
     def _value(self, root: Root) -> Any:
@@ -245,14 +245,10 @@ class WorkflowResult:
         )
 
 
-def _rows(join: Node) -> range:
-    return range(join.rows)
-
-
 def _bit(plan: Plan, rows: dict[tuple[int, int], Row | None], join: int, member: int) -> Bit | None:
-    count = plan.nodes[join].rows
-    row = rows.get((join, member % count))
-    return None if row is None else row.bits[member // count]
+    number, index = plan.nodes[join].layout.place(member)
+    row = rows.get((join, number))
+    return None if row is None else row.bit(index)
 
 
 def _last(nodes: Sequence[Node], bit: Bit) -> list[Node]:

@@ -9,11 +9,11 @@ from typing import Final
 from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
 from aztask.results.base import State
 from aztask.results.damage import Damaged
-from aztask.workflows.bits import Bit, Failure, Row, row_size
+from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import Root
-from aztask.workflows.packing import read_row
+from aztask.workflows.rows import Row, read_row
 
 ASKED: Final = 200
 """Tasks without a bit whose state is asked from the result store; of more it is not shown."""
@@ -98,14 +98,14 @@ class _Viewer:
         names = [(self.workflow, row_name(node.number, row)) for node, row in places]
         for (node, number), data in zip(places, self.engine.documents.read(names), strict=True):
             if data is not None:
-                row = read_row(data, row_size(node.size, number))
+                row = read_row(data, node.layout.row_size(number))
                 self.rows[node.number, number] = row
         return self._slot(Slot(ROOT, 0))
 
     def _bit(self, slot: Slot) -> Bit | None:
-        count = self.plan.nodes[slot.join].rows
-        row = self.rows.get((slot.join, slot.member % count))
-        return None if row is None else row.bits[slot.member // count]
+        number, index = self.plan.nodes[slot.join].layout.place(slot.member)
+        row = self.rows.get((slot.join, number))
+        return None if row is None else row.bit(index)
 
     def _slot(self, slot: Slot) -> tuple[NodeView, ...]:
         bit = self._bit(slot)

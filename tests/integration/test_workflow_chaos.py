@@ -105,7 +105,7 @@ def send(site: Site, dice: random.Random, count: int) -> int:
         if kills < 3:
             time.sleep(dice.uniform(0.2, 0.6 + count / 5000))
             process.kill()
-        if process.wait(120) == 0:
+        if process.wait(900) == 0:
             return kills
     raise AssertionError("no sender survived")
 

@@ -10,7 +10,21 @@ from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from aztask import App, AsyncResult, Context, ContextTask, Retry, RetryPolicy, Snooze, Task
+from aztask import (
+    App,
+    AsyncResult,
+    Context,
+    ContextTask,
+    Retry,
+    RetryPolicy,
+    Signature,
+    Snooze,
+    Task,
+    WorkflowResult,
+    chain,
+    chord,
+    group,
+)
 from aztask.testing import task_context
 
 app = App("shop", broker="local://", results="local://", max_deliveries=5)
@@ -222,3 +236,13 @@ def limited(path: str) -> int:
 @app.task_with_context  # type: ignore[arg-type]  # pyright: ignore
 def without_context(path: str) -> int:
     return len(path)
+
+
+assert_type(resize.s("a.png", 200), Signature)
+assert_type(count.si("a.png").with_options(queue="slow", delay=5), Signature)
+assert_type(chain(resize.s("a.png", 200), count.s()).delay(), WorkflowResult)
+assert_type((resize.s("a.png", 200) | count.s()).delay(workflow_id="w"), WorkflowResult)
+chord([resize.s(name, 200) for name in ("a", "b")], count.s(), return_errors=True)
+group(resize.s(name, 200) for name in ("a", "b"))
+chain(resize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+count.s("a").with_options(task_id="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -12,7 +12,7 @@ from aztask.canvas import plan as plans
 from aztask.canvas.compiler import DEPTH, compile_graph
 from aztask.canvas.graphs import Chain, Chord, Group, chain, chord, group
 from aztask.canvas.place import Place
-from aztask.canvas.plan import Plan, Slot, rows_of, task_id_of, unpack
+from aztask.canvas.plan import Layout, Plan, Slot, task_id_of, unpack
 from aztask.errors import ConfigurationError, DecodeError
 
 TASKS = [FakeTask(f"t{n}") for n in range(6)]
@@ -136,7 +136,7 @@ def test_ten_thousand_members_are_few_bytes():
     plan = compiled(chord([TASKS[0].s(n) for n in range(10_000)], TASKS[1].s())).plan
     assert len(plan.pack()) < 50_000
     assert plan.nodes[1].rows == 20
-    assert [rows_of(0), rows_of(512), rows_of(513)] == [1, 1, 2]
+    assert [Layout(size).rows for size in (0, 512, 513)] == [1, 1, 2]
     assert task_id_of("order", 7) == "order.7"
 
 
@@ -184,3 +184,16 @@ def test_failures_stay_in_their_place_where_errors_are_returned():
     found = compiled(graph)
     run = Interpreter(found.plan, found.signatures, {"t0"}, random.Random(1))
     assert run.run() == f"t2(['{FAILED}', 't1(2)'])".replace(f"'{FAILED}'", repr(FAILED))
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 512, 513, 1500])
+def test_a_layout_has_one_place_for_each_member(size, blocked):
+    layout = Layout(size, blocked)
+    members = list(range(size))
+    places = {layout.place(member) for member in members}
+    assert len(places) == size
+    assert sum(layout.row_size(row) for row in range(layout.rows)) == size
+    for row in range(layout.rows):
+        for index, member in enumerate(members[layout.members(row)]):
+            assert layout.place(member) == (row, index)

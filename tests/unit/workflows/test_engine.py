@@ -153,12 +153,14 @@ def shown(value):
     return value
 
 
-def run(graph, failing, seed, faults, row):
+def run(graph, failing, seed, faults, row, blocked=False):
     dice = random.Random(seed)
     with closing(App("shop", broker="local://:memory:", results="local://:memory:")) as app:
         site = Site(app, dice, failing, faults)
         steps = [f"aztask.workflows.{each}.hit" for each in ("joins", "mailing", "starting")]
-        with mock.patch.object(plans, "ROW", row), mock.patch(steps[0], site.strike):
+        sizes = mock.patch.multiple(plans, ROW=row, BLOCK=row)
+        striped = mock.patch.object(type(app.results), "remote", not blocked)
+        with sizes, striped, mock.patch(steps[0], site.strike):
             with mock.patch(steps[1], site.strike), mock.patch(steps[2], site.strike):
                 site.start(graph)
                 site.work()
@@ -191,11 +193,12 @@ def look_after(site):
     st.integers(),
     st.integers(0, 12),
     st.sampled_from([1, 2, 512]),
+    st.booleans(),
 )
 def test_a_workflow_means_what_its_graph_means_whatever_strikes_it(
-    graph, failing, seed, faults, row
+    graph, failing, seed, faults, row, blocked
 ):
-    value, progress, _ = run(graph, failing, seed, faults, row)
+    value, progress, _ = run(graph, failing, seed, faults, row, blocked)
     assert value == evaluate(graph, failing)
     if not failing:
         assert (progress.done, progress.failed) == (progress.total, 0)
@@ -216,9 +219,10 @@ def test_the_call_of_the_interpreter_is_that_of_the_worker():
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("row", [1, 2, 3, 512])
-def test_values_come_in_order_however_many_rows_there_are(size, row):
+@pytest.mark.parametrize("blocked", [False, True])
+def test_values_come_in_order_however_many_rows_there_are(size, row, blocked):
     graph = chord([TASKS[0].s(n) for n in range(size)], TASKS[1].s())
-    value, _, _ = run(graph, (), size, 0, row)
+    value, _, _ = run(graph, (), size, 0, row, blocked)
     assert value == f"t1({[f't0({n})' for n in range(size)]})"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from still import Still
 
-from aztask import App
+from aztask import App, chord
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
@@ -121,3 +121,17 @@ def test_without_a_result_store_there_is_no_watch(tmp_path: Path) -> None:
     app = App("shop", broker=f"local://{tmp_path}/queues.db")
     assert not DeadWatch(app, ["default"], Still(), print).useful
     app.close()
+
+
+def test_the_end_of_a_member_is_counted_in_its_workflow(bench: Bench) -> None:
+    work = bench.app.task(name="shop.work")(lambda x: x)
+    chord([work.s(1), work.s(2)], work.s()).delay(workflow_id="w")
+    bench.settle(Abandon(), 1)
+    bench.watch().look()
+    progress = bench.app.workflows.result("w").progress
+    assert (progress.done, progress.failed, progress.total) == (1, 1, 3)
+    bench.settle(Abandon(), 1)
+    bench.watch().look()
+    assert bench.app.workflows.result("w").state == "failed"
+    kinds = [each.error_type for each in bench.app.workflows.result("w").failures]
+    assert kinds == ["MaxDeliveryCountExceeded"] * 2

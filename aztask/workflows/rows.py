@@ -1,0 +1,117 @@
+"""One row of a join's bits. Only the bits that are looked at are decoded.
+
+A row is read and written whenever one of its members ends, but nearly always only a few of its
+bits are of interest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from aztask.results.base import State
+from aztask.results.damage import Damaged
+from aztask.workflows.bits import FAILURES, Bit, Decision, End, Failure, FullRow, Value
+from aztask.workflows.packing import (
+    bit_of,
+    decision_of,
+    number_of,
+    packed_bit,
+    packed_decision,
+    unpacked,
+)
+
+
+class Row:
+    """One row. `decision`: that of the join, if this is its only row.
+
+    Methods raise Damaged for a bit that cannot be read.
+    """
+
+    __slots__ = ("_inline", "_packed", "decision")
+
+    def __init__(
+        self, packed: list[Any], decision: Decision | None = None, inline_bytes: int = 0
+    ) -> None:
+        """packed: each member's bit as it is stored, None for members that have not ended."""
+        self._packed = packed
+        self._inline = inline_bytes
+        self.decision = decision
+
+    @property
+    def full(self) -> bool:
+        """True if every member of the row has ended."""
+        return None not in self._packed
+
+    @property
+    def ended(self) -> int:
+        """How many members of the row have ended."""
+        return len(self._packed) - self._packed.count(None)
+
+    @property
+    def inline_bytes(self) -> int:
+        """How many bytes of values the row holds itself."""
+        return self._inline
+
+    @property
+    def bits(self) -> list[Bit | None]:
+        """The bits of all members, decoded."""
+        return [bit_of(packed) for packed in self._packed]
+
+    def bit(self, index: int) -> Bit | None:
+        """The bit at that index; None if the member has not ended."""
+        return bit_of(self._packed[index])
+
+    def set(self, index: int, end: End, value: Value) -> bool:
+        """Set a member's bit; False if that changes nothing (rule 2 of `aztask.workflows.bits`).
+
+        * `value`: the end's value, or where it is parked.
+        """
+        if self.decision is not None and self.decision.state is State.SUCCEEDED:
+            return False
+        old = self.bit(index)
+        revision = 0
+        if old is not None:
+            if (old.node, old.generation) >= (end.node, end.generation):
+                return False
+            revision = old.revision + 1
+            self._inline -= _length(old.value)
+        kept = value if end.state is State.SUCCEEDED else None
+        bit = Bit(end.state, end.node, end.generation, revision, kept, end.failures[:FAILURES])
+        self._packed[index] = packed_bit(bit)
+        self._inline += _length(kept)
+        self.decision = None
+        return True
+
+    def as_full(self, values: str) -> FullRow:
+        """What the join's document says about this full row. values: the document with them."""
+        bits = [bit for bit in self.bits if bit is not None]
+        failures: list[Failure] = [failure for bit in bits for failure in bit.failures]
+        failed = sum(bit.state is not State.SUCCEEDED for bit in bits)
+        return FullRow(sum(bit.revision for bit in bits), failed, values, failures[:FAILURES])
+
+    def pack(self) -> bytes:
+        """The row as bytes; `read_row` reads them."""
+        decision = None if self.decision is None else packed_decision(self.decision)
+        packed: bytes = msgpack.packb([self._packed, decision, self._inline])
+        return packed
+
+
+def empty_row(size: int) -> Row:
+    """A row of `size` members of which none has ended."""
+    return Row([None] * size)
+
+
+def read_row(data: bytes, size: int) -> Row:
+    """The row of `size` members that `Row.pack` wrote. Raises Damaged."""
+    parts = unpacked(data)
+    if len(parts) != 3 or not isinstance(parts[0], list):
+        raise Damaged("a row of bits holds something else")
+    if len(parts[0]) != size:
+        raise Damaged(f"a row of bits has {len(parts[0])} members, not {size}")
+    return Row(parts[0], decision_of(parts[1]), number_of(parts[2]))
+
+
+def _length(value: Value | None) -> int:
+    return len(value) if isinstance(value, bytes) else 0
