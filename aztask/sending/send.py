@@ -114,7 +114,7 @@ class Sender:
         if generation is None:
             return [str(own_id)]
         now = time.time()
-        delay = delay_seconds(options, now)
+        delay = delay_seconds(options, now) if options else 0.0  # mostly there are none
         parent = current_context()
         common = {
             **MESSAGE_DEFAULTS,
