@@ -93,7 +93,7 @@ class StorageAttacker(Attacker):
     def send(self, batch: Sequence[Hostile], dice: random.Random) -> list[Hostile]:
         accepted = []
         for made in batch:
-            text = packed_storage(made.fields, dice)
+            text = packed_storage(made.fields)
             if dice.random() < 0.1:
                 text = NO_XML.sub("", garbled(dice, text.encode()).decode("latin-1"))
             try:
