@@ -281,7 +281,7 @@ def run(site: Site, attacker: Attacker, room: int, **environment: str) -> Iterat
         this.clear()
     assert memory_of(worker) < MEMORY_BYTES
     assert worker.stop() == 0, worker.log
-    for word in ("Traceback", "unexpected", "pool process"):
+    for word in ("Traceback", "failed unexpectedly", "pool process"):
         assert word not in worker.log, f"seed {seed}: {worker.log}"
 
 
