@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-SHARES = 5
-"""Bytes for the emulator; messages for three brokers; signed messages."""
+SHARES = 6
+"""Bytes for the emulator; messages for three brokers, signed ones, and some without a broker."""
 SEED = 20260101
 
 

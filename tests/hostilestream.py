@@ -391,7 +391,7 @@ def packed_local(of: dict[str, Any]) -> bytes:
     return packed([payload._VERSION, *(of[name] for name in payload._ORDER)])
 
 
-def packed_storage(of: dict[str, Any], dice: random.Random) -> str:
+def packed_storage(of: dict[str, Any]) -> str:
     """The text of a Storage queue's message, whatever the types of the fields."""
     properties = {name: of[name] for name in wire._NAMES if of[name] != wire._DEFAULTS[name]}
     if of["properties"]:

@@ -279,7 +279,7 @@ def _map(width: int) -> Reader:
 
 
 def pairs_of(buffer: bytes, position: int) -> Iterator[tuple[Any, Any]]:
-    """The readable pairs of the map at `position`; unreadable ones are skipped."""
+    """The readable pairs of the map at `position` that have a name; others are skipped."""
     width = {0xC1: 1, 0xD1: 4}.get(buffer[position] if position < len(buffer) else 0)
     if width is None:
         return
@@ -290,7 +290,7 @@ def pairs_of(buffer: bytes, position: int) -> Iterator[tuple[Any, Any]]:
             after = end_of(buffer, position)
             with suppress(*ERRORS):
                 value, stop = read_value(buffer, position, 1)
-                if stop == after <= end:
+                if stop == after <= end and isinstance(key, bytes):
                     yield key, value
             position = after
 

@@ -389,3 +389,13 @@ def test_what_the_service_wrote_is_not_replaced_by_what_the_sender_wrote() -> No
     assert message.header.delivery_count == 3
     assert message.delivery_annotations == {b"until": 1}
     assert message.message_annotations == {b"until": 1}
+
+
+@pytest.mark.parametrize("key", [b"\x45", b"\xc1\x01\x00", b"\xe0\x02\x00\x40"])
+def test_a_list_or_a_map_as_a_name_beside_a_damaged_value_is_skipped(key: bytes) -> None:
+    """No dict can hold such a key. The dead-letter reason in the same map is still read."""
+    pairs = key + b"\x41" + b"\xa1\x03bad\x2f" + b"\xa1\x03why\xa1\x02so"
+    raw = APPLICATION + bytes((0xC1, len(pairs) + 1, 6)) + pairs
+    message = read_message(raw + BODY)
+    assert isinstance(message, Damaged)
+    assert message.application_properties == {b"why": b"so"}

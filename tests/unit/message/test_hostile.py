@@ -1,0 +1,59 @@
+"""Hostile messages, read without a broker: every reader gives a message, a problem or a CodecError.
+
+`tests/integration/test_hostile_stream.py` sends the same messages to real workers.
+"""
+
+from __future__ import annotations
+
+import time
+
+import fuzzing
+from azure.servicebus import ServiceBusReceivedMessage
+from hostileamqp import payload_of
+from hostilestream import HostileStream, garbled, packed_local, packed_storage
+
+from aztask.brokers.local.payload import envelope_of as local_envelope
+from aztask.brokers.servicebus.amqp import read_message
+from aztask.brokers.servicebus.delivery import ages
+from aztask.brokers.servicebus.wire import envelope_of as bus_envelope
+from aztask.brokers.storagequeue.wire import read_text
+from aztask.errors import CodecError
+from aztask.message.codec import Codec
+
+MESSAGES = 100
+KEY = b"k" * 32
+
+
+def test_no_reader_raises_anything_but_a_codec_error():
+    seed, began, number = fuzzing.seed(), time.monotonic(), 0
+    print(f"AZTASK_FUZZ_SEED={seed}")
+    codecs = [Codec(), Codec(signing_keys=[KEY], id_key=KEY)]
+    streams = [HostileStream(codec, "shop.add", f"{seed} unit") for codec in codecs]
+    seconds = fuzzing.seconds()
+    while number < MESSAGES if seconds is None else time.monotonic() - began < seconds:
+        number += 1
+        for stream in streams:
+            made, dice = stream.next(), stream.dice
+            received = ServiceBusReceivedMessage(
+                read_message(payload_of(made, dice)), receiver=None
+            )
+            ages(received)
+            payload = packed_local(made.fields)
+            envelopes = [
+                bus_envelope(received),
+                local_envelope(payload),
+                local_envelope(garbled(dice, payload)),
+                read_text(packed_storage(made.fields)).envelope,
+            ]
+            for envelope in envelopes:
+                for codec in codecs:
+                    read(codec, envelope)
+
+
+def read(codec, envelope):
+    try:
+        message = codec.from_envelope(envelope, "default")
+        codec.decode_arguments(message)
+        codec.to_envelope(message.resubmitted(counted=True))
+    except CodecError as error:
+        assert "\n" not in str(error)

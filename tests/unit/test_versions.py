@@ -1,0 +1,30 @@
+"""The versions of Python that aztask says it supports are those that are tried."""
+
+import configparser
+import re
+from pathlib import Path
+
+from tests.pythons.checks import PYTHONS
+
+ROOT = Path(__file__).parents[2]
+EVERY_RUN = "3.11"
+
+
+def page_versions():
+    """{version: how} of the page's rows that say yes."""
+    page = (ROOT / "docs" / "reference" / "versions.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"(?m)^\| (3\.\d+) \| yes \| (.+) \|$", page))
+
+
+def test_each_version_that_is_tested_has_a_classifier():
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "setup.cfg")
+    named = re.findall(r"Python :: (3\.\d+)$", settings["metadata"]["classifiers"], re.MULTILINE)
+    assert named == list(page_versions())
+    assert settings["options"]["python_requires"] == f">={EVERY_RUN}"
+
+
+def test_each_version_that_is_tested_is_tried():
+    assert list(page_versions()) == [EVERY_RUN, *(python.version for python in PYTHONS)]
+    for python in PYTHONS:
+        assert python.suite in page_versions()[python.version]
