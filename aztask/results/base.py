@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from aztask.brokers.delivery import Position
 from aztask.settlement import Decision, Resubmit
@@ -53,6 +53,10 @@ class State(StrEnum):
 _FINAL = frozenset(
     {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED, State.UNREADABLE}
 )
+
+
+SILENT_SECONDS: Final = 15.0
+"""Workers send a heartbeat every 5 s; a worker is silent after three missing heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,12 @@ class WorkerRecord:
     leased: int = 0
     tasks: tuple[RunningTask, ...] = ()
     damage: str = ""
+
+    def state_at(self, now: float) -> str:
+        """``alive``, ``silent`` (no heartbeat for `SILENT_SECONDS`) or ``stopped``."""
+        if self.stopped:
+            return "stopped"
+        return "alive" if now - self.seen_at <= SILENT_SECONDS else "silent"
 
 
 @runtime_checkable
