@@ -145,6 +145,14 @@ class QueueStats:
     dead: int | None
     total: int | None = None
 
+    @property
+    def living(self) -> int:
+        """The number of messages without dead letters."""
+        if self.total is not None:
+            return self.total
+        counts = (self.active, self.leased, self.scheduled, self.deferred)
+        return sum(count or 0 for count in counts)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:

@@ -13,8 +13,6 @@ from aztask.cli.target import open_app, results_of
 from aztask.results.base import ResultStore, WorkerRecord
 
 STATES = ("alive", "silent", "stopped")
-SILENT_SECONDS = 15.0
-"""Workers send a heartbeat every 5 s; a worker is silent after three missing heartbeats."""
 
 
 @click.command("workers")
@@ -74,6 +72,4 @@ def readable_workers(store: ResultStore) -> list[WorkerRecord]:
 
 def state_of(worker: WorkerRecord, now: float) -> str:
     """The state of a worker: alive, silent or stopped."""
-    if worker.stopped:
-        return "stopped"
-    return "alive" if now - worker.seen_at <= SILENT_SECONDS else "silent"
+    return worker.state_at(now)

@@ -58,6 +58,10 @@ _FINAL = frozenset(
 )
 
 
+SILENT_SECONDS: Final = 15.0
+"""Workers send a heartbeat every 5 s; a worker is silent after three missing heartbeats."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunKey:
     """The key of one run of one task."""
@@ -223,6 +227,12 @@ class WorkerRecord:
     leased: int = 0
     tasks: tuple[RunningTask, ...] = ()
     damage: str = ""
+
+    def state_at(self, now: float) -> str:
+        """``alive``, ``silent`` (no heartbeat for `SILENT_SECONDS`) or ``stopped``."""
+        if self.stopped:
+            return "stopped"
+        return "alive" if now - self.seen_at <= SILENT_SECONDS else "silent"
 
 
 @runtime_checkable

@@ -111,7 +111,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """End a connection that has used up its time; its thread notices at once."""
+    """End a connection that has taken too long; its thread notices at once."""
     with suppress(OSError):  # it has ended in the meantime
         connection.shutdown(socket.SHUT_RDWR)
 

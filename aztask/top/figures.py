@@ -19,7 +19,6 @@ from aztask.brokers.base import QueueStats
 from aztask.results.base import ResultStore, RunningTask, RunRecord, State, WorkerRecord
 from aztask.support.display import safe_str
 
-SILENT_SECONDS: Final = 15.0
 GONE_SECONDS: Final = 3600.0
 """Workers that stopped or fell silent longer ago than this are not shown."""
 
@@ -130,14 +129,7 @@ class Reader:
             if record.damage:
                 problems.append(f"worker {record.name}: {record.damage}")
             elif now - record.seen_at <= GONE_SECONDS:
-                state = (
-                    "stopped"
-                    if record.stopped
-                    else "alive"
-                    if now - record.seen_at <= SILENT_SECONDS
-                    else "silent"
-                )
-                shown.append(WorkerFigures(record, state, self._rate(record)))
+                shown.append(WorkerFigures(record, record.state_at(now), self._rate(record)))
         self._seen = {each.record.name: self._seen[each.record.name] for each in shown}
         return sorted(shown, key=lambda each: (each.state != "alive", -each.record.started_at))
 

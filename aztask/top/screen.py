@@ -19,6 +19,7 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
+from aztask.cli.output import ago, span
 from aztask.support.display import visible
 from aztask.top.figures import Figures, Reader
 
@@ -130,7 +131,7 @@ class TopApp(App[None]):
         self._fill(
             "queues",
             [
-                (each.queue, _living(each), each.active, each.leased, each.scheduled,
+                (each.queue, each.living, each.active, each.leased, each.scheduled,
                  each.deferred, each.dead)
                 for each in figures.queues
             ],
@@ -147,14 +148,14 @@ class TopApp(App[None]):
             "running",
             [
                 (each.task.task, each.task.task_id, each.task.queue, each.task.retries,
-                 _span(each.seconds), each.worker)
+                 span(each.seconds), each.worker)
                 for each in figures.running
             ],
         )  # fmt: skip
         self._fill(
             "failures",
             [
-                (_span(figures.at - each.outcome.at) + " ago", each.task, each.key.task_id,
+                (ago(each.outcome.at, figures.at), each.task, each.key.task_id,
                  f"{each.outcome.error_type}: {each.outcome.error}")
                 for each in figures.failures
                 if each.outcome is not None
@@ -164,7 +165,7 @@ class TopApp(App[None]):
     def _summarize(self) -> None:
         figures = self.figures
         alive = sum(each.state == "alive" for each in figures.workers)
-        messages = sum(_living(each) for each in figures.queues)
+        messages = sum(each.living for each in figures.queues)
         dead = sum(each.dead or 0 for each in figures.queues)
         state = "paused" if self.paused else f"every {self.interval:g} s"
         line = (
@@ -185,13 +186,6 @@ class TopApp(App[None]):
         table.scroll_to(offset.x, offset.y, animate=False)
 
 
-def _living(stats: Any) -> int:
-    """All messages but dead letters; some services report only their sum."""
-    if stats.total is not None:
-        return int(stats.total)
-    return sum(each or 0 for each in (stats.active, stats.leased, stats.scheduled, stats.deferred))
-
-
 def _cell(value: object) -> Text:
     """A value as plain text (rule 2); numbers to the right."""
     if value is None:
@@ -204,11 +198,3 @@ def _cell(value: object) -> Text:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _span(seconds: float) -> str:
-    """``4.2 s``, ``3 min`` or ``2 h 5 min``."""
-    if seconds < 60:
-        return f"{max(0.0, seconds):.1f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

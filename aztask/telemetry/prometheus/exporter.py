@@ -30,8 +30,7 @@ from aztask.telemetry.prometheus.worker import METRICS_TYPE
 logger = logging.getLogger(__name__)
 
 STATES: Final = ("active", "leased", "scheduled", "deferred")
-SILENT_SECONDS: Final = 15.0
-"""A worker without a heartbeat for this long does not count: it sends one every 5 seconds."""
+PATIENCE_SECONDS: Final = 15.0
 STALE_TURNS: Final = 3
 """The exporter is not ready if it has not finished a turn for so many intervals."""
 
@@ -118,18 +117,17 @@ class QueueDepths:
 
     def _show(self, stats: QueueStats, age: float) -> None:
         label = cleaned(stats.queue)
-        counts = {state: getattr(stats, state) for state in STATES}
-        for state, count in counts.items():
+        for state in STATES:
+            count = getattr(stats, state)
             if count is not None:
                 self._messages.labels(label, state).set(count)
-        total = stats.total if stats.total is not None else sum(n or 0 for n in counts.values())
-        self._total.labels(label).set(total)
+        self._total.labels(label).set(stats.living)
         if stats.dead is not None:
             self._dead.labels(label).set(stats.dead)
         self._oldest.labels(label).set(age)
         self._up.labels(label).set(1)
         if self._celery_length is not None:
-            self._celery_length.labels(label).set(total)
+            self._celery_length.labels(label).set(stats.living)
 
     def _show_workers(self, queues: Sequence[str]) -> None:
         """Count the workers of each queue; without a result store there are no heartbeats."""
@@ -139,11 +137,7 @@ class QueueDepths:
         except Exception as error:  # noqa: BLE001
             logger.warning("the workers' heartbeats cannot be read: %s", error)
             return
-        alive = [
-            worker
-            for worker in workers
-            if not worker.stopped and time.time() - worker.seen_at <= SILENT_SECONDS
-        ]
+        alive = [worker for worker in workers if worker.state_at(time.time()) == "alive"]
         for queue in queues:
             label = cleaned(queue)
             serving = [worker for worker in alive if queue in worker.queues]
@@ -190,7 +184,7 @@ def exporting(
             stopping.wait(interval)
 
     def ready() -> Answer:
-        if time.monotonic() - depths.turned_at > STALE_TURNS * interval + SILENT_SECONDS:
+        if time.monotonic() - depths.turned_at > STALE_TURNS * interval + PATIENCE_SECONDS:
             return Answer(503, b"the queues have not been read for a while, see the log\n")
         return Answer(200, b"ok\n")
 

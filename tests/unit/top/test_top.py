@@ -96,7 +96,7 @@ def test_the_tables_show_queues_workers_tasks_and_failures(app):
         assert cells(screen, "workers") == [["w1", "alive", "default", "1", "0", "0", "-"]]
         ((task, task_id, queue, retries, seconds, worker),) = cells(screen, "running")
         assert (task, task_id, queue, retries) == ("shop.add", "order-7", "default", "2")
-        assert (seconds, worker) == ("1 min", "w1")
+        assert (seconds, worker) == ("90s", "w1")
         ((_, *failure),) = cells(screen, "failures")
         assert failure == ["shop.add", "order-6", "OSError: no connection"]
         assert "3 messages" in text(screen, "summary")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ from pipelinebench import BadReceiver, Bench, Make
 
 from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, BrokerUnavailable
+from aztask.hooks import Settling
 from aztask.lease.state import LeaseEvent, LeaseState
 from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Defer
+from aztask.support.hooks import Hook
 from aztask.worker.pipeline.settling import RefusedSettlement, Settler
 from aztask.worker.pipeline.work import Stage, WorkItem
 
@@ -295,3 +298,47 @@ def test_pointers_follow_their_messages_with_the_answer(make: Make) -> None:
     )
     one.settle(items)
     assert followed == [("send", items), ("follow", items, [Settled()] * 2)]
+
+
+def test_the_hook_sees_the_settlements_and_the_broker_s_answers(make: Make) -> None:
+    bench = make()
+    hows = [Complete(), DeadLetter("a", "1")]
+    items = decided(bench, *hows)
+    bench.faults.answers["b"] = Lost("gone")
+    seen: list[Any] = []
+    hook: Hook[Settling] = Hook("settle", harmless=True)
+
+    @hook
+    def around(settling: Settling) -> Iterator[None]:
+        assert settling.answers == ()
+        yield
+        seen.append(settling)
+
+    made = settler(bench)
+    made._hook = hook
+    made.settle(items)
+    (settling,) = seen
+    assert settling.queue == "default"
+    assert [message.id for message in settling.messages] == ["a", "b"]
+    assert settling.deliveries == [item.delivery for item in items]
+    assert settling.settlements == hows
+    assert settling.answers == [Settled(), Lost("gone")]
+
+
+def test_a_batch_that_is_split_is_seen_by_the_hook_in_its_parts(make: Make) -> None:
+    bench = make()
+    items = decided(bench, *[Complete()] * 2)
+    bench.faults.settle["b"] = ValueError("odd")
+    sizes: list[int] = []
+    hook: Hook[Settling] = Hook("settle", harmless=True)
+
+    @hook
+    def around(settling: Settling) -> Iterator[None]:
+        sizes.append(len(settling.settlements))
+        yield
+
+    made = settler(bench)
+    made._hook = hook
+    made.settle(items)
+    assert sizes == [2, 1, 1]
+    assert [item.settled for item in items] == [True, False]

@@ -145,11 +145,12 @@ class Worker:
         self.asked = requests.asked
         pool: Any = self.pool
         selector: Any = self.selector
+        self.hooks = Hooks()
         runtime: Any = SimpleNamespace(
             mailbox=selector,
             deliveries=bench.deliveries,
             clock=bench.clock,
-            app=SimpleNamespace(hooks=Hooks()),
+            app=SimpleNamespace(hooks=self.hooks),
         )
         self.dispatcher = PoolDispatcher(
             runtime, pool, bench.pipeline, requests,
@@ -487,6 +488,25 @@ def test_of_a_killed_process_the_culprit_failed_and_its_siblings_are_given_back(
     assert worker.done == [one, three]
     assert worker.bench.stats() == (2, 1, 0, 0)
     assert [worker.bench.app.results.get(each).starts for each in "abc"] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("culprit", "kind"), [(True, "TaskKilled"), (False, "WorkerCrashed")])
+def test_the_hook_gets_runs_that_their_process_could_not_report(
+    make: Make, culprit: bool, kind: str
+) -> None:
+    worker = make()
+    killed: list[Any] = []
+    worker.hooks.killed(killed.append)
+    (item,) = worker.running("a")
+    assert item.run is not None
+    item.run.started_at = worker.bench.clock.monotonic() - 3.0
+    worker.process.culprit = item.number if culprit else None
+    ends(worker, worker.process)
+    (run,) = killed
+    assert (run.message.id, run.delivery, run.error_type) == ("a", item.delivery, kind)
+    assert run.ended_at == worker.bench.clock.wall()
+    assert run.ended_at - run.started_at == pytest.approx(3.0)
+    assert "ended by SIGKILL" in run.error
 
 
 def test_at_most_once_a_sibling_says_why_it_failed(make: Make) -> None:
