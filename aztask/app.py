@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
+from aztask.apphandlers import AppHandlers
 from aztask.appoptions import AppOptions
 from aztask.appqueues import AppQueues
 from aztask.brokers.base import ANY_SESSION, Broker
@@ -42,7 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class App(AppQueues):
+class App(AppQueues, AppHandlers):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -103,6 +104,7 @@ class App(AppQueues):
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
+        self._handlers = {}
         super().__init__(self.settings, lease_given="lease" in options)
         self.codec = codec_for(
             self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 from aztask.errors import ConfigurationError, did_you_mean
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
 from aztask.result import AsyncResult
 from aztask.retry import RetryPolicy, RetryStrategy, check_strategy
 
@@ -193,6 +195,12 @@ class Task(Generic[P, R]):
         """Call the function here and now, in this process."""
         result: R = self.function(*args, **kwargs)
         return result
+
+    def arguments(
+        self, codec: Codec, message: TaskMessage
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in a message of this task. Raises CodecError."""
+        return codec.decode_arguments(message)
 
     def call(self, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function as a worker does: with the context if it takes one."""

@@ -8,10 +8,10 @@ LAYERS = (
     ("edges", "cli  emulator  spark  testing", "commands, a local Service Bus, the data pipeline"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "deadletters  doctor", "dead letters, checks of a setup"),
-    ("app", "app  appqueues  loading", "the App, and how commands find it"),
+    ("app", "app  apphandlers  appqueues  loading", "the App, and how commands find it"),
     (
         "tasks",
-        "task  context  result  session  hooks  appoptions  sending  transport",
+        "task  handler  models  context  result  session  hooks  appoptions  sending  transport",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),

@@ -98,7 +98,7 @@ class Attempts:
         try:
             if task is None:
                 raise EncodeError(f"the pool process has not registered the task {message.task!r}")
-            args, kwargs = self._app.codec.decode_arguments(message)
+            args, kwargs = task.arguments(self._app.codec, message)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None
         except CodecError as error:
             raise _UndecodableError(error) from None
