@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
+from aztask.apphandlers import AppHandlers
 from aztask.appoptions import AppOptions
 from aztask.appqueues import AppQueues
 from aztask.brokers.base import Broker, Position
@@ -52,7 +53,7 @@ R = TypeVar("R")
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
-class App(AppQueues):
+class App(AppQueues, AppHandlers):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -114,6 +115,7 @@ class App(AppQueues):
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
+        self._handlers = {}
         super().__init__(self.settings, lease_given="lease" in options)
         self.codec = codec_of(
             self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds

@@ -9,6 +9,8 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpac
 from aztask.canvas.graphs import GraphStarter, Signature
 from aztask.context import Context, current_context, unsent_context
 from aztask.errors import ConfigurationError
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
 from aztask.result import AsyncResult
 from aztask.retry import check_policy, check_strategy
 from aztask.taskoptions import (
@@ -143,6 +145,12 @@ class Task(Generic[P, R_co]):
         """Call the function here and now, in this process."""
         result: R_co = self.function(*args, **kwargs)
         return result
+
+    def arguments(
+        self, codec: Codec, message: TaskMessage
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in a message of this task. Raises CodecError."""
+        return codec.decode_arguments(message)
 
     def call(self, context: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function as a worker does: with the context if it takes one."""

@@ -274,7 +274,7 @@ class DeadLetters:
     def _view(self, found: Peeked | Delivery) -> DeadLetterView:
         message, problem = None, ""
         try:
-            message = self._app.codec.from_envelope(found.envelope, self.queue, any_age=True)
+            message = self._app.message_in(found.envelope, self.queue, found.position, any_age=True)
         except CodecError as error:
             problem = str(error)
         return DeadLetterView(

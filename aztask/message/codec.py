@@ -32,6 +32,7 @@ from aztask.message import serializer as formats
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
 from aztask.message.envelope import NO_PROPERTIES, Envelope
+from aztask.message.foreign import RAW
 from aztask.message.headers import (
     COMPRESSION,
     check_outgoing,
@@ -309,7 +310,7 @@ class Codec:
         name = (
             content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
         )
-        if name not in self.accept:
+        if name not in self.accept and name != RAW:
             accepted = ", ".join(sorted(self.accept))
             raise ContentRefused(
                 f"content type {one_line(repr(content_type), 60)} is not accepted; send {accepted}"

@@ -153,6 +153,11 @@ def read_headers(headers: Mapping[str, Any], limits: MessageLimits) -> dict[str,
     return values
 
 
+def is_known(header: object) -> bool:
+    """Whether the protocol gives this header a meaning."""
+    return header in _FIELDS or header in _CONSUMED or header == VERSION
+
+
 def to_iso(seconds: float) -> str:
     """UTC epoch seconds as ISO 8601 text in UTC, to the microsecond. Raises ValueError."""
     if not 0.0 <= seconds < TIME_LIMIT:

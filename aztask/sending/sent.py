@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
+from aztask.result import AsyncResult
 from aztask.task import Task
 
 
@@ -47,6 +48,10 @@ class InlineMode(Protocol):
     def run(self) -> None: ...
 
     def advance(self, seconds: float) -> None: ...
+
+    def deliver(
+        self, queue: str, body: bytes | str | dict[str, Any] | list[Any], **headers: Any
+    ) -> AsyncResult[Any]: ...
 
     def sent_to(self, task: Task[..., Any] | str) -> list[Sent]: ...
 

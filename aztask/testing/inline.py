@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,13 +14,17 @@ from aztask.brokers.local.broker import LocalBroker
 from aztask.deadletters.view import DeadLetters, DeadLetterView
 from aztask.engine import Database
 from aztask.errors import ResultTimeout
+from aztask.message.envelope import Envelope
+from aztask.result import AsyncResult
 from aztask.results.local.store import LocalResults
+from aztask.sending.send import new_id
 from aztask.sending.sent import Sent, find, named
 from aztask.support.clock import Clock
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds
 from aztask.testing.inlineworker import InlineClock, InlineWorker
 
+PEEKED: Final = 10_000
 DEEPEST: Final = 20
 """Sends of tasks run at once down to this depth, and beyond it after the task that sends. So a task
 may send itself a thousand times."""
@@ -76,6 +81,31 @@ class Inline:
         if seconds < 0:
             raise ValueError(f"advance takes seconds of 0 or more, not {seconds!r}")
         self._worker.advance(seconds)
+
+    def deliver(
+        self, queue: str, body: bytes | str | dict[str, Any] | list[Any], **headers: Any
+    ) -> AsyncResult[Any]:
+        """Put a message into the queue as another program would, for the app's handler.
+
+        * `body`: the message's bytes or text; a dict or a list is written as JSON.
+        * `headers`: application properties.
+
+        Returns the result of the handler.
+        """
+        if isinstance(body, dict | list):
+            body = json.dumps(body)
+        data = body.encode() if isinstance(body, str) else body
+        message_id = new_id()
+        self._app.broker.send(queue, [Envelope(data, headers, message_id)])
+        found = next(
+            each
+            for each in self._app.broker.peek(queue, limit=PEEKED)
+            if each.envelope.message_id == message_id
+        )
+        message = self._app.message_in(found.envelope, queue, found.position)
+        if self._runs and self._worker.depth < DEEPEST:
+            self._worker.run()
+        return self._app.result(message.id)
 
     def progress(self) -> bool:
         """Run what is due; True if anything ran."""

@@ -24,8 +24,8 @@ LAYERS = {
     "stores": "config results connections",
     "advice": "events adaptive",
     "tasks": "appoptions session context result hooks canvas workflows taskname taskoptions task"
-    " transport sending receiving",
-    "app": "app appqueues loading __init__",
+    " handler models transport sending receiving",
+    "app": "app apphandlers appqueues loading __init__",
     "care": "deadletters doctor",
     "worker": "worker",
     "telemetry": "telemetry",

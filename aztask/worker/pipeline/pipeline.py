@@ -86,7 +86,9 @@ class Pipeline:
         """Verify and read the headers. Messages that cannot be read become dead letters."""
         for item in items:
             try:
-                message = self._app.codec.from_envelope(item.delivery.envelope, item.queue)
+                message = self._app.message_in(
+                    item.delivery.envelope, item.queue, item.delivery.position
+                )
                 item.open(message, self._app.tasks.get(message.task))
                 self.verdicts.early(item)
             except CodecError as error:

@@ -124,7 +124,9 @@ class Pointers:
         item.lease = Lease.of(delivery)
         self._keeper.hold(item.receiver, [item.lease])
         try:
-            message = self._app.codec.from_envelope(delivery.envelope, item.queue, any_age=True)
+            message = self._app.message_in(
+                delivery.envelope, item.queue, delivery.position, any_age=True
+            )
         except CodecError as error:
             item.decide(DeadLetter(UNDECODABLE, str(error)))
             return

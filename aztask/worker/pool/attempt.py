@@ -119,7 +119,7 @@ class Attempts:
         try:
             if task is None:
                 raise EncodeError(f"the pool process has not registered the task {message.task!r}")
-            args, kwargs = self._app.codec.decode_arguments(message)
+            args, kwargs = task.arguments(self._app.codec, message)
             if delivery.given:
                 args = (first_argument(self._app.codec, *delivery.given[0]), *args)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None

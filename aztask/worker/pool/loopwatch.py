@@ -97,8 +97,8 @@ class LoopWatch(threading.Thread):
     def _report_starved(self, seconds: float) -> None:
         if self._loop.selector.last_turn >= LONGEST_STEP:
             logger.warning(
-                "a task blocked the event loop for about %.1f s in a call that let no other thread "
-                "run, so its line is unknown; %s",
+                "the event loop stood still for about %.1f s: a task called something that let no "
+                "other thread run, so its line is unknown, or this process was stopped; %s",
                 seconds,
                 ADVICE,
             )

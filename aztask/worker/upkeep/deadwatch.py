@@ -119,7 +119,9 @@ class DeadWatch:
             if state is None or letter.enqueued_at < oldest:
                 continue  # a worker's own, with an outcome; or older than the results that are kept
             try:
-                message = self._app.codec.from_envelope(letter.envelope, queue, any_age=True)
+                message = self._app.message_in(
+                    letter.envelope, queue, letter.position, any_age=True
+                )
             except CodecError:
                 continue  # not a message of aztask
             dead = DeadLetter(letter.dead_letter_reason or "", letter.dead_letter_description or "")

@@ -170,7 +170,7 @@ def test_a_message_that_no_codec_survives_is_dead_lettered(
     bench = make()
     real = bench.app.codec.from_envelope
 
-    def broken(envelope: Any, queue: str) -> Any:
+    def broken(envelope: Any, queue: str, **_: Any) -> Any:
         if envelope.headers["id"] == "a":
             raise RecursionError("too deep")
         return real(envelope, queue)
@@ -577,7 +577,7 @@ def test_what_is_early_is_put_off_as_it_is_opened(make: Make) -> None:
     (item,) = bench.receive()
     early = replace(message_of(item), eta=bench.clock.now + 5.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench.app.codec, "from_envelope", lambda *_: early)
+        patch.setattr(bench.app.codec, "from_envelope", lambda *_, **__: early)
         bench.pipeline.open([item])
     assert item.settlement == Resubmit(5.0, counted=False)
 

@@ -209,7 +209,7 @@ def test_a_block_that_lets_no_thread_run_is_reported_afterwards(loop, caplog):
     watch = LoopWatch(loop)
     loop.selector.last_turn = 3.0
     watch.look(watch._looked_at + 3.0)
-    assert "in a call that let no other thread run" in caplog.text
+    assert "a task called something that let no other thread run" in caplog.text
 
 
 def test_the_line_is_the_users_and_what_it_calls():
