@@ -222,10 +222,10 @@ class _Work:
                 self.go(workflow, node.next, repeated=repeated)
                 return
             state, failures = State.CANCELLED, (Failure(number, State.CANCELLED),)
-        if state is not State.SUCCEEDED and node.on_error is not None:
-            self.due.setdefault(workflow, []).append(
-                _Due(node.on_error, decision.generation, repeated)
-            )
+        handler = None if state is State.SUCCEEDED else node.on_error
+        if handler is not None and not self.joins.graphs.cancelled(workflow):
+            due = _Due(handler, decision.generation, repeated)
+            self.due.setdefault(workflow, []).append(due)
         if node.slot is not None:
             self._fill(workflow, _end_of(plan, node, decision.generation, state, failures))
         elif number == ROOT:

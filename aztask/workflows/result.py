@@ -191,6 +191,7 @@ class WorkflowResult:
             self._engine().documents.change([edit])
         except Damaged as damage:
             raise self._damaged(damage.reason) from None
+        self._engine().graphs.forget(self.id)
         return edit.root is not None and edit.root.ended_at is None
 
     # -- inside ------------------------------------------------------------------------------

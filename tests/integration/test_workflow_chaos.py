@@ -119,8 +119,11 @@ def kill_workers(
     while not done() or kills < 2:
         assert time.monotonic() < give_up_at, f"it does not end: {site.folder}"
         time.sleep(0.05)
-        if time.monotonic() >= next_kill:
-            victim = dice.randrange(len(workers))
+        up = [number for number, worker in enumerate(workers) if worker.log]
+        if (
+            time.monotonic() >= next_kill and up
+        ):  # one that is up: on a slow machine that takes long
+            victim = dice.choice(up)
             workers[victim].kill()
             workers[victim].wait()
             workers[victim] = site.worker(*ARGUMENTS)

@@ -43,15 +43,15 @@ def is_settled(site: Site) -> bool:
 
 def ended_right(site: Site, name: str) -> None:
     """The value is right, the body was recorded once, and nothing is left."""
-    assert result_of(site).get(timeout=30) == VALUES[name]
+    assert result_of(site).get(timeout=90) == VALUES[name]
     assert result_of(site).state == "succeeded"
     progress = result_of(site).progress
     assert (progress.done, progress.failed) == (progress.total, 0)
     for member in result_of(site).members():
         (run,) = site.app().results.history(member.id)
         assert run.state is State.SUCCEEDED
-    wait_until(lambda: is_settled(site), LEASE + 10, "all messages are settled")
-    wait_until(lambda: not site.app().results.workflows.open_workflows(5), 10, "it is closed")
+    wait_until(lambda: is_settled(site), LEASE + 30, "all messages are settled")
+    wait_until(lambda: not site.app().results.workflows.open_workflows(5), 40, "it is closed")
 
 
 @pytest.mark.parametrize("joint", JOINTS, ids=NAMED[: len(JOINTS)])
@@ -65,12 +65,12 @@ def test_a_worker_is_killed_at_each_step(step: str, name: str, joint: bool, tmp_
             worker = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL:{nth}")
             wait_until(
                 lambda one=worker: one.process.poll() is not None or result_of(site).ready(),
-                30,
+                90,
                 "it is killed, or all is done",
             )
             if worker.process.poll() is None:
                 break
-            assert worker.wait() == -signal.SIGKILL, worker.log
+            assert worker.wait(90) == -signal.SIGKILL, worker.log
         last = site.worker(*ARGUMENTS)
         ended_right(site, name)
         if joint:
@@ -91,7 +91,7 @@ def test_a_sender_is_killed_at_each_step(step: str, joint: bool, tmp_path: Path)
             assert result_of(site).state == "pending"
             if not joint:
                 wait_until(
-                    lambda: not app.results.workflows.open_workflows(5), 15, "its parts are swept"
+                    lambda: not app.results.workflows.open_workflows(5), 60, "its parts are swept"
                 )
             assert not site.lines("start")
             assert send_in_process(site, code) == 0
@@ -112,14 +112,14 @@ def test_a_replayed_member_resumes_the_workflow(joint: bool, tmp_path: Path) -> 
         assert send_in_process(site, code) == 0
         worker = site.worker(*ARGUMENTS)
         with pytest.raises(TaskFailed, match=r"b has no file yet.*task w\.3"):
-            result_of(site).get(timeout=20)
+            result_of(site).get(timeout=90)
         assert [each.node for each in result_of(site).failures] == [3]
-        wait_until(lambda: site.counts("end").get("alarm"), 10, "the handler ran")
+        wait_until(lambda: site.counts("end").get("alarm"), 40, "the handler ran")
         assert not site.lines("start", "body")
         path.touch()
         resumed = run_command(site, "workflow", "resume", "w")
         assert resumed == "replayed 1 task of w\n"
-        wait_until(lambda: result_of(site).state == "succeeded", 20, "it is resumed")
+        wait_until(lambda: result_of(site).state == "succeeded", 90, "it is resumed")
         assert result_of(site).get(timeout=1) == ["a", "b"]
         assert (site.counts("end")["body"], site.counts("end")["alarm"]) == (1, 1)
         assert worker.stop() == 0, worker.log
@@ -158,7 +158,7 @@ def test_members_whose_messages_are_gone_fail(
         vanish(site)
         worker = site.worker(*ARGUMENTS)
         with pytest.raises(TaskFailed, match="member-lost"):
-            result_of(site).get(timeout=30)
+            result_of(site).get(timeout=90)
         assert len(result_of(site).failures) == 5
         assert worker.stop() == 0, worker.log
 
@@ -169,11 +169,11 @@ def test_a_cancelled_workflow_ends_without_its_body(joint: bool, tmp_path: Path)
         assert send_in_process(site, "graph_of('chord').delay(workflow_id='w')") == 0
         assert result_of(site).cancel()
         worker = site.worker(*ARGUMENTS)
-        wait_until(lambda: result_of(site).ready(), 20, "it ends")
+        wait_until(lambda: result_of(site).ready(), 90, "it ends")
         assert result_of(site).state == "cancelled"
         assert not result_of(site).cancel()
         assert not site.lines("start")
-        wait_until(lambda: is_settled(site), 10, "its messages are gone")
+        wait_until(lambda: is_settled(site), 40, "its messages are gone")
         assert worker.stop() == 0, worker.log
 
 
@@ -188,7 +188,7 @@ def test_expired_members_fail_and_can_be_handed_to_the_body(joint: bool, tmp_pat
         assert send_in_process(site, code) == 0
         time.sleep(0.1)
         worker = site.worker(*ARGUMENTS)
-        assert result_of(site).get(timeout=20) == ["a", "TaskExpired"]
+        assert result_of(site).get(timeout=90) == ["a", "TaskExpired"]
         assert worker.stop() == 0, worker.log
 
 
@@ -207,9 +207,9 @@ def test_an_at_most_once_member_is_never_waited_for_without_end(
         )
         assert send_in_process(site, code) == 0
         first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
-        assert first.wait() == -signal.SIGKILL, first.log
+        assert first.wait(90) == -signal.SIGKILL, first.log
         second = site.worker(*ARGUMENTS)
-        wait_until(lambda: result_of(site).ready(), 30, "it ends")
+        wait_until(lambda: result_of(site).ready(), 90, "it ends")
         recorded = site.app().results.get("w.1").state is State.SUCCEEDED
         assert result_of(site).state == ("succeeded" if recorded else "failed")
         assert site.counts("end").get("body", 0) == int(recorded)
