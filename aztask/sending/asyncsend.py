@@ -51,6 +51,11 @@ class SendCall:
             self._answer(self.future.set_exception, problem)
         return self.due is not None
 
+    def fail(self, error: BaseException) -> None:
+        """Have the coroutine raise this error, unless it has its answer."""
+        self.due = None
+        self._answer(self.future.set_exception, error)
+
     def _answer(self, settle: Callable[[Any], None], value: Any) -> None:
         def tell() -> None:
             if not self.future.done():  # else it was cancelled
@@ -106,8 +111,14 @@ class AsyncSender:
                 if not arrived and not begun:
                     self._busy.discard(queue)
                     return
-            ready = [*begun, *(call for call in arrived if call.advance())]
-            begun = [call for batch in _batches(ready) for call in self._publish(batch)]
+            calls = [*begun, *arrived]
+            try:
+                ready = [*begun, *(call for call in arrived if call.advance())]
+                begun = [call for batch in _batches(ready) for call in self._publish(batch)]
+            except BaseException as error:  # noqa: BLE001  # a bug of ours must not stop the queue
+                for call in calls:
+                    call.fail(error)
+                begun = []
 
     def _publish(self, calls: Sequence[SendCall]) -> list[SendCall]:
         """Publish for these calls, all at once; returns those that have more to publish."""

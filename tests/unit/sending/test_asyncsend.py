@@ -192,6 +192,17 @@ def test_a_cancelled_caller_harms_no_other(app, slow):
     assert all(answer.id for answer in answers[1:])
 
 
+def test_an_unexpected_error_reaches_its_calls_and_the_queue_goes_on(app, monkeypatch):
+    add = app.tasks["shop.add"]
+    sender = app._async_sender
+    with monkeypatch.context() as patch:
+        patch.setattr(sender, "_publish", lambda calls: {}["bug"])
+        with pytest.raises(KeyError, match="bug"):
+            asyncio.run(add.adelay(1))
+    assert asyncio.run(add.adelay(2)).id
+    assert stored(app) == 1
+
+
 def test_several_loops_may_send(app):
     for _ in range(3):
         asyncio.run(app.asend("shop.add", [1]))
