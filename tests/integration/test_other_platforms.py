@@ -64,11 +64,12 @@ import pkgutil
 
 import aztask
 
-# Spark's modules need PySpark, and tests of their own.
+# Spark's modules need PySpark, and tests of their own. Textual, for `aztask top`, looks for the user's
+# id wherever sys.platform is Linux's, as it stays here.
 names = [
     each.name
     for each in pkgutil.walk_packages(aztask.__path__, "aztask.")
-    if not each.name.startswith(("aztask.spark", "aztask.cli.spark", "aztask.__main__"))
+    if not each.name.startswith(("aztask.spark", "aztask.cli.spark", "aztask.__main__", "aztask.top"))
 ]
 for name in names:
     importlib.import_module(name)
