@@ -64,12 +64,13 @@ import pkgutil
 
 import aztask
 
-# Spark's modules need PySpark, and tests of their own. Textual, for `aztask top`, looks for the user's
-# id wherever sys.platform is Linux's, as it stays here.
+# Spark's modules need PySpark, and tests of their own. Textual, for `aztask top`, looks for the
+# user's id wherever sys.platform is Linux's, as it stays here.
+LEFT_OUT = ("aztask.spark", "aztask.cli.spark", "aztask.__main__", "aztask.top")
 names = [
     each.name
     for each in pkgutil.walk_packages(aztask.__path__, "aztask.")
-    if not each.name.startswith(("aztask.spark", "aztask.cli.spark", "aztask.__main__", "aztask.top"))
+    if not each.name.startswith(LEFT_OUT)
 ]
 for name in names:
     importlib.import_module(name)
