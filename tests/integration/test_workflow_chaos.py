@@ -120,9 +120,7 @@ def kill_workers(
         assert time.monotonic() < give_up_at, f"it does not end: {site.folder}"
         time.sleep(0.05)
         up = [number for number, worker in enumerate(workers) if worker.log]
-        if (
-            time.monotonic() >= next_kill and up
-        ):  # one that is up: on a slow machine that takes long
+        if time.monotonic() >= next_kill and up:  # starting takes long on a busy machine
             victim = dice.choice(up)
             workers[victim].kill()
             workers[victim].wait()
