@@ -23,10 +23,36 @@ WAITING = (
 )
 
 
+# These take most of the time, because they wait for leases to end and for services to come back.
+# `tox -e kills` runs them; tests/integration without "-m" runs all.
+KILLS = {
+    "test_adaptive_leases",
+    "test_damaged_rows",
+    "test_hostile_stream",
+    "test_kills",
+    "test_probes",
+    "test_servicebus_faults",
+    "test_servicebus_killed",
+    "test_servicebus_lock",
+    "test_session_chaos",
+    "test_storage_faults",
+    "test_storage_requests",
+    "test_storage_worker",
+    "test_strategies_chaos",
+    "test_tables_faults",
+    "test_tables_worker",
+    "test_workflow_chaos",
+    "test_workflow_kills",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What waits longest is spread evenly: several processes share the list, in long pieces, and
     none is to be alone with such a test at the end, or all to wait at once.
     """
+    for item in items:
+        if item.path.stem in KILLS:
+            item.add_marker("kills")
     waiting = [item for item in items if item.name in WAITING]
     items[:] = [item for item in items if item.name not in WAITING]
     step = len(items) // (len(waiting) or 1)
