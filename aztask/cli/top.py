@@ -25,7 +25,7 @@ from aztask.errors import ConfigurationError
 def command(queues: Sequence[tuple[str, ...]], interval: float) -> None:
     """Show queues, workers, running tasks, rates and failures live on the terminal.
 
-    Needs pip install 'aztask[top]'. Keys: q quits, p pauses, r reads now, Tab changes the table.
+    Needs pip install "aztask[top]". Keys: q quits, p pauses, r reads now, Tab changes the table.
     Workers report every 5 seconds to the result store.
     """
     figures = extra_module("aztask.top.figures", "aztask top", "top")

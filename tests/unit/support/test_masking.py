@@ -105,7 +105,7 @@ def test_printable_is_one_quoted_line(text):
 
 def test_printable_escapes_cuts_and_masks():
     assert printable("a\r\n\x1b[31m\x00\ud800\u202e\\") == r"'a\r\n\x1b[31m\x00\ud800\u202e\\'"
-    assert printable("x" * 300, 5) == "'xxxxx...'"
+    assert printable("abc" * 100, 5) == "'abcab...'"  # x's may be a secret of other tests
     assert UNWRAPPED[:4] not in printable(f"AccountKey={UNWRAPPED}", 14)
 
 
