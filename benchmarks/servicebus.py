@@ -326,8 +326,8 @@ def checks(middle: dict[str, float], *, peers: bool) -> list[Check]:
     ]
     if peers:
         found += [
-            Check("0 ms: threads, of Celery's best", threads / best_of(middle, "0 ms"), 5, "x"),
-            Check("5 ms: threads, of Celery's best", delayed / best_of(middle, "5 ms"), 15, "x"),
+            Check("0 ms: threads, of Celery's best", threads / best_of(middle, "0 ms"), 2.5, "x"),
+            Check("5 ms: threads, of Celery's best", delayed / best_of(middle, "5 ms"), 8, "x"),
         ]
     return found
 
