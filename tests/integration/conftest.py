@@ -41,7 +41,6 @@ KILLS = {
     "test_strategies_chaos",
     "test_tables_faults",
     "test_tables_worker",
-    "test_workflow_chaos",
     "test_workflow_kills",
 }
 
