@@ -44,6 +44,7 @@ class Watch:
         self._lock = threading.Lock()
         self._resting = threading.Condition(self._lock)
         self._waiting = threading.Condition(self._lock)
+        self._present = 0
         self._looking = False
         self._closed = False
         self._reported_at = 0.0
@@ -53,26 +54,38 @@ class Watch:
     def rest(self, done: Callable[[], bool], seconds: float) -> None:
         """Wait until `done`, for at most `seconds`. `done` is called again after each `wake`."""
         with self._lock:
-            self._resting.wait_for(lambda: self._closed or done(), seconds)
+            self._present += 1
+            try:
+                self._resting.wait_for(lambda: self._closed or done(), seconds)
+            finally:
+                self._present -= 1
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
         """Wait until `done`, for at most `seconds`; it is called after each write and `wake`."""
-        until = time.monotonic() + seconds
         with self._lock:
-            while not (self._closed or done()):
-                left = until - time.monotonic()
-                if left <= 0:
-                    break
-                if self._looking or not self.works:
-                    self._waiting.wait(left)
-                elif self._inotify < 0:
-                    self._open()
-                else:
-                    self._wait_for_kernel(left)
+            self._present += 1
+            try:
+                self._wait(done, time.monotonic() + seconds)
+            finally:
+                self._present -= 1
+
+    def _wait(self, done: Callable[[], bool], until: float) -> None:
+        while not (self._closed or done()):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            if self._looking or not self.works:
+                self._waiting.wait(left)
+            elif self._inotify < 0:
+                self._open()
+            else:
+                self._wait_for_kernel(left)
 
     def wake(self) -> None:
         """Make all resting and waiting threads call their `done` again."""
         with self._lock:
+            if not self._present:
+                return  # a program that only sends; notifying nobody takes 2 % of its time
             if self._looking:
                 os.eventfd_write(self._wakened, 1)
             self._resting.notify_all()

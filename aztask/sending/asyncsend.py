@@ -3,8 +3,10 @@
 Rules
 1. No call has a thread of its own. One thread at a time sends for a queue, and takes all calls that
    have arrived since its last batch: a thousand concurrent calls are a handful of requests.
-2. A call fails alone. If a batch is refused, its calls are sent one by one; if a part of it is not
-   confirmed, only the calls of that part raise SendUnconfirmed.
+2. A call fails alone. If a batch is refused for what is in it, its calls are sent one by one; if a
+   part of it is not confirmed, only the calls of that part raise SendUnconfirmed. If the broker is
+   unavailable, all calls of the batch raise that error: one after the other, each would wait until
+   its own timeout.
 3. Hooks and the lookup of the sending task run with the context variables of the caller.
 """
 
@@ -18,7 +20,12 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from aztask.errors import SendUnconfirmed
+from aztask.errors import (
+    BrokerUnavailable,
+    InvalidQueueName,
+    QueueNotFound,
+    SendUnconfirmed,
+)
 from aztask.sending.send import BATCH, Publication, Sender
 from aztask.support.threadpool import ThreadPool
 
@@ -129,6 +136,8 @@ class AsyncSender:
             self._sender.publish(Publication(due[0].queue, messages, due[0].delay))
         except SendUnconfirmed as unconfirmed:
             return [call for call in calls if call.advance(self._part(call, unconfirmed))]
+        except (BrokerUnavailable, InvalidQueueName, QueueNotFound) as problem:
+            error = problem
         except BaseException as problem:  # noqa: BLE001  # the coroutines raise it
             if len(calls) > 1:
                 return [left for call in calls for left in self._publish([call])]

@@ -8,7 +8,13 @@ import time
 import pytest
 
 from aztask import App
-from aztask.errors import EncodeError, MessageTooLarge, SendUnconfirmed
+from aztask.errors import (
+    BrokerUnavailable,
+    EncodeError,
+    MessageTooLarge,
+    QueueNotFound,
+    SendUnconfirmed,
+)
 
 
 class Slow:
@@ -115,6 +121,25 @@ def test_a_refused_batch_is_sent_one_by_one(app, slow):
         "AsyncResult", "MessageTooLarge", "AsyncResult",
     ]  # fmt: skip
     assert stored(app) == 3
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("no answer"), QueueNotFound("it is gone")])
+def test_an_unavailable_broker_is_asked_once_for_all_calls_of_a_batch(app, slow, error):
+    add = app.tasks["shop.add"]
+
+    async def main():
+        slow.gate.clear()
+        slow.errors = [None, error]
+        first = asyncio.create_task(add.adelay(0))
+        await asyncio.to_thread(slow.entered.wait, 10.0)
+        others = [asyncio.create_task(add.adelay(number)) for number in range(1, 40)]
+        await asyncio.sleep(0)  # they wait while the first is under way, and then go together
+        slow.gate.set()
+        await first
+        return await asyncio.gather(*others, return_exceptions=True)
+
+    assert asyncio.run(main()) == [error] * 39
+    assert slow.sizes == [1, 39]
 
 
 def test_only_the_unconfirmed_calls_of_a_batch_fail(app, slow):
