@@ -409,7 +409,7 @@ class App(AppQueues, AppHandlers):
         ids = self._sender.send(name, task, queue, calls, options, sessions)
         if self._on_sent is not None:
             self._on_sent(name, queue, calls, ids, options)
-        return [self.result(task_id) for task_id in ids]
+        return self._results_of(ids)
 
     async def _asend(
         self,
@@ -423,7 +423,11 @@ class App(AppQueues, AppHandlers):
         queue = self._queue_for(task, options)
         sessions = self.has_sessions(queue)
         steps = self._sender.steps(name, task, queue, calls, options, sessions)
-        return [self.result(task_id) for task_id in await self._async_sender.send(queue, steps)]
+        return self._results_of(await self._async_sender.send(queue, steps))
+
+    def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
+        results, decode = self._connections.results, self.codec.decode_value
+        return [AsyncResult(task_id, results, decode) for task_id in ids]
 
     def _queue_for(self, task: Task[..., Any] | None, options: SendOptions) -> str:
         queue = options.get("queue") or (task.queue if task else None)

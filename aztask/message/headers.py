@@ -50,21 +50,29 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OPTIONAL: Final = {
     "root_id": "root_id",
     "parent_id": "parent_id",
+    "origin": "origin",
+    "aztask-lease-seconds": "lease_seconds",
+}
+"""Headers that are written only if the message's field has a value, and those fields."""
+
+_RARE: Final = {
     "group": "group",
     "argsrepr": "argsrepr",
     "kwargsrepr": "kwargsrepr",
-    "origin": "origin",
     SAVED: "saved",
     "aztask-pointer": "pointer",
     "aztask-unknown-since": "unknown_since",
     "traceparent": "traceparent",
-    "aztask-lease-seconds": "lease_seconds",
     "aztask-workflow": "workflow",
     "aztask-node": "node",
 }
-"""Headers that are written only if the message's field has a value, and those fields."""
+"""More of them, of which most messages have none: one comparison then saves looking at each."""
+
 _OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
 _optional_of = attrgetter(*_OPTIONAL.values())
+_RARE_NAMES: Final = tuple(_RARE)
+_rare_of = attrgetter(*_RARE.values())
+_NONE_RARE: Final = (None,) * len(_RARE)
 
 
 def write_headers(message: TaskMessage) -> dict[str, Any]:
@@ -82,6 +90,11 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
     for name, value in zip(_OPTIONAL_NAMES, _optional_of(message), strict=True):
         if value is not None:
             headers[name] = value
+    rare = _rare_of(message)
+    if rare != _NONE_RARE:
+        for name, value in zip(_RARE_NAMES, rare, strict=True):
+            if value is not None:
+                headers[name] = value
     if message.eta is not None:
         headers["eta"] = to_iso(message.eta)
     if message.expires is not None:

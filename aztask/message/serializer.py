@@ -52,10 +52,10 @@ TEXT_BYTES = 16 * 1024
 
 _TIMEDELTA = struct.Struct(">iii")
 
-_MAP = re.compile(rb"[\x80-\x8f\xde\xdf]")
-_ARRAY = re.compile(rb"[\x90-\x9f\xdc\xdd]")
-"""The first bytes of maps and of arrays, as the msgpack specification lists them. Other values may
-contain the same bytes."""
+_find_map = re.compile(rb"[\x81-\x8f\xde\xdf]").search
+_find_array = re.compile(rb"[\x90-\x9f\xdc\xdd]").search
+"""They find the first byte of a map with entries and of an array, see the msgpack specification.
+Other values may contain the same bytes."""
 
 _packers: list[Any] = []
 """Idle packers, kept because making one takes longer than packing a small value with it."""
@@ -83,8 +83,8 @@ def check_keys(data: bytes) -> None:
     The array must follow the beginning of a map. So most data, such as a list of maps of scalars,
     passes after two quick searches; the rest is read once.
     """
-    first_map = _MAP.search(data)
-    if first_map is None or _ARRAY.search(data, first_map.end()) is None:
+    first_map = _find_map(data)
+    if first_map is None or _find_array(data, first_map.end()) is None:
         return
     try:
         unpack(data)

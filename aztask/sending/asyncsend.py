@@ -133,7 +133,7 @@ class AsyncSender:
         messages = [message for each in due for message in each.messages]
         error: BaseException | None = None
         try:
-            self._sender.publish(Publication(due[0].queue, messages, due[0].delay))
+            self._sender.publish(due[0].queue, messages, due[0].delay)
         except SendUnconfirmed as unconfirmed:
             return [call for call in calls if call.advance(self._part(call, unconfirmed))]
         except (BrokerUnavailable, InvalidQueueName, QueueNotFound) as problem:

@@ -106,7 +106,9 @@ class Sender:
             else:
                 messages = self._messages(plan, batch)
                 self._publish(plan, messages)
-            self._published(plan, messages)
+            if plan.own_id:
+                self._expect(messages, plan.delay)
+            self._emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
 
@@ -136,7 +138,9 @@ class Sender:
                 except SendUnconfirmed as error:
                     self._emit_unconfirmed(messages, error)
                     raise
-            self._published(plan, messages)
+            if plan.own_id:
+                self._expect(messages, plan.delay)
+            self._emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
 
@@ -151,13 +155,13 @@ class Sender:
                 self._sink[1].close()
             self._sink = self._publisher = None
 
-    def publish(self, due: Publication) -> None:
+    def publish(self, queue: str, messages: Sequence[TaskMessage], delay: float) -> None:
         """Publish these messages; returns when the broker has accepted them."""
         publisher = self._open_publisher()
-        if len(due.messages) == 1:
-            publisher.publish(due.queue, due.messages[0], delay=due.delay)
+        if len(messages) == 1:
+            publisher.publish(queue, messages[0], delay=delay)
         else:
-            publisher.publish_many(due.queue, due.messages, delay=due.delay)
+            publisher.publish_many(queue, messages, delay=delay)
 
     def _plan(
         self,
@@ -168,14 +172,17 @@ class Sender:
         sessions: bool,
     ) -> _Plan | None:
         """What all messages of a send have in common; None if its task id is known already."""
-        can = self._connections.broker().capabilities
-        session, ordered = check_session(name, task, queue, options, sessions=sessions, can=can)
-        own_id = options.get("task_id")
-        generation = self._generation(own_id, force=options.get("force", False)) if own_id else 0
-        if generation is None:
-            return None
-        delay, expires = 0.0, None
-        if options or (task is not None and task.expires is not None):  # mostly neither
+        own_id, generation = options.get("task_id"), 0
+        session, ordered, delay, expires = None, True, 0.0, None
+        if options or sessions:  # mostly neither
+            can = self._connections.broker().capabilities
+            session, ordered = check_session(name, task, queue, options, sessions=sessions, can=can)
+            if own_id:
+                unknown = self._generation(own_id, force=options.get("force", False))
+                if unknown is None:
+                    return None
+                generation = unknown
+        if options or (task is not None and task.expires is not None):
             now = time.time()
             delay = delay_seconds(options, now)
             expires = expiry(options, task.expires if task else None, now)
@@ -212,16 +219,10 @@ class Sender:
 
     def _publish(self, plan: _Plan, messages: Sequence[TaskMessage]) -> None:
         try:
-            self.publish(Publication(plan.queue, messages, plan.delay))
+            self.publish(plan.queue, messages, plan.delay)
         except SendUnconfirmed as error:
             self._emit_unconfirmed(messages, error)
             raise
-
-    def _published(self, plan: _Plan, messages: Sequence[TaskMessage]) -> None:
-        """Record what the broker has accepted."""
-        if plan.own_id:
-            self._expect(messages, plan.delay)
-        self._emit("enqueued", messages)
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:
         """The generation to send; None if the task id is known and not forced.
@@ -280,8 +281,10 @@ class Sender:
         self._emit("send_unconfirmed", [each for each, in_doubt in pairs if in_doubt])
 
     def _emit(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
+        known, pid = self._sink, os.getpid()
+        if known is not None and known[0] == pid and known[1].idle:
+            return  # as mostly, without the lock
         with self._lock:
-            pid = os.getpid()
             if self._sink is None or self._sink[0] != pid:
                 self._sink = (pid, self._open_events(f"sender-{socket.gethostname()}-{pid}"))
             sink = self._sink[1]

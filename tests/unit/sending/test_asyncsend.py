@@ -27,17 +27,17 @@ class Slow:
         self.entered, self.gate = threading.Event(), threading.Event()
         self.gate.set()
 
-        def publish(due):
+        def publish(queue, messages, delay):
             self.entered.set()
             self.gate.wait(10.0)
             time.sleep(0.02)
-            self.sizes.append(len(due.messages))
+            self.sizes.append(len(messages))
             self.threads.add(threading.current_thread().name)
             if self.errors:
                 error = self.errors.pop(0)
                 if error is not None:
-                    raise error(due) if callable(error) else error
-            inner(due)
+                    raise error(messages) if callable(error) else error
+            inner(queue, messages, delay)
 
         monkeypatch.setattr(app._sender, "publish", publish)
 
@@ -147,8 +147,8 @@ def test_only_the_unconfirmed_calls_of_a_batch_fail(app, slow):
     heard = []
     app.on_event(heard.append)
 
-    def half(due):
-        envelopes = [app.codec.to_envelope(message) for message in due.messages]
+    def half(messages):
+        envelopes = [app.codec.to_envelope(message) for message in messages]
         return SendUnconfirmed("no answer", envelopes[1:])
 
     async def main():
