@@ -31,6 +31,8 @@ class Sending:
     * `headers`: what you put here travels with every message of the send: text, numbers, bytes, or
       lists and maps of those. The task reads them in ``context.message.extra``.
     * `each`: None, or a map for each id, in their order: further headers of that message alone.
+    * `workflow`: the workflow's id if a graph is started. Then `ids` are those of all its tasks, of
+      those that follow later too, and `task` and `queue` are those of the first.
     """
 
     task: str
@@ -38,6 +40,7 @@ class Sending:
     ids: Sequence[str]
     headers: dict[str, Any] = field(default_factory=dict)
     each: Sequence[dict[str, Any]] | None = None
+    workflow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Settling:
 class KilledRun:
     """A run that its pool process could not report, the argument of ``app.hooks.killed``.
 
-    * `message`, `delivery`: what it ran.
+    * `message`, `delivery`: the message of the run, and its delivery.
     * `started_at`, `ended_at`: UTC epoch seconds.
     * `error_type`, `error`: why the process ended.
     """

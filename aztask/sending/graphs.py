@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, Final, cast
 
@@ -82,14 +82,15 @@ class GraphSender:
         compiled = compile_graph(graph, self._queue_of, blocked=not engine.results.remote)
         ids = [task_id_of(workflow, node) for node in compiled.signatures]
         first = next((node for node in compiled.plan.nodes if node.task), None)
-        sent = Sending(first.task if first else "", first.queue if first else "", ids)
+        task, queue = (first.task, first.queue) if first else ("", "")
+        sent = Sending(task, queue, ids, workflow=workflow)
         with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
             parent = current_context()
             sender = Sender(
                 f"{os.getpid()}@{socket.gethostname()}",
                 (parent.message.root_id or parent.task_id) if parent else None,
                 parent.task_id if parent else None,
-                sent.headers,
+                _headers(sent, compiled.signatures),
                 self._session_of,
                 self._leases.lease_seconds,
             )
@@ -110,6 +111,14 @@ class GraphSender:
             sessions=self._has_sessions(queue),
             can=self._connections.broker().capabilities,
         )
+
+
+def _headers(sent: Sending, nodes: Iterable[int]) -> Callable[[int], dict[str, Any]]:
+    """The headers that hooks have set for the message of a node."""
+    if sent.each is None:
+        return lambda node: sent.headers
+    each = dict(zip(nodes, sent.each, strict=True))
+    return lambda node: {**sent.headers, **each[node]}
 
 
 def _checked_id(workflow_id: object) -> str:

@@ -41,7 +41,7 @@ class Sender:
     """What a workflow's messages have in common, beside their places.
 
     * `origin`: the sending process; `root_id`, `parent_id`: of the task that starts the workflow.
-    * `headers`: those that hooks of the app have set.
+    * `headers_of`: the headers that hooks of the app have set for a node's message.
     * `session_of`: the session of a signature, and whether its order is kept.
     * `lease_of`: the lease advice of a queue.
     """
@@ -49,7 +49,7 @@ class Sender:
     origin: str
     root_id: str | None
     parent_id: str | None
-    headers: dict[str, Any]
+    headers_of: Callable[[int], dict[str, Any]]
     session_of: Callable[[Signature, str], tuple[str | None, bool]]
     lease_of: Callable[[str], float | None]
 
@@ -137,7 +137,8 @@ class Starter:
         options = signature.options
         counted = {DELAY: options.get("delay"), EXPIRES: options.get("expires")}
         own = {name: float(value) for name, value in counted.items() if value is not None}
-        headers = {name: value for name, value in sender.headers.items() if name != "traceparent"}
+        headers = sender.headers_of(number)
+        extra = {name: value for name, value in headers.items() if name != "traceparent"}
         return build(
             TaskMessage,
             {
@@ -154,10 +155,10 @@ class Starter:
                 "session": session,
                 "ordered": ordered,
                 "lease_seconds": sender.lease_of(node.queue),
-                "traceparent": sender.headers.get("traceparent"),
+                "traceparent": headers.get("traceparent"),
                 "workflow": workflow,
                 "node": str(Place.of(plan, node)),
-                "extra": {**headers, **own},
+                "extra": {**extra, **own},
             },
         )
 

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind
 from spanfile import Span, spans
 from storage import storage_site
 
-from aztask import App
+from aztask import App, chain, group
 from aztask.brokers.base import QueueOptions
 from aztask.errors import TaskFailed
 from aztask.telemetry.otel import instrument
@@ -198,6 +198,41 @@ def test_messages_of_other_senders_and_of_tasks(local: Traced) -> None:
     assert local.app.result("async").get() == format(runs["async"].id, "016x")
     linked = {linked for span in receives.values() for _, linked, _ in span.links}
     assert sent.id in linked
+
+
+def test_all_tasks_of_a_workflow_are_in_the_trace_of_its_start(local: Traced) -> None:
+    app = local.app
+    add = app.task(name="traced.add")(lambda a, b: a + b)
+    with local.provider.get_tracer("web").start_as_current_span("request") as request:
+        result = chain(group(add.s(1, 2), add.s(3, 4)), add.s([5])).delay(workflow_id="report")
+    worker = local.site.worker(*ARGUMENTS)
+    assert result.get(timeout=30) == [3, 7, 5]
+    assert worker.stop() == 0, worker.log
+    (sent,) = local.here("send default")
+    assert sent.parent.span_id == request.get_span_context().span_id
+    assert sent.kind is SpanKind.PRODUCER
+    assert sent.attributes["aztask.workflow"] == "report"
+    runs = local.spans("process default")
+    assert [run.parent for run in runs] == [sent.context.span_id] * 3
+
+
+def test_hooks_may_set_headers_of_each_task_of_a_workflow(local: Traced) -> None:
+    app = local.site.app()
+    add = app.task(name="traced.add")(lambda a, b: a + b)
+
+    @app.around_send
+    def numbered(sending):
+        sending.each = [
+            {"traceparent": OLD[:-2] + f"0{index}"} for index, _ in enumerate(sending.ids)
+        ]
+        yield
+
+    result = chain(add.s(1, 2), add.s(3)).delay(workflow_id="numbered")
+    worker = local.site.worker(*ARGUMENTS)
+    assert result.get(timeout=30) == 6
+    assert worker.stop() == 0, worker.log
+    traces = {format(span.trace, "032x") for span in local.spans("process default")}
+    assert traces == {OLD.split("-")[1]}
 
 
 def with_header(sending):

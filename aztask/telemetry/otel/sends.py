@@ -1,7 +1,8 @@
 """Spans of sends: ``send QUEUE`` for one message, ``create QUEUE`` and ``send QUEUE`` for a batch.
 
 The trace context of a message is made here, once. Its retries, clones, dead letters and replays
-carry the same one, so all its runs are in one trace.
+carry the same one, so all its runs are in one trace. A workflow has one span, the parent of all
+its tasks, whenever they are sent.
 """
 
 from __future__ import annotations
@@ -34,21 +35,24 @@ class SendSpans:
     def around_send(self, sending: Sending) -> Generator[None, Any, None]:
         """Make the spans of one send, and put the trace contexts into the messages' headers."""
         count = len(sending.ids)
+        alone = count == 1 or sending.workflow is not None
         began = time.time_ns()
-        if count == 1:
+        if alone:
             links, kind = [], SpanKind.PRODUCER
         else:
             links, kind = self._created(sending), SpanKind.CLIENT
         common = self._attributes.of(sending.queue, "send", "send")
         attributes: dict[str, Any] = {**common, "aztask.task": sending.task}
-        if count == 1:
-            attributes["messaging.message.conversation_id"] = sending.ids[0]
+        if alone:
+            attributes["messaging.message.conversation_id"] = sending.workflow or sending.ids[0]
         else:
             attributes["messaging.batch.message_count"] = count
+        if sending.workflow is not None:
+            attributes["aztask.workflow"] = sending.workflow
         span = self._tracer.start_span(
             f"send {sending.queue}", kind=kind, attributes=attributes, links=links, start_time=began
         )
-        if count == 1:
+        if alone:
             write_context(
                 sending.headers,
                 span.get_span_context(),
