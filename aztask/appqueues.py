@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Unpack
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -13,7 +14,7 @@ from aztask.task import Task
 from aztask.taskoptions import check_options
 
 
-class AppQueues:
+class AppQueues(ABC):
     """The part of `aztask.app.App` that knows its queues."""
 
     leases: LeaseAdvisor
@@ -26,9 +27,9 @@ class AppQueues:
         self._lease_given = lease_given
 
     @property
+    @abstractmethod
     def broker(self) -> Broker:
         """The broker; `App` connects it."""
-        raise NotImplementedError
 
     def queue(self, name: str, **options: Unpack[QueueOptionNames]) -> None:
         """Set options of one queue, for example ``app.queue("slow", lease=300)``.

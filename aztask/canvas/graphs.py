@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -73,7 +74,7 @@ class Callee(Protocol):
         ...
 
 
-class Graph:
+class Graph(ABC):
     """A signature, a chain, a group or a chord. ``a | b`` is a chain of both.
 
     ``print(graph)`` draws its tree.
@@ -120,9 +121,9 @@ class Graph:
         """The graphs that it is made of; a signature has none."""
         return ()
 
+    @abstractmethod
     def drawn(self) -> Drawing:
         """The title and the parts of its tree, see `Drawable`."""
-        raise NotImplementedError
 
 
 def _signatures(graph: Graph) -> Iterator[Signature]:

@@ -123,7 +123,7 @@ def delete(name: str, dry_run: bool, yes: bool) -> None:
     """Delete the queue NAME with its messages and dead letters."""
     with open_app() as app:
         stats = app.broker.stats(name)
-        held = _living(stats) + (stats.dead or 0)
+        held = stats.living + (stats.dead or 0)
         what = f"delete queue {visible(name)} with {plural(held, 'message')}"
         if confirm(what, dry_run=dry_run, yes=yes):
             app.broker.delete(name)
@@ -148,7 +148,7 @@ def peek(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
     with open_app() as app:
         found = list(waiting(app, queue, limit=limit))
         print_messages(app, found, arguments=arguments, as_json=as_json)
-        held = _living(app.broker.stats(queue))
+        held = app.broker.stats(queue).living
         notes = [hidden(app.broker.capabilities)]
     if held > len(found):
         notes.insert(0, f"{len(found):,} of {plural(held, 'message')}")
@@ -169,7 +169,7 @@ def purge(queue: str, dry_run: bool, yes: bool) -> None:
     what runs now is not retried. The results of the deleted tasks stay "pending".
     """
     with open_app() as app:
-        held = _living(app.broker.stats(queue))
+        held = app.broker.stats(queue).living
         leased = (
             "leased ones included" if app.broker.capabilities.purges_leased else "except leased"
         )
@@ -177,7 +177,7 @@ def purge(queue: str, dry_run: bool, yes: bool) -> None:
         if confirm(what, dry_run=dry_run, yes=yes):
             deleted = app.broker.purge(queue)
             click.echo(f"deleted {plural(deleted, 'message')} in queue {visible(queue)}")
-            if left := _living(app.broker.stats(queue)):
+            if left := app.broker.stats(queue).living:
                 click.echo(f"aztask: {plural(left, 'message')} left: leased or new", err=True)
 
 
@@ -193,7 +193,7 @@ def _print_queues(*, as_json: bool, interval: float | None) -> None:
 
 def _print_line(app: App) -> None:
     """Print all queues as one JSON object."""
-    queues = [{**asdict(stats), "total": _living(stats)} for stats in _stats(app)]
+    queues = [{**asdict(stats), "total": stats.living} for stats in _stats(app)]
     print_json({"at": iso_time(time.time()), "queues": queues})
 
 
@@ -204,10 +204,10 @@ def _print_once(app: App, *, as_json: bool) -> None:
     if as_json:
         for stats in found:
             more = _lease_record(learned, stats.queue, leases) if learned else {}
-            print_json({**asdict(stats), "total": _living(stats), **more})
+            print_json({**asdict(stats), "total": stats.living, **more})
         return
     names = ["queue", "total", "active", "leased", "scheduled", "deferred", "dead"]
-    rows: list[list[Any]] = [[stats.queue, _living(stats), *_counts(stats)] for stats in found]
+    rows: list[list[Any]] = [[stats.queue, stats.living, *_counts(stats)] for stats in found]
     if learned:
         names += ["lease", "lost"]
         for row in rows:
@@ -236,13 +236,6 @@ def _stats(app: App) -> list[QueueStats]:
         with skipping(name):
             found.append(app.broker.stats(name))
     return found
-
-
-def _living(stats: QueueStats) -> int:
-    """The number of messages without dead letters; some services report only their sum."""
-    if stats.total is not None:
-        return stats.total
-    return sum(count or 0 for count in _counts(stats)[:-1])
 
 
 def _counts(stats: QueueStats) -> tuple[int | None, ...]:

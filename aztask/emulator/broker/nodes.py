@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from aztask.emulator.amqp import encode, outgoing
@@ -31,7 +32,7 @@ SENDING = ("com.microsoft:schedule-message", "com.microsoft:cancel-scheduled-mes
 """Operations that need the permission Send; all others need Listen."""
 
 
-class RequestLink:
+class RequestLink(ABC):
     """A link on which a client sends requests to a node."""
 
     def __init__(self, replies: Replies) -> None:
@@ -52,9 +53,9 @@ class RequestLink:
             return
         self.handle(request)
 
+    @abstractmethod
     def handle(self, request: Request) -> None:
         """Process one request and reply to it."""
-        raise NotImplementedError
 
 
 class CbsLink(RequestLink):

@@ -199,7 +199,7 @@ def test_the_pending_runs_of_an_older_release_count_as_due_now(tmp_path: Path) -
 def test_a_wait_without_a_change_casts_no_doubt_on_the_watch(
     results: LocalResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watch in doubt is not relied on any more: every wait would look at the file more often."""
+    """After a doubt, every wait would check the file more often."""
     doubts: list[bool] = []
     monkeypatch.setattr(results._database.watch, "doubt", lambda: doubts.append(True))
     seen = results.wait_changed(-1, 0.0)
