@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,9 @@ from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
 from aztask.doctor.queuechecks import judge
 from aztask.doctor.sizes import events_text, store_text
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
-from aztask.results.base import Provisioned, State
+from aztask.limits.control import Controls
+from aztask.results.base import Provisioned, ResultStore, State
+from aztask.results.controls import controls_of
 from aztask.sending.queueplan import QueuePlan
 from aztask.support.finding import Finding, Level, failed, fine, problem, warning
 
@@ -216,6 +219,7 @@ def _of_results(app: App) -> Iterator[Finding]:
     )
     if held:
         yield fine("results", "size", held)
+    yield from _of_pauses(store)
     if known < len(workers):
         names = [(worker.name, worker.damage) for worker in workers if worker.damage]
         text = f"rows of workers that cannot be read: {_named(names)}"
@@ -229,6 +233,27 @@ def _of_results(app: App) -> Iterator[Finding]:
             "store, then run aztask dlq replay --reason unreadable-record"
         )
         yield warning("results", "damage", text, advice)
+
+
+def _of_pauses(store: ResultStore) -> Iterator[Finding]:
+    """What operators paused, and may have forgotten."""
+    controls = controls_of(store)
+    if controls is None:
+        return
+    try:
+        pauses = Controls(controls).read().listed()
+    except AztaskError as error:
+        yield failed("results", "paused", error)
+        return
+    if pauses:
+        rows = [(str(each), f"since {_minutes(each.at)}, by {each.by}") for each in pauses]
+        text = f"paused for all workers: {_named(rows)}"
+        yield warning("results", "paused", text, "to resume it, run aztask control resume")
+
+
+def _minutes(at: float) -> str:
+    """UTC epoch seconds as a date and a time to the minute."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _named(rows: Sequence[tuple[str, str]]) -> str:

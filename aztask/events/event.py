@@ -37,6 +37,8 @@ EventKind: TypeAlias = Literal[
     "cancelled",
     "expired",
     "lease_changed",
+    "put_off",
+    "control_changed",
 ]
 EVENT_KINDS: Final[frozenset[str]] = frozenset(get_args(EventKind))
 
@@ -60,7 +62,7 @@ class Event(NamedTuple):
     * `error_type`, `error`: of the failure.
     * `held_seconds`: from receiving the delivery to its end; `renewals`: of its lease in that time.
     * `former_lease_seconds`, `reason`: for a change of a queue's lease; task_id and task are ""
-      then.
+      then. `reason` also says why a run was put off.
     """
 
     event: EventKind

@@ -105,6 +105,8 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
         headers["aztask-ordered"] = 0
     if message.snooze_count:
         headers["aztask-snooze-count"] = message.snooze_count
+    if message.put_off_count:
+        headers["aztask-put-off-count"] = message.put_off_count
     if message.delivery_base:
         headers["aztask-delivery-base"] = message.delivery_base
     if message.extra:
@@ -368,6 +370,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     "aztask-generation": ("generation", _read_count),
     "aztask-resubmit-count": ("resubmit_count", _read_count),
     "aztask-snooze-count": ("snooze_count", _read_count),
+    "aztask-put-off-count": ("put_off_count", _read_count),
     "aztask-delivery-base": ("delivery_base", _read_count),
     "aztask-unknown-since": ("unknown_since", read_time),
     SAVED: ("saved", _read_bytes),

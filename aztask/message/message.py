@@ -6,7 +6,8 @@ Rules
 2. ``(id, generation, hop)`` names one delivery attempt of one invocation and never repeats: a clone
    raises the hop, a replay from the dead letters raises the generation. Every ``message_id``
    derives from the three. So duplicate detection never drops a clone by mistake, and always
-   recognises a clone that was sent twice.
+   recognises a clone that was sent twice. A message that is put off before it started keeps the
+   three, because it is still the same run; its ``message_id`` ends in a counter of its own.
 3. A message carries plain data. `aztask.message.headers` checks it where it comes from outside.
 """
 
@@ -37,6 +38,7 @@ class TaskMessage:
     * `session`: messages of one session run in order; `ordered`: a retry keeps its place in that
       order.
     * `resubmit_count`: failures so far; `snooze_count`: other re-runs.
+    * `put_off_count`: how often this run was put off before it started, see `put_off`.
     * `delivery_base`: the broker's delivery count at the last resubmit, for services whose count
       goes on.
     * `unknown_since`: when a worker first met the unknown task name, UTC epoch seconds.
@@ -81,6 +83,7 @@ class TaskMessage:
     lease_seconds: float | None = None
     workflow: str | None = None
     node: str | None = None
+    put_off_count: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,11 +97,14 @@ class TaskMessage:
 
         If that would be longer, ``sha256-`` and 64 hexadecimal digits (the SHA-256 of the id in
         UTF-8) replace the id. A pointer's id ends in ``:pointer-N``, where N is the number of
-        failures and snoozes so far, so that each deferral has its own.
+        failures and snoozes so far, so that each deferral has its own. The id of a message that was
+        put off ends in ``:put-N``, where N is the number of times.
         """
         tail = f":{self.generation}:{self.hop}"
         if self.pointer is not None:
             tail += f":pointer-{self.resubmit_count + self.snooze_count}"
+        if self.put_off_count:
+            tail += f":put-{self.put_off_count}"
         name = f"{self.id}{tail}"
         if len(name) <= MESSAGE_ID_LIMIT:
             return name
@@ -131,6 +137,7 @@ class TaskMessage:
             delivery_base=delivery_base,
             unknown_since=unknown_since,
             eta=eta,
+            put_off_count=0,
         )
 
     def pointing(self, position: int, *, counted: bool, delivery_base: int) -> TaskMessage:
@@ -150,6 +157,14 @@ class TaskMessage:
             saved=None,
             eta=None,
         )
+
+    def put_off(self, *, delivery_base: int = 0) -> TaskMessage:
+        """The clone that waits longer, because this run may not start yet (a pause, a limit).
+
+        It is the same run: the key and all counts of failures, snoozes and replays stay. Only
+        `put_off_count` rises, which gives the clone a message id of its own.
+        """
+        return replace(self, put_off_count=self.put_off_count + 1, delivery_base=delivery_base)
 
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:
         """The next link of a delay chain: the message arrived before its eta and is delayed again.
@@ -177,6 +192,7 @@ class TaskMessage:
             eta=None,
             expires=expires,
             saved=self.saved if keep_saved else None,
+            put_off_count=0,
         )
 
 

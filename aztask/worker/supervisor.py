@@ -25,6 +25,7 @@ from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pausing import Pausing
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.reporting import report_received
 from aztask.worker.pipeline.work import Stage, WorkItem, names
@@ -93,6 +94,12 @@ class Supervisor:
             finish=self._finishes.submit,
             over=self._over,
         )
+        self._pausing = Pausing(
+            runtime,
+            self.pipeline.put_offs,
+            claim=self._claims.submit,
+            finish=self._finishes.submit,
+        )
         self._chores = Housekeeping(runtime)
         self._leases = LeaseWatch(runtime)
         self._intakes = Intakes(app, options, self._leases.seconds, self._take)
@@ -106,6 +113,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Work until a signal or `stop` ends the worker, or `burst` or `max_tasks` is reached."""
+        self._pausing.tick(self._clock.monotonic())
         self._pool.fill()
         self.keeper.start()
         self._intakes.start()
@@ -215,6 +223,7 @@ class Supervisor:
         self._requests.stop()
         self._chores.tell(self._record(stopped=True))
         self._chores.stop()
+        self._pausing.stop()
         self._leases.stop()
         self._intakes.close()
         self.pipeline.floods.close()
@@ -259,6 +268,7 @@ class Supervisor:
         self._pool.fill()
         self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)
+        self._pausing.tick(now)
         if listeners := self.app.hooks.status:
             listeners.notify(self._heartbeat.status(draining=self._draining_until is not None))
 
@@ -285,7 +295,10 @@ class Supervisor:
         self.journal.received(items)
         self._leases.received(items)
         self._finishes.submit(item for item in items if item.decided is not None)
-        self._deliveries.opened.extend(item for item in items if item.decided is None)
+        opened = [item for item in items if item.decided is None]
+        if self._pausing.active:
+            opened = self._pausing.admit(opened)
+        self._deliveries.opened.extend(opened)
 
     def _allow(self) -> None:
         """Tell the intakes how many more deliveries there is room for."""
@@ -293,9 +306,9 @@ class Supervisor:
         if self.options.max_tasks is not None:
             window = min(window, self.options.max_tasks - self.finished)
         room = window - (len(self._deliveries) - self._deliveries.held)
-        if self._draining_until is None:
+        if self._draining_until is None and self._pausing.known:
             wait = 0 < room < min(window // 4, 64) and bool(self._deliveries.opened)
-            self._intakes.allow(room, wait=wait)
+            self._intakes.allow(room, wait=wait, paused=self._pausing.queues)
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -333,7 +346,7 @@ class Supervisor:
                     self._hold(item)
                 elif item.stage is not Stage.ENDED:
                     self._try_later(item)
-        self.finished += len(done)
+        self.finished += sum(not item.waits_in_queue for item in done)
         self._over(done)
 
     def _hold(self, item: WorkItem) -> None:

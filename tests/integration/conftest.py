@@ -31,6 +31,7 @@ KILLS = {
     "test_hostile_stream",
     "test_kills",
     "test_probes",
+    "test_putoff_kills",
     "test_servicebus_faults",
     "test_servicebus_killed",
     "test_servicebus_lock",

@@ -20,7 +20,8 @@ from pathlib import Path
 from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze
 from aztask.events import Event
 from aztask.hooks import WorkerInfo
-from aztask.worker.upkeep import housekeeping
+from aztask.worker import pausing
+from aztask.worker.upkeep import controlwatch, housekeeping
 from aztask.workflows import repair, starting
 
 QUICK = RetryPolicy(max_retries=3, delay=0.05, backoff=1.0, jitter=False, max_snoozes=5)
@@ -406,3 +407,7 @@ for strategy in filter(None, os.environ.get("LEDGER_STRATEGIES", "").split(","))
     for each in (flaky, snoozing, retry_later):
         named = app.task_with_context(name=f"{each.name}-{strategy}", retry_strategy=strategy)
         named(each.function)
+
+if "LEDGER_PAUSE" in os.environ:  # pauses are read often and put-offs come back soon
+    controlwatch.READ_SECONDS = float(os.environ["LEDGER_PAUSE"])  # type: ignore[misc]
+    pausing.FIRST_DELAY = pausing.LONGEST_DELAY = float(os.environ["LEDGER_PAUSE"])  # type: ignore[misc]

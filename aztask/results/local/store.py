@@ -33,9 +33,11 @@ from aztask.results.base import (
     Unreadable,
     WorkerRecord,
 )
+from aztask.results.controls import ControlStore
 from aztask.results.damage import Damaged, check_position
 from aztask.results.deadindex import DeadIndex
 from aztask.results.local.cancellations import LocalCancellations
+from aztask.results.local.controls import LocalControls
 from aztask.results.local.deadindex import LocalDeadIndex
 from aztask.results.local.quarantine import LocalQuarantine
 from aztask.results.local.rows import (
@@ -157,6 +159,7 @@ class LocalResults:
         self._quarantine = LocalQuarantine(database)
         self.dead_index: DeadIndex = LocalDeadIndex(database)
         self.workflows: WorkflowStore = LocalWorkflows(database)
+        self.controls: ControlStore = LocalControls(database, clock)
 
     @property
     def transaction_key(self) -> str:

@@ -39,9 +39,11 @@ from aztask.results.base import (
     StoreSize,
     WorkerRecord,
 )
+from aztask.results.controls import ControlStore
 from aztask.results.deadindex import DeadIndex
 from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
+from aztask.results.tables.controls import TablesControls
 from aztask.results.tables.dead import TablesDeadIndex
 from aztask.results.tables.index import ENDED, EndIndex
 from aztask.results.tables.leftovers import COUNT_SECONDS, Leftovers
@@ -108,6 +110,7 @@ class TablesResults:
         self._sweep_at = self._forget_at = clock.monotonic()
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
         self.workflows: WorkflowStore = TablesWorkflows(self._requests, self._blobs)
+        self.controls: ControlStore = TablesControls(self._requests, clock)
 
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"

@@ -29,6 +29,8 @@ FIRST_PREFETCH: Final = 4
 
 PREFETCH_SECONDS: Final = 0.25
 MOST_PREFETCH: Final = 1000
+NO_ROOM: Final = -1
+"""So little room that sessions are given up, too."""
 
 
 class Intakes:
@@ -92,16 +94,19 @@ class Intakes:
         for intake in self._all:
             intake.start()
 
-    def allow(self, room: int, *, wait: bool) -> None:
+    def allow(self, room: int, *, wait: bool, paused: frozenset[str] = frozenset()) -> None:
         """Set how many more deliveries there is room for.
 
-        wait: plain queues wait for more room, because a fuller batch costs less.
+        wait: plain queues wait for more room, because a fuller batch costs less. paused: queues
+        from which nothing may be received.
         """
-        if not wait:
-            for plain in self._plain:
+        for plain in self._plain:
+            if plain.queue in paused:
+                plain.allow(0)
+            elif not wait:
                 plain.allow(max(0, room))
         for sessions in self._sessions:
-            sessions.allow(room)
+            sessions.allow(NO_ROOM if sessions.queue in paused else room)
 
     def stop(self) -> None:
         """Stop all intakes; returns at once."""

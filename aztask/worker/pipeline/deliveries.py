@@ -119,6 +119,12 @@ class Deliveries:
         heapq.heappush(self._held_until, (until, item.number))
         return until
 
+    def hurry(self, now: float) -> None:
+        """Let the put-off items among the held ones go now: the reason may no longer hold."""
+        for number, item in self._held.items():
+            if item.waits_in_queue:
+                heapq.heappush(self._held_until, (now, number))
+
     def let_go(self, now: float) -> list[WorkItem]:
         """Take out the held items whose time has come."""
         items = []

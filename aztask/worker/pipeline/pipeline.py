@@ -38,6 +38,7 @@ from aztask.support.floodlog import FloodLog
 from aztask.worker.pipeline.following import Following
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
+from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.settling import Settler
@@ -65,6 +66,7 @@ class Pipeline:
         self._redelivery = Redelivery(app, keeper, clock)
         self.floods = FloodLog(clock)
         self._pointers = Pointers(app, keeper, self._redelivery, self.floods)
+        self.put_offs = PutOffs(app, self._redelivery, clock)
         self.verdicts = Verdicts(app, self._redelivery, clock, self.floods)
         self._settling = Settler(
             keeper,
@@ -124,7 +126,12 @@ class Pipeline:
             return
         if any(item.place is not None for item in items):
             self.following.prepare(items)
-        for item, answer in zip(items, self._started(items), strict=True):
+        answers = self._started(items)
+        if any(item.put_off is not None for item in items):
+            self.put_offs.answered(items, answers)
+        for item, answer in zip(items, answers, strict=True):
+            if item.stage is not Stage.RECEIVED:  # it is put off
+                continue
             try:
                 self.verdicts.claimed(item, answer)
             except Exception as error:  # noqa: BLE001  # it affects this delivery only

@@ -28,7 +28,7 @@ from aztask.canvas.place import Place
 from aztask.lease.state import Lease
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
-from aztask.settlement import Abandon, Complete, Decision, Lapse
+from aztask.settlement import Abandon, Complete, Decision, Lapse, Release
 from aztask.task import Task
 from aztask.workflows.inputs import Input
 
@@ -121,6 +121,7 @@ class Decided:
     * clone: what a resubmission sends, if it does not follow from the outcome.
     * recorded: the store has the outcome. repeated: it had it before this delivery.
     * refused: it is a dead letter because the first decision could not be recorded or carried out.
+    * put_off: why the run may not start yet; "" for every other settlement.
     """
 
     settlement: Decision
@@ -129,6 +130,7 @@ class Decided:
     recorded: bool = False
     repeated: bool = False
     refused: bool = False
+    put_off: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,14 @@ class Run:
     stop: Stop | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A run may not start yet. delay: seconds until it is looked at again. reason: for events."""
+
+    delay: float
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class WorkItem:
     """A delivery under its lease, with the results of its stages so far.
@@ -176,6 +186,7 @@ class WorkItem:
     * session: the slot that holds its session.
     * place: its place in a workflow, if it belongs to one. input: the value that it takes there.
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
+    * put_off: it may not start yet; set until that is decided, see `putoffs`.
     """
 
     number: int
@@ -199,6 +210,7 @@ class WorkItem:
     input: Input | None = None
     dropped: bool = False
     refusal: tuple[str, str] | None = None
+    put_off: PutOff | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:
@@ -246,8 +258,12 @@ class WorkItem:
         self.held_until = until
 
     def rest(self) -> None:
-        """Note that its outcome is reported. When it is due, it is abandoned and redelivered."""
-        self.decided = Decided(Abandon())
+        """Note that its outcome is reported. When it is due, it is redelivered.
+
+        A delivery that was put off did not run, so it is released, which does not count.
+        """
+        put_off = self.decided is not None and self.decided.put_off
+        self.decided = Decided(Release() if put_off else Abandon())
 
     def due(self) -> None:
         """Note that its time to wait has passed."""
@@ -314,6 +330,14 @@ class WorkItem:
     def in_order(self) -> bool:
         """Whether it must keep its place in a session."""
         return self.session is not None and (self.opened is None or self.opened.message.ordered)
+
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether its run did not start: it was put off, or released."""
+        decided = self.decided
+        return decided is not None and (
+            bool(decided.put_off) or isinstance(decided.settlement, Release)
+        )
 
     @property
     def left_to_lapse(self) -> bool:

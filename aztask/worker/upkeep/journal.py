@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from aztask.events.event import Event, EventKind
 from aztask.events.sink import EventSink
+from aztask.limits.control import Pause, Scope
 from aztask.message.message import TaskMessage
 from aztask.results.base import State
 from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
-from aztask.worker.pipeline.work import WorkItem
+from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.upkeep.tasklog import TaskLog
 
 _KINDS: dict[State, EventKind] = {
@@ -79,6 +80,8 @@ class Journal:
                 error_type=outcome.error_type or None,
                 error=outcome.error or None,
             )
+        if item.decided is not None and item.decided.put_off:
+            self._put_off(item, item.decided.put_off)
         if isinstance(item.settlement, DeadLetter) and item.settled:
             self.counts["dead-lettered"] += 1
             self._emit(
@@ -87,6 +90,13 @@ class Journal:
                 error_type=item.settlement.reason,
                 error=item.settlement.description,
             )
+
+    def _put_off(self, item: WorkItem, reason: str) -> None:
+        """Report that a run may not start yet, once it waits: in the queue, or under its lease."""
+        if item.settled or item.stage is Stage.HELD:
+            self.counts["put_off"] += 1
+            held = self._clock.monotonic() - item.received_at
+            self._emit("put_off", item, held=held, reason=reason)
 
     def buried(self, message: TaskMessage, queue: str, deliveries: int, dead: DeadLetter) -> None:
         """Report a message that the broker itself dead-lettered."""
@@ -118,6 +128,12 @@ class Journal:
             )
         )
 
+    def control_changed(self, pause: Pause, what: str) -> None:
+        """Report that this worker obeys a pause, or its end, from now on."""
+        queue = pause.name if pause.scope is Scope.QUEUE else ""
+        task = pause.name if pause.scope is Scope.TASK else ""
+        self._sink.emit(Event("control_changed", "", task, queue, reason=f"{pause} is {what}"))
+
     def flush(self) -> None:
         """Write the events that were reported."""
         self._sink.flush()
@@ -134,7 +150,7 @@ class Journal:
     def summary(self) -> str:
         """The counts for the worker's last log line."""
         order = ["succeeded", "failed", "retrying", "snoozed", "expired", "cancelled"]
-        rare = ["dead-lettered", "lease_lost", "settle_failed"]
+        rare = ["put_off", "dead-lettered", "lease_lost", "settle_failed"]
         parts = [f"{self.counts[name]} {name}" for name in order[:3]]
         parts += [
             f"{self.counts[name]} {name.replace('_', ' ')}"
@@ -156,6 +172,7 @@ class Journal:
         held: float | None = None,
         error_type: str | None = None,
         error: str | None = None,
+        reason: str | None = None,
     ) -> None:
         message = item.opened.message if item.opened is not None else None
         self._sink.emit(
@@ -175,5 +192,6 @@ class Journal:
                 ts,
                 held_seconds=held,
                 renewals=None if held is None else item.lease.renewals,
+                reason=reason,
             )
         )

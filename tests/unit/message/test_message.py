@@ -53,7 +53,7 @@ def test_what_a_message_says_of_itself_where_nothing_was_said():
         **dict.fromkeys(("traceparent", "lease_seconds", "workflow", "node")),
         "ordered": True,
         **dict.fromkeys(("resubmit_count", "snooze_count", "hop"), 0),
-        **dict.fromkeys(("generation", "delivery_base"), 0),
+        **dict.fromkeys(("generation", "delivery_base", "put_off_count"), 0),
         "extra": {},
     }
     given = {"id": "t", "task": "a.b", "queue": "q", "body": b""}
@@ -163,3 +163,32 @@ def test_a_replay_starts_over_in_a_new_generation_and_keeps_the_checkpoint():
     assert again.saved == b"page 7"
     assert MESSAGE.replayed(keep_saved=False).saved is None
     assert MESSAGE.replayed(expires=900.0).expires == 900.0
+
+
+def test_a_message_that_is_put_off_stays_the_same_run():
+    once = MESSAGE.put_off()
+    assert changes(MESSAGE, once) == {"put_off_count", "delivery_base"}
+    assert once.key == MESSAGE.key
+    assert [MESSAGE.message_id, once.message_id, once.put_off().message_id] == [
+        "t1:1:5",
+        "t1:1:5:put-1",
+        "t1:1:5:put-2",
+    ]
+    assert MESSAGE.put_off(delivery_base=8).delivery_base == 8
+
+
+def test_the_next_run_is_not_put_off_yet():
+    waited = MESSAGE.put_off().put_off()
+    assert waited.resubmitted(counted=True).put_off_count == 0
+    assert waited.resubmitted(counted=True).message_id == "t1:1:6"
+    assert waited.replayed().message_id == "t1:2:0"
+
+
+def test_a_pointer_that_is_put_off_has_an_id_of_its_own():
+    pointer = MESSAGE.pointing(9, counted=True, delivery_base=0)
+    assert pointer.put_off().message_id == f"{pointer.message_id}:put-1"
+
+
+def test_the_id_of_a_put_off_message_with_a_long_task_id_is_short():
+    long = dataclasses.replace(MESSAGE, id="x" * 1000, put_off_count=COUNTER_LIMIT)
+    assert len(long.message_id) <= MESSAGE_ID_LIMIT

@@ -1,0 +1,107 @@
+"""Putting off: a run that may not start yet waits in the queue, and nothing is counted.
+
+A pause or a limit decides this *before* the start row, so the store is not written. The clone has
+the same key as its original and a message id of its own (`TaskMessage.put_off`).
+
+Rules
+1. At most one copy of a run is admitted. After a crash between clone and completion both are in the
+   queue. The first one that starts owns the start row; the other one finds the owner, or the
+   recorded outcome, and is completed.
+2. A start row names the position of the message that owns it. An original that was delivered before
+   may have such a row, and its clone would be refused as a superfluous copy. So the row of a
+   redelivered original is claimed and given back first: a row without an owner admits any copy.
+   Services that resubmit in place keep the position and need none of this.
+3. In a session the message keeps its place: its lease is held for the delay, then it is
+   released. No clone is sent.
+4. A message is never put off past its expiry: when that comes, it is claimed and recorded as
+   expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aztask.app import App
+from aztask.results.base import Owned, StartAnswer
+from aztask.settlement import Hold, Resubmit
+from aztask.support.clock import Clock
+from aztask.worker.pipeline.redelivery import Redelivery
+from aztask.worker.pipeline.work import PutOff, WorkItem, message_of
+
+LONGEST_HOLD: Final = 30.0
+"""Seconds that a session is held for a message that was put off, before it is released."""
+
+
+class PutOffs:
+    """Decides how put-off deliveries wait. Any thread may call."""
+
+    def __init__(self, app: App, redelivery: Redelivery, clock: Clock) -> None:
+        self._redelivery = redelivery
+        self._clock = clock
+        self._results = app.results
+        self._moves = not app.broker.capabilities.resubmit_in_place
+
+    def wait(self, item: WorkItem, delay: float, reason: str) -> bool:
+        """Put the delivery off for `delay` seconds; False if it must go through `claim` first.
+
+        reason: for the event, such as "task shop.resize is paused".
+        """
+        item.put_off = PutOff(delay, reason)
+        if self._may_have_row(item):
+            return False
+        self.decide(item)
+        return True
+
+    def expired(self, item: WorkItem) -> bool:
+        """Whether the message has expired, so that it is claimed and recorded as expired."""
+        expires = message_of(item).expires
+        return expires is not None and self._clock.wall() >= expires
+
+    def answered(self, items: Sequence[WorkItem], answers: Sequence[StartAnswer]) -> list[WorkItem]:
+        """Put off the redelivered items among these, whose rows were claimed for that (rule 2).
+
+        Returns them. Items whose runs have ended, or belong to another copy, are left as they are.
+
+        Crash window: if the worker dies before the row is given back, the row's position is still
+        the original's, whose redelivery takes it over.
+        """
+        put_off = [
+            item
+            for item, answer in zip(items, answers, strict=True)
+            if item.put_off is not None and isinstance(answer, Owned)
+        ]
+        if put_off and self._results is not None:
+            self._results.disown([(item.key, item.owner) for item in put_off])
+        for item in put_off:
+            self.decide(item)
+        return put_off
+
+    def decide(self, item: WorkItem) -> None:
+        """Decide that the delivery waits as it was put off."""
+        put_off, item.put_off = item.put_off, None
+        assert put_off is not None  # noqa: S101  # only called for items that were put off
+        now, message = self._clock.wall(), message_of(item)
+        delay = put_off.delay
+        if message.expires is not None:
+            delay = max(0.0, min(delay, message.expires - now))
+        if item.in_order:
+            delay = min(delay, LONGEST_HOLD)
+            item.decide(Hold(delay, now + delay), put_off=put_off.reason)
+            return
+        # Where the service's count goes on, the base rises with it: this delivery does not count.
+        base = 0 if self._moves else message.delivery_base + 1
+        clone = message.put_off(delivery_base=base)
+        settlement = Resubmit(delay=delay, due=now + delay, counted=False)
+        item.decide(settlement, clone=clone, put_off=put_off.reason)
+
+    def _may_have_row(self, item: WorkItem) -> bool:
+        message = message_of(item)
+        redelivered = item.delivery.delivery_count - message.delivery_base > 1
+        return (
+            redelivered
+            and self._moves
+            and self._results is not None
+            and message.pointer is None
+            and not item.in_order
+        )

@@ -1,0 +1,121 @@
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from aztask.cli import draining
+from aztask.limits.control import Scope
+from aztask.results.base import RunningTask, WorkerRecord
+
+
+def listed(cli):
+    return [json.loads(line) for line in cli("control", "list", "--json").out.splitlines()]
+
+
+def test_pause_list_and_resume(cli, filled):
+    answer = cli("control", "pause", "-Q", "orders,bulk", "--task", "shop.add")
+    assert answer.out.splitlines() == [
+        "queue orders is paused; workers obey within 5 seconds",
+        "queue bulk is paused; workers obey within 5 seconds",
+        "task shop.add is paused; workers obey within 5 seconds",
+    ]
+    assert {(each["scope"], each["name"]) for each in listed(cli)} == {
+        ("queue", "orders"),
+        ("queue", "bulk"),
+        ("task", "shop.add"),
+    }
+    assert all("@" in each["by"] for each in listed(cli))
+    again = cli("control", "pause", "-Q", "orders")
+    assert again.out == "queue orders is paused already\n"
+    table = cli("control").out.splitlines()
+    assert table[0].split() == ["WHAT", "NAME", "PAUSED", "BY"]
+    assert table[1].split()[0] == "queue"
+    answer = cli("control", "resume", "-Q", "orders", "-t", "shop.add,shop.other")
+    assert answer.out.splitlines() == [
+        "task shop.other is not paused",
+        "queue orders is resumed",
+        "task shop.add is resumed",
+    ]
+    assert cli("control", "resume", "--all").out == "queue bulk is resumed\n"
+    assert cli("control", "resume", "--all").out == "nothing is paused\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pause",),
+        ("drain",),
+        ("resume",),
+        ("resume", "--all", "-Q", "orders"),
+        ("pause", "-Q", ""),
+    ],
+)
+def test_without_a_name_nothing_is_done(cli, filled, words):
+    assert cli("control", *words).code == 2
+    assert listed(cli) == []
+
+
+def test_json_belongs_after_the_command(cli, filled):
+    answer = cli("control", "--json", "pause", "-Q", "orders")
+    assert answer.code == 2
+    assert "aztask control list --json" in answer.err
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(draining, "OBEYED_SECONDS", 0.1)
+    monkeypatch.setattr(draining, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(draining, "SILENT_SECONDS", 0.2)
+
+
+def beat(app, *tasks, at=0.0, name="one", **more):
+    running = tuple(RunningTask(f"id-{n}", task, "bulk", 1.0) for n, task in enumerate(tasks))
+    seen_at = time.time() + at
+    record = WorkerRecord(name, 1.0, seen_at, ("bulk",), len(tasks), 0, tasks=running)
+    app.results.heartbeat(replace(record, **more))
+
+
+def test_drain_waits_for_heartbeats_of_after_the_pause(cli, filled, quick, monkeypatch):
+    beats = iter([("shop.add",), ("shop.add",), ("shop.other",)])
+
+    def sleep(seconds):
+        if (tasks := next(beats, None)) is not None:
+            beat(filled, *tasks, at=1.0)
+
+    monkeypatch.setattr(draining.time, "sleep", sleep)
+    beat(filled, "shop.add")
+    beat(filled, "shop.add", name="stopped", stopped=True)
+    answer = cli("control", "drain", "--task", "shop.add")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "no worker runs these tasks")
+    assert next(beats, None) is None
+    assert listed(cli)[0]["name"] == "shop.add", "it stays paused"
+
+
+def test_drain_says_what_still_runs(cli, filled, quick, monkeypatch):
+    names = {(Scope.QUEUE, "bulk")}
+    beat(filled, "shop.add")
+    assert "awaited" in draining.wait_until_idle(filled.results, names, 0.0)
+    monkeypatch.setattr(draining.time, "sleep", lambda seconds: beat(filled, "shop.add", at=60.0))
+    found = draining.wait_until_idle(filled.results, names, 0.1)
+    assert found == "task shop.add id-0 on one"
+
+
+def test_drain_does_not_wait_for_silent_workers(cli, filled, quick):
+    beat(filled, "shop.add")
+    assert draining.wait_until_idle(filled.results, {(Scope.TASK, "shop.add")}, 5.0) == ""
+
+
+def test_drain_counts_running_tasks_without_a_name(cli, filled, quick):
+    beat(filled, running=500)
+    worker = filled.results.workers()[0]
+    assert "500 unnamed tasks" in draining._running(worker, {(Scope.TASK, "shop.add")})
+
+
+def test_the_doctor_warns_of_a_pause(cli, filled):
+    cli("control", "pause", "-Q", "orders")
+    lines = cli("doctor", "-Q", "default").out.splitlines()
+    (line,) = [line for line in lines if "paused" in line]
+    assert line.startswith("warning")
+    assert "queue orders (since " in line
+    assert "aztask control resume" in line

@@ -1,0 +1,198 @@
+"""Runs that may not start yet, on a real queue and a real result store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pipelinebench import Bench, Make
+
+from aztask.brokers.local.broker import CAPABILITIES
+from aztask.errors import BrokerUnavailable
+from aztask.results.base import Outcome, State
+from aztask.settlement import Complete, Hold, Release, Resubmit
+from aztask.worker.pipeline.putoffs import LONGEST_HOLD, PutOffs
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+
+
+def put_off(bench: Bench, delay: float = 5.0) -> list[WorkItem]:
+    """Receive what is there and put it off as a worker does."""
+    items = bench.receive()
+    waiting = [
+        item for item in items if not bench.pipeline.put_offs.wait(item, delay, "it is paused")
+    ]
+    bench.pipeline.claim(waiting)
+    bench.pipeline.finish(items)
+    return items
+
+
+def test_it_waits_in_the_queue_and_nothing_is_counted_or_stored(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    (item,) = put_off(bench)
+    assert (item.stage, item.settled) == (Stage.ENDED, True)
+    assert bench.app.broker.stats("default").scheduled == 1
+    (record,) = bench.app.results.history("a")
+    assert (record.state, record.starts) == (State.PENDING, 0), "the store was not written"
+    assert bench.receive() == []
+    bench.clock.now += 5.1
+    (again,) = bench.receive()
+    message = message_of(again)
+    assert message.key == ("a", 0, 0)
+    assert (message.resubmit_count, message.snooze_count, message.put_off_count) == (0, 0, 1)
+    assert again.delivery.envelope.message_id == "a:0:0:put-1"
+    assert again.delivery.delivery_count - message.delivery_base == 1
+
+
+def test_a_hundred_times_exhausts_no_limit(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    for _ in range(100):
+        assert len(put_off(bench, 1.0)) == 1
+        bench.clock.now += 1.1
+    (item,) = bench.receive()
+    bench.pipeline.claim([item])
+    assert item.stage is Stage.READY
+    assert message_of(item).snooze_count == 0
+    assert item.claimed is not None
+    assert item.claimed.starts == 1
+
+
+def test_both_copies_after_a_crash_run_once(make: Make) -> None:
+    """The worker died after the clone was sent: the original is still in the queue."""
+    bench = make()
+    bench.send("a")
+    (item,) = bench.receive()
+    assert bench.pipeline.put_offs.wait(item, 0.0, "it is paused")
+    assert item.decided is not None
+    assert item.decided.clone is not None
+    clone = bench.app.codec.to_envelope(item.decided.clone)
+    bench.app.broker.send("default", [clone])
+    bench.receiver.settle([(item.delivery, Release())])
+    first, second = bench.receive()
+    assert {message_of(first).put_off_count, message_of(second).put_off_count} == {0, 1}
+    bench.pipeline.claim([first, second])
+    assert [first.stage, second.stage] == [Stage.READY, Stage.DECIDED]
+    assert isinstance(second.settlement, Complete), "it is superfluous"
+    bench.succeed([first])
+    bench.pipeline.finish([first, second])
+    assert bench.states("a") == ["succeeded"]
+    assert bench.app.broker.stats("default").living == 0
+
+
+def test_a_redelivered_one_that_has_a_start_row_is_admitted_later(make: Make) -> None:
+    """A worker started it and died; then it was paused: its clone is another message."""
+    bench = make()
+    bench.claimed("a")
+    bench.clock.now += 61.0  # the lease ends
+    (item,) = put_off(bench)
+    assert item.settled
+    record = bench.app.results.get("a")
+    assert record is not None
+    assert record.starts == 1, "the start of the dead worker counts, this delivery does not"
+    bench.clock.now += 5.1
+    (clone,) = bench.receive()
+    assert clone.delivery.position != item.delivery.position
+    bench.pipeline.claim([clone])
+    assert clone.stage is Stage.READY, "the row admits it, as nobody owns it"
+    assert clone.claimed is not None
+    assert clone.claimed.starts == 2
+
+
+def test_of_both_copies_with_a_start_row_one_runs(make: Make) -> None:
+    bench = make()
+    bench.claimed("a")
+    bench.clock.now += 61.0
+    (item,) = bench.receive()
+    assert not bench.pipeline.put_offs.wait(item, 0.0, "it is paused")
+    bench.pipeline.claim([item])
+    assert item.decided is not None
+    assert item.decided.clone is not None
+    bench.app.broker.send("default", [bench.app.codec.to_envelope(item.decided.clone)])
+    bench.receiver.settle([(item.delivery, Release())])
+    copies = bench.receive()
+    bench.pipeline.claim(copies)
+    assert sorted(each.stage.value for each in copies) == ["decided", "ready"]
+
+
+def test_a_redelivered_one_that_has_ended_is_settled_not_put_off(make: Make) -> None:
+    bench = make()
+    (item,) = bench.claimed("a")
+    bench.succeed([item])
+    bench.pipeline._record([item])  # and the worker dies before it settles
+    bench.clock.now += 61.0
+    put_off(bench)
+    assert bench.app.broker.stats("default").living == 0
+    assert bench.states("a") == ["succeeded"]
+
+
+def test_while_the_store_is_away_a_redelivered_one_waits_as_it_is(make: Make) -> None:
+    bench = make()
+    bench.claimed("a")
+    bench.clock.now += 61.0
+    bench.faults.disown["a"] = BrokerUnavailable("away")
+    (item,) = bench.receive()
+    assert not bench.pipeline.put_offs.wait(item, 5.0, "it is paused")
+    bench.pipeline.claim([item])
+    assert (item.stage, item.put_off is not None) == (Stage.RECEIVED, True)
+    del bench.faults.disown["a"]
+    bench.pipeline.claim([item])
+    assert item.waits_in_queue
+
+
+def test_it_is_never_put_off_past_its_expiry(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    (item,) = bench.receive()
+    item.rewrite(expires=bench.clock.now + 3.0)
+    assert not bench.pipeline.put_offs.expired(item)
+    bench.pipeline.put_offs.wait(item, 600.0, "it is paused")
+    assert isinstance(item.settlement, Resubmit)
+    assert item.settlement.delay <= 3.0
+    bench.clock.now += 3.1
+    assert bench.pipeline.put_offs.expired(item)
+
+
+def test_in_a_session_it_keeps_its_lease_and_its_place(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    (item,) = bench.receive()
+    item.session = SimpleNamespace(held=lambda: None, over=lambda item: None)
+    assert bench.pipeline.put_offs.wait(item, 600.0, "it is paused")
+    assert isinstance(item.settlement, Hold)
+    assert item.settlement.delay == LONGEST_HOLD
+    bench.pipeline.finish([item])
+    assert (item.stage, item.settled) == (Stage.HELD, False)
+    item.rest()
+    assert isinstance(item.settlement, Release), "this delivery does not count"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_where_the_services_count_goes_on_a_put_off_does_not_count(
+    in_place: bool, make: Make
+) -> None:
+    bench = make()
+    bench.send("a")
+    (item,) = bench.receive()
+    broker: Any = SimpleNamespace(capabilities=replace(CAPABILITIES, resubmit_in_place=in_place))
+    app: Any = SimpleNamespace(broker=broker, results=bench.app.results)
+    PutOffs(app, bench.pipeline._redelivery, bench.clock).wait(item, 5.0, "it is paused")
+    assert item.decided is not None
+    assert item.decided.clone is not None
+    assert item.decided.clone.delivery_base == int(in_place)
+
+
+def test_an_outcome_that_was_put_off_before_is_recorded_once(make: Make) -> None:
+    bench = make()
+    bench.send("a")
+    put_off(bench)
+    bench.clock.now += 5.1
+    items = bench.receive()
+    bench.pipeline.claim(items)
+    now = bench.clock.wall()
+    items[0].sent()
+    items[0].decide(Complete(), Outcome(State.SUCCEEDED, Complete(), b"\x01", at=now))
+    bench.pipeline.finish(items)
+    assert bench.states("a") == ["succeeded"]
