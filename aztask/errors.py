@@ -4,7 +4,8 @@
 
     AztaskError
     ├ ConfigurationError            a setting, URL or option is wrong: nothing was attempted
-    │ └ CapabilityError             this broker lacks a feature that you use
+    │ ├ CapabilityError             this broker lacks a feature that you use
+    │ └ LeaseRefused                the queue holds its messages for another time than the lease
     ├ TaskError
     │ ├ UnknownTask                 no task is registered under that name
     │ ├ DuplicateTask               two functions were registered under one name
@@ -70,6 +71,17 @@ class ConfigurationError(AztaskError):
 
 class CapabilityError(ConfigurationError):
     """This broker cannot do that; see docs/brokers.md for what each one can."""
+
+
+class LeaseRefused(ConfigurationError):
+    """The queue's lock duration is not the lease; set the lease to it, or change the queue.
+
+    * `actual`: the lock duration in seconds, to about a second; None if it is not known so far.
+    """
+
+    def __init__(self, *args: object, actual: float | None = None) -> None:
+        super().__init__(*args)
+        self.actual = actual
 
 
 class TaskError(AztaskError):

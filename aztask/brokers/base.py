@@ -37,6 +37,7 @@ __all__ = [
     "Listing",
     "Lost",
     "MessageState",
+    "NameChecker",
     "Peeked",
     "Position",
     "QueueOptions",
@@ -254,6 +255,15 @@ class Networked(Protocol):
     @property
     def server(self) -> tuple[str, int | None]:
         """The service's host name, and its port if the address names one."""
+        ...
+
+
+@runtime_checkable
+class NameChecker(Protocol):
+    """A broker that can say whether it allows a queue name, without asking the service."""
+
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the name is allowed here."""
         ...
 
 

@@ -2,17 +2,12 @@
 
 ::
 
-    from aztask import transport
-    transport.register()
-    connection = kombu.Connection("aztask://", transport_options={"broker": broker})
+    app = Celery("shop", broker="aztask+servicebus://NAMESPACE")
+    connection = kombu.Connection("aztask+local:///var/lib/shop/queues.db")
 
-Transport options:
-
-* ``broker``: a URL, a connection string, a function that returns a Broker, or a Broker.
-* ``lease``: seconds, 60 by default.
-* ``declare``: False for credentials that may not create queues.
-* ``accept``: content types that consumers receive besides msgpack, json, text and bytes.
-* ``limits``: a `aztask.message.bounds.MessageLimits`.
+The URLs are described in `aztask.transport.address`, the transport options in
+`aztask.transport.options`. Where aztask is installed, Celery and Kombu know the URLs by themselves
+(see ``aztask_kombu.py``); `register` is for a program that runs from a source tree.
 
 Rules
 1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Every delivered message
@@ -30,14 +25,17 @@ from typing import Final
 
 from kombu.transport import TRANSPORT_ALIASES
 
+from aztask.transport.address import ALIAS
 from aztask.transport.channel import Channel
 from aztask.transport.connection import Transport
 
 __all__ = ["ALIAS", "Channel", "Transport", "register"]
 
-ALIAS: Final = "aztask"
+ALIASES: Final = (ALIAS, "aztask+local", "aztask+servicebus", "aztask+storagequeue")
+"""The schemes of aztask's URLs in Kombu's table of transports."""
 
 
 def register() -> None:
-    """Register ``aztask://`` with Kombu; idempotent."""
-    TRANSPORT_ALIASES[ALIAS] = "aztask.transport:Transport"
+    """Add aztask's URLs to Kombu, where aztask runs without being installed; idempotent."""
+    for alias in ALIASES:
+        TRANSPORT_ALIASES[alias] = "aztask.transport:Transport"

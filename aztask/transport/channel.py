@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, virtual
 
-from aztask.brokers.base import Broker
+from aztask.brokers.base import Broker, QueueOptions
 from aztask.errors import CodecError, QueueNotFound
 from aztask.lease.keeper import LeaseKeeper
 from aztask.message.cloneids import next_link
@@ -26,9 +26,10 @@ from aztask.message.envelope import Envelope
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line
+from aztask.transport.consumers import QueueConsumer, source_of
 from aztask.transport.options import TransportOptions, nothing
 from aztask.transport.translation import seconds_early, to_envelope, to_message
-from aztask.transport.unacked import QueueConsumer, Unacked, UnackedDelivery
+from aztask.transport.unacked import Unacked, UnackedDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,10 @@ class ChannelConnection(Protocol):
 
     def check_body(self, body: bytes, content_type: str) -> None:
         """Raise CodecError unless a consumer can decode `body` safely."""
+        ...
+
+    def address(self, queue: str) -> str:
+        """The queue's name in the broker. Raises InvalidQueueName."""
         ...
 
 
@@ -105,40 +110,73 @@ class Channel(virtual.Channel):
         }
 
     def basic_publish(
-        self, message: dict[str, Any], exchange: str, routing_key: str, **_: Any
+        self,
+        message: dict[str, Any],
+        exchange: str,
+        routing_key: str,
+        mandatory: bool = False,
+        **_: Any,
     ) -> None:
         """Send to one queue, or to every queue that is bound to the exchange.
 
-        Raises EncodeError, or what `Broker.send` raises. A direct exchange without a queue raises
-        QueueNotFound: a message is never dropped silently.
+        What no queue is bound for is dropped with a log line, as in AMQP. It raises QueueNotFound
+        for a Celery task, for a `mandatory` message, and for an exchange that was not declared.
+        Raises EncodeError, or what `Broker.send` raises.
         """
         envelopes = [to_envelope(message, time())]
         broker = self.link.broker
-        for queue in self._routes(exchange, routing_key) if exchange else (routing_key,):
-            broker.send(queue, envelopes)
+        queues = self._routes(exchange, routing_key) if exchange else [routing_key]
+        for queue in queues:
+            broker.send(self.link.address(queue), envelopes)
+        if not queues:
+            self._unroutable(message, exchange, routing_key, mandatory)
 
     def _routes(self, exchange: str, routing_key: str) -> list[str]:
-        routes = sorted(self._lookup(exchange, routing_key))
-        if not routes and self.typeof(exchange).type == "direct":
+        if exchange not in self.state.exchanges:
+            raise QueueNotFound(
+                f"exchange {exchange!r} was not declared in this process; declare it before"
+                " publishing, or publish to the queue itself"
+            )
+        table = self.get_table(exchange)
+        found = self.typeof(exchange).lookup(table, exchange, routing_key, None)
+        return sorted(found) or ([self.deadletter_queue] if self.deadletter_queue else [])
+
+    @staticmethod
+    def _unroutable(
+        message: dict[str, Any], exchange: str, routing_key: str, mandatory: bool
+    ) -> None:
+        """Drop a message that no queue is bound for, or raise QueueNotFound."""
+        if mandatory or "task" in message["headers"]:
             raise QueueNotFound(
                 f"no queue is bound to exchange {exchange!r} with key {routing_key!r} in this"
                 " process; declare the queue before publishing, or publish to the queue itself"
             )
-        return routes
+        logger.info(
+            "dropped a message: no queue is bound to exchange %r with key %r", exchange, routing_key
+        )
 
     # -- queues ------------------------------------------------------------------------------
 
     def queue_declare(self, queue: str, passive: bool = False, **_: Any) -> Any:
-        """Create the queue if it is missing, unless the option ``declare`` is False."""
-        if not passive and self.link.options.declare:
-            self.link.broker.declare(queue)
+        """Create the queue if it is missing, unless the option ``declare`` is False.
+
+        A new queue gets the lease and the sessions that the options name; an existing one keeps
+        its own. With `passive` it raises QueueNotFound if the queue is missing.
+        """
+        options = self.link.options
+        if not passive and options.declare:
+            lease = options.leases.get(queue, options.lease)
+            sessions = True if queue in options.sessions else None
+            wanted = QueueOptions(lease=lease, sessions=sessions, implied=frozenset({"lease"}))
+            self.link.broker.declare(self.link.address(queue), wanted)
         return queue_declare_ok_t(queue, self._size(queue) if passive else 0, 0)
 
     def _size(self, queue: str) -> int:
-        return self.link.broker.stats(queue).active or 0
+        stats = self.link.broker.stats(self.link.address(queue))
+        return stats.living if stats.active is None else stats.active
 
     def _purge(self, queue: str) -> int:
-        return self.link.broker.purge(queue)
+        return self.link.broker.purge(self.link.address(queue))
 
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
@@ -148,7 +186,7 @@ class Channel(virtual.Channel):
             for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
                 self.queue_unbind(queue, exchange, routing_key)
             self.state.queue_bindings_delete(queue)
-            self.link.broker.delete(queue)
+            self.link.broker.delete(self.link.address(queue))
 
     # -- consumers ---------------------------------------------------------------------------
 
@@ -249,24 +287,25 @@ class Channel(virtual.Channel):
             limit = min(limit, self._prefetch - len(self.unacked))
         if source.no_ack:
             limit = 1  # a message deleted at receipt and not delivered would be lost
-        deliveries = source.receiver.receive(limit, wait)
+        if source.source.sessions and self.unacked.holds(source.receiver):
+            return False  # its session's next message waits until this one is settled
+        deliveries = source.receive(limit, wait)
         holdings = [
             UnackedDelivery(next(self._tags), source.receiver, delivery, source.consumer_tag)
             for delivery in deliveries
         ]
         if not source.no_ack:
-            self.unacked.hold(source.receiver, holdings, self.link.options.lease)
+            self.unacked.hold(source.receiver, holdings, source.source.lease)
         self._ready.extend(holdings)
         return bool(deliveries)
 
     def _source(
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
     ) -> QueueConsumer:
-        lease = self.link.options.lease
+        broker = self.link.broker
         return QueueConsumer(
-            self.link.broker,
-            queue,
-            lease=lease,
+            broker,
+            source_of(broker, self.link.options, queue, self.link.address(queue)),
             no_ack=bool(no_ack),
             consumer_tag=consumer_tag,
             callback=callback,
@@ -281,7 +320,7 @@ class Channel(virtual.Channel):
             return False
         info = {
             "exchange": "",
-            "routing_key": delivery.queue,
+            "routing_key": source.source.queue,
             "consumer_tag": holding.consumer_tag,
             "redelivered": delivery.delivery_count > 1,
             "delivery_count": delivery.delivery_count,

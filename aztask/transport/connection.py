@@ -9,18 +9,22 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from aztask.brokers.base import Broker
+from aztask.brokers.base import Broker, NameChecker
 from aztask.errors import (
     BrokerError,
     BrokerUnavailable,
+    ConfigurationError,
     ContentRefused,
     SendUnconfirmed,
 )
 from aztask.lease.keeper import LeaseKeeper
 from aztask.message.codec import CONTENT_TYPES, Codec
 from aztask.support.display import one_line
+from aztask.transport.address import address_of, broker_of, shown
 from aztask.transport.channel import Channel
+from aztask.transport.names import translated_name
 from aztask.transport.options import TransportOptions, nothing
+from aztask.transport.reaching import check_reachable, quiet_requests
 from aztask.transport.unacked import log_lost
 
 _LONGEST_WAIT = 1.0
@@ -33,13 +37,17 @@ class Transport(virtual.Transport):
     Channel = Channel
     driver_type = "aztask"
     driver_name = "aztask"
+    can_parse_url = True
     connection_errors = (BrokerUnavailable, SendUnconfirmed, ConnectionError, OSError)
     channel_errors = (BrokerError,)
     implements = virtual.Transport.implements.extend(exchange_type=frozenset({"direct", "topic"}))
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.options = TransportOptions.read(client.transport_options)
+        named = broker_of(client, os.environ)
+        if (address := address_of(client)) is not None:
+            client.hostname = address  # one form, also after a failover took the URL apart
+        self.options = TransportOptions.read(client.transport_options, named)
         self._codec = Codec(limits=self.options.limits)
         self._broker: Broker | None = None
         self._close_broker: Callable[[], None] = nothing
@@ -49,8 +57,12 @@ class Transport(virtual.Transport):
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        """Empty: the address is the option ``broker``, and ``aztask://`` names no host."""
+        """Empty: an address has no parts that could be filled in."""
         return {}
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """The URL for banners and logs. Secrets are masked, whatever the arguments say."""
+        return shown(uri)
 
     @property
     def broker(self) -> Broker:
@@ -58,6 +70,7 @@ class Transport(virtual.Transport):
         if self._broker is None or self._pid != os.getpid():
             self._broker, self._close_broker = self.options.open()
             self._keeper, self._pid = None, os.getpid()
+            quiet_requests(self._broker)
         return self._broker
 
     @property
@@ -67,6 +80,27 @@ class Transport(virtual.Transport):
         if self._keeper is None:
             self._keeper = LeaseKeeper(broker, on_lost=log_lost).start()
         return self._keeper
+
+    def address(self, queue: str) -> str:
+        """The queue's name in the broker, translated if the options say so."""
+        broker = self.broker
+        if self.options.translate_names and isinstance(broker, NameChecker):
+            return translated_name(queue, broker.check_name)
+        return queue
+
+    def establish_connection(self) -> Any:
+        """Open the broker, and check that its host accepts connections.
+
+        Raises BrokerUnavailable, so that Kombu tries again, or tries the next of several URLs.
+        Raises ConfigurationError for a URL that cannot be right, unless there are others to try.
+        """
+        try:
+            check_reachable(self.broker, self.client.connect_timeout)
+        except ConfigurationError as error:
+            if len(self.client.alt) > 1:
+                raise BrokerUnavailable(str(error)) from error
+            raise
+        return super().establish_connection()
 
     def check_body(self, body: bytes, content_type: str) -> None:
         """Raise CodecError unless a consumer can decode `body` safely."""

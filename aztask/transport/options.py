@@ -13,7 +13,7 @@ from aztask.message.bounds import MessageLimits
 from aztask.message.codec import CONTENT_TYPES
 from aztask.support.durations import to_seconds
 
-LEASE_SECONDS: Final = 60.0
+SHORTEST_LEASE: Final = 0.1
 
 _NEVER = frozenset({"application/x-python-serialize", "application/x-yaml", "pickle", "yaml"})
 _PLAIN = frozenset({"application/data", "text/plain"})
@@ -24,21 +24,32 @@ class TransportOptions:
     """The checked options of one connection.
 
     * `broker`: a URL or connection string, a function that returns a Broker, or a Broker.
-    * `lease`: seconds for which each message is held, and renewed until it is acknowledged.
-    * `declare`: True if missing queues are created.
+    * `lease`: seconds for which each message is held, and renewed until it is acknowledged. None:
+      the queue's own lock on Service Bus, else the service's default (60 s; Storage queues 300 s).
+    * `leases`: the lease of single queues, by name.
+    * `sessions`: the queues that have sessions, by name. Needed only where the transport may not
+      read the queue's settings, and to create such a queue.
+    * `declare`: True if missing queues are created, with the lease and sessions given here.
+    * `translate_names`: True if a queue name that the service does not allow is translated into one
+      that it allows; see `aztask.transport.names`. False: such a name is refused.
     * `accept`: content types that consumers receive.
     * `limits`: of the bodies that are decoded.
     """
 
     broker: Any
-    lease: float = LEASE_SECONDS
+    lease: float | None = None
+    leases: Mapping[str, float] = field(default_factory=dict)
+    sessions: frozenset[str] = frozenset()
     declare: bool = True
+    translate_names: bool = False
     accept: frozenset[str] = frozenset()
     limits: MessageLimits = field(default_factory=MessageLimits)
 
     @classmethod
-    def read(cls, options: Mapping[str, Any]) -> Self:
+    def read(cls, options: Mapping[str, Any], broker: Any = None) -> Self:
         """Check the options. Raises ConfigurationError.
+
+        * `broker`: what names the broker if the options do not.
 
         Kombu adds options of its own, so unknown ones are ignored.
         """
@@ -47,15 +58,15 @@ class TransportOptions:
             raise ConfigurationError(
                 "the transport option limits must be an aztask.message.bounds.MessageLimits"
             )
-        declare = options.get("declare", True)
-        if not isinstance(declare, bool):
-            raise ConfigurationError(
-                f"the transport option declare must be a bool, not {declare!r}"
-            )
+        given = options.get("broker")
+        lease = options.get("lease")
         return cls(
-            broker=options.get("broker"),
-            lease=to_seconds(options.get("lease", LEASE_SECONDS), "lease", minimum=0.1),
-            declare=declare,
+            broker=broker if given is None else given,
+            lease=None if lease is None else _lease(lease, "lease"),
+            leases=_leases(options.get("leases", {})),
+            sessions=_names(options.get("sessions", ()), "sessions"),
+            declare=_flag(options, "declare", default=True),
+            translate_names=_flag(options, "translate_names", default=False),
             accept=_accepted(options.get("accept", ())),
             limits=limits,
         )
@@ -72,14 +83,43 @@ class TransportOptions:
         broker: Any = given() if callable(given) else given
         if not isinstance(broker, Broker):
             raise ConfigurationError(
-                "the transport option broker is missing or not a broker; write"
-                ' Connection("aztask://", transport_options={"broker": "local://"})'
+                "the URL aztask:// names no broker; write one of aztask+local:///path/queues.db,"
+                " aztask+servicebus://NAMESPACE and aztask+storagequeue://ACCOUNT, or set"
+                " AZTASK_BROKER to the address or connection string"
             )
         return broker, nothing if broker is given else broker.close
 
 
 def nothing(*_: object) -> None:
     """Does nothing, as the default of a callback."""
+
+
+def _flag(options: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"the transport option {name} must be a bool, not {value!r}")
+    return value
+
+
+def _lease(value: object, name: str) -> float:
+    return to_seconds(value, name, minimum=SHORTEST_LEASE)
+
+
+def _leases(given: object) -> dict[str, float]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigurationError(
+            'the transport option leases must be a dict of seconds by queue, such as {"slow": 300}'
+        )
+    return {name: _lease(value, f"leases[{name!r}]") for name, value in given.items()}
+
+
+def _names(given: object, name: str) -> frozenset[str]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple | set | frozenset) or not all(
+        isinstance(each, str) for each in names
+    ):
+        raise ConfigurationError(f"the transport option {name} must be a list of queue names")
+    return frozenset(names)
 
 
 def _accepted(names: object) -> frozenset[str]:

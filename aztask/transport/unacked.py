@@ -14,12 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-from aztask.brokers.base import Broker, Receiver
+from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.lease.keeper import LeaseKeeper
@@ -49,44 +47,6 @@ class UnackedDelivery:
         return self.lease is not None and not self.lease.alive(boot_seconds())
 
 
-class QueueConsumer:
-    """One consumer of one queue, whose receiver is opened at the first use."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        queue: str,
-        *,
-        lease: float,
-        no_ack: bool,
-        consumer_tag: str,
-        callback: Callable[[Any], Any],
-    ) -> None:
-        self.no_ack = no_ack
-        self.consumer_tag = consumer_tag
-        self.callback = callback
-        self._queue = queue
-        self._lease = lease
-        self.reopen(broker)
-
-    def reopen(self, broker: Broker) -> None:
-        """Receive through `broker` from now on."""
-        self._open = partial(broker.receiver, self._queue, lease=self._lease, delete=self.no_ack)
-        self._receiver: Receiver | None = None
-
-    @property
-    def receiver(self) -> Receiver:
-        """The receiver, opened if it is not open yet."""
-        if self._receiver is None:
-            self._receiver = self._open()
-        return self._receiver
-
-    def close(self) -> None:
-        """Close the receiver, if it is open."""
-        if self._receiver is not None:
-            self._receiver.close()
-
-
 class Unacked:
     """The unacknowledged messages of one channel."""
 
@@ -104,6 +64,10 @@ class Unacked:
             holding.lease = Lease.of(holding.delivery, seconds=seconds)
             self._holdings[holding.tag] = holding
         self._keeper.hold(receiver, [holding.lease for holding in holdings if holding.lease])
+
+    def holds(self, receiver: Receiver) -> bool:
+        """True if a message of this receiver is not settled yet."""
+        return any(held.receiver is receiver for held in list(self._holdings.values()))
 
     def tags_up_to(self, tag: int) -> list[int]:
         """The tags of messages delivered up to and including `tag`, in order."""

@@ -18,6 +18,7 @@ import aztask.transport
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.brokers.servicebus.broker import ServiceBusBroker
+from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
 from aztask.testing import RunningEmulator
 
@@ -30,19 +31,20 @@ def broker(bus: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     made = broker_at(bus)
     for name in ("plain", "celery"):
         made.declare(name, QueueOptions(lease=LEASE))
+    made.declare("ordered", QueueOptions(lease=LEASE, sessions=True))
     yield made
-    for name in ("plain", "celery"):
+    for name in ("plain", "celery", "ordered"):
         made.delete(name)
     made.close()
 
 
 class Consumer:
-    """A started consumer of the queue ``plain``."""
+    """A started consumer of one queue."""
 
-    def __init__(self, connection: kombu.Connection, **options: object) -> None:
+    def __init__(self, connection: kombu.Connection, queue: str = "plain") -> None:
         self.got: list[kombu.Message] = []
         self._connection = connection
-        self._consumer = kombu.Consumer(connection.channel(), [kombu.Queue("plain")], **options)
+        self._consumer = kombu.Consumer(connection.channel(), [kombu.Queue(queue)])
         self._consumer.register_callback(lambda body, message: self.got.append(message))
         self._consumer.consume()
 
@@ -58,7 +60,7 @@ class Consumer:
 
 def connected(bus: RunningEmulator, **options: object) -> kombu.Connection:
     aztask.transport.register()
-    wish = {"broker": bus.connection_string, "lease": LEASE, **options}
+    wish = {"broker": bus.connection_string, **options}
     return kombu.Connection("aztask://", transport_options=wish)
 
 
@@ -104,6 +106,46 @@ def test_what_is_not_acknowledged_stays_leased_for_many_locks(
     assert broker.peek("plain") == []
 
 
+def test_a_lock_that_may_not_be_read_is_learned_from_the_messages(
+    bus: RunningEmulator, broker: ServiceBusBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    nobody = bus.admin_connection_string.replace(
+        bus.admin_connection_string.split("//")[1].split(";")[0].rstrip("/"), f"127.0.0.1:{port}"
+    )
+    monkeypatch.setenv(ADMIN_VARIABLE, nobody)
+    with connected(bus, declare=False) as connection:
+        connection.Producer().publish("x", routing_key="plain")
+        consumer = Consumer(connection)
+        message = consumer.drain(1)
+        time.sleep(2 * LEASE)
+        message.ack()
+        assert message.delivery_info["delivery_count"] == 1
+    assert broker.peek("plain") == []
+
+
+def test_a_lease_that_is_not_the_queues_lock_is_refused(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    with connected(bus, lease=60) as connection:
+        consumer = Consumer(connection)
+        with pytest.raises(ConfigurationError, match="holds its messages for 3 s, not for 60 s"):
+            consumer.drain(1)
+
+
+def test_messages_of_a_session_arrive_in_order(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    with connected(bus) as connection:
+        for number in range(3):
+            connection.Producer().publish(number, routing_key="ordered", session="a")
+        consumer = Consumer(connection, "ordered")
+        for count in (1, 2, 3):
+            consumer.drain(count).ack()
+        assert [message.payload for message in consumer.got] == [0, 1, 2]
+
+
 def test_garbage_is_dead_lettered_and_the_next_message_comes(
     bus: RunningEmulator, broker: ServiceBusBroker
 ) -> None:
@@ -137,7 +179,8 @@ class Site(test_celery.Site):
         super().__init__(folder)
         text = (folder / "celery_app.py").read_text()
         assert '"lease": 1.5' in text
-        (folder / "celery_app.py").write_text(text.replace('"lease": 1.5', f'"lease": {LEASE}'))
+        # The queue's own lock, which is not the usual 60 s, is the lease.
+        (folder / "celery_app.py").write_text(text.replace(', "lease": 1.5', ""))
         self.environment["BROKER"] = bus.connection_string
         self.broker = broker  # type: ignore[assignment]
 

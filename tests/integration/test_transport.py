@@ -14,14 +14,16 @@ import kombu
 import pytest
 
 from aztask import transport
+from aztask.brokers.base import QueueOptions
 from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.errors import EncodeError, QueueNotFound
+from aztask.errors import EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import TaskMessage
 from aztask.message.signatures import SignatureRules
 from aztask.sending.publisher import Publisher
+from aztask.transport.names import original_name
 
 transport.register()
 
@@ -410,8 +412,49 @@ def test_exchanges_route_and_nothing_is_dropped_silently(connect, broker):
         producer.publish(key, exchange=topic, routing_key=key, declare=queues)
     assert counts(broker, "all")[0] == 2
     assert counts(broker, "red")[0] == 1
+    exchange = kombu.Exchange("direct", "direct")
+    direct = {"exchange": exchange, "routing_key": "nobody", "declare": [exchange]}
     with pytest.raises(QueueNotFound, match="no queue is bound"):
-        producer.publish(1, exchange=kombu.Exchange("direct", "direct"), routing_key="nobody")
+        producer.publish(1, headers={"task": "shop.pay"}, **direct)
+    producer.publish(1, **direct)  # as in AMQP
+
+
+def test_a_new_queue_gets_the_lease_and_the_sessions_of_the_options(connect, broker):
+    connection = connect(lease=20, leases={"slow": 90}, sessions=["ordered"])
+    for name in ("q", "slow", "ordered"):
+        kombu.Queue(name, channel=connection.channel()).declare()
+    assert [broker.engine.queue(name).lease_seconds for name in ("q", "slow")] == [20.0, 90.0]
+    assert broker.engine.queue("ordered").sessions
+    again = connect(lease=50)
+    kombu.Queue("q", channel=again.channel()).declare()
+    assert broker.engine.queue("q").lease_seconds == 20.0, "an existing queue keeps its own"
+
+
+def test_messages_of_a_session_arrive_one_by_one_and_in_order(connect, broker):
+    broker.declare("q", QueueOptions(sessions=True))
+    connection = connect()
+    for n in range(3):
+        connection.Producer().publish(n, routing_key="q", session="a")
+    consumer = consume(connection)
+    first = drain(connection, consumer)
+    nothing_comes(connection)
+    first.ack()
+    drain(connection, consumer, messages=2).requeue()
+    drain(connection, consumer, messages=3).ack()
+    drain(connection, consumer, messages=4).ack()
+    assert [message.payload for message in consumer.got] == [0, 1, 1, 2]
+
+
+def test_a_name_that_the_broker_refuses_is_translated_when_asked_for(connect, broker):
+    with pytest.raises(InvalidQueueName):
+        connect().Producer().publish(1, routing_key="Invoices.EU")
+    connection = connect(translate_names=True)
+    connection.Producer().publish(1, routing_key="Invoices.EU")
+    message = drain(connection, consume(connection, "Invoices.EU"))
+    assert message.delivery_info["routing_key"] == "Invoices.EU"
+    message.ack()
+    assert broker.queues() == ["enc-x49nvoicesx2ex45x55"]
+    assert original_name("enc-x49nvoicesx2ex45x55") == "Invoices.EU"
 
 
 def test_fanout_is_not_advertised(connect):

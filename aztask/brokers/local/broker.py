@@ -99,6 +99,10 @@ class LocalBroker:
             if changes := _changes(options.explicit()):
                 self.engine.update_queue(queue, replace(self.engine.queue(queue), **changes))
 
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the name is allowed here."""
+        check_name(queue)
+
     def delete(self, queue: str) -> None:
         """Delete the queue and everything in it. Raises QueueNotFound."""
         self._usable()

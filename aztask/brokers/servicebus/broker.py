@@ -136,6 +136,10 @@ class ServiceBusBroker:
         self._admin.declare(queue, options)
         self._lock_seconds.pop(queue, None)
 
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the service allows the name."""
+        check_name(queue)
+
     def delete(self, queue: str) -> None:
         """Delete the queue and everything in it. Raises QueueNotFound."""
         self._usable()

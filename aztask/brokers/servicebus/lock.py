@@ -34,7 +34,7 @@ from aztask.brokers.servicebus.calibration import ClockCalibration
 from aztask.brokers.servicebus.clock import STEP_SECONDS, ClockBounds
 from aztask.brokers.servicebus.delivery import ages
 from aztask.brokers.servicebus.errors import SDK_ERRORS
-from aztask.errors import AztaskError
+from aztask.errors import AztaskError, LeaseRefused
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class LockWatch:
         self._patient = True
         self._confirmed = managed
         self._refusal = ""
+        self._actual: float | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -150,6 +151,10 @@ class LockWatch:
         """Why the lease is refused; "" while it is not."""
         return self._refusal
 
+    def error(self) -> LeaseRefused:
+        """The error of a refused lease, with the best known lock duration."""
+        return LeaseRefused(self._refusal, actual=self._actual)
+
     def verdict(self) -> str:
         """The refusal for messages that have just been received; "" if the lease is not refused.
 
@@ -213,10 +218,13 @@ class LockWatch:
 
     def _refuse(self, lower: float, upper: float) -> None:
         if upper - lower < TOLERANCE:
-            actual = f"{(lower + upper) / 2:.1f} s"
+            self._actual = (lower + upper) / 2
+            actual = f"{self._actual:.1f} s"
         elif lower > self._lease:
+            self._actual = lower
             actual = f"{lower:.1f} s at least"
         else:
+            self._actual = upper
             actual = f"{upper:.1f} s at most"
         self._refusal = (
             f"queue {self._queue!r} holds its messages for {actual}, not for {self._lease:g} s: "

@@ -112,7 +112,7 @@ class BusReceiver:
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries, as soon as there is one; [] after `wait` seconds.
 
-        Raises ConfigurationError if the lease differs from the queue's lock duration.
+        Raises LeaseRefused if the lease differs from the queue's lock duration.
         """
         until = time.monotonic() + max(wait, SHORTEST_WAIT)
         refusal = self._watched()
@@ -137,7 +137,7 @@ class BusReceiver:
             if self._releasing:
                 time.sleep(YIELD)
         if refusal and self._watch is not None and self._watch.refusal:
-            raise ConfigurationError(self._watch.refusal)
+            raise self._watch.error()
         return []
 
     def _watched(self) -> str:
@@ -214,11 +214,10 @@ class BusReceiver:
         """Check the lock duration with these messages (rule 3).
 
         asked_at: they were locked after it; minus infinity if they may come from an earlier pull.
-        If the lease is refused, the messages are released uncounted; raises ConfigurationError.
+        If the lease is refused, the messages are released uncounted; raises LeaseRefused.
         """
         self._note_locks(messages, asked_at)
-        refusal = self._watch.verdict() if self._watch is not None else ""
-        if not refusal:
+        if self._watch is None or not self._watch.verdict():
             return
         with self._link_lock:
             link, self._link = self._link, None  # the first pull of a new link is the best evidence
@@ -226,7 +225,7 @@ class BusReceiver:
                 for message in messages:
                     private.release(link, message)
                 self._client.close(link)
-        raise ConfigurationError(refusal)
+        raise self._watch.error()
 
     def _note_locks(self, messages: Sequence[ServiceBusReceivedMessage], asked_at: float) -> None:
         if self._watch is not None:

@@ -40,7 +40,7 @@ from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_n
 from aztask.brokers.servicebus.lock import LockWatch
 from aztask.brokers.servicebus.receiver import OPEN_SECONDS, BusReceiver, Send, request_seconds
 from aztask.brokers.servicebus.wire import state_of
-from aztask.errors import AztaskError, ConfigurationError, LeaseLost, MessageTooLarge
+from aztask.errors import AztaskError, LeaseLost, MessageTooLarge
 from aztask.settlement import Abandon, Defer, Release, Settlement
 from aztask.support.clock import Clock
 
@@ -96,7 +96,7 @@ class SessionReceiver(BusReceiver):
     def receive(self, limit: int, wait: float) -> list[Delivery]:
         """Up to `limit` deliveries of the session, as soon as there is one.
 
-        Raises ConfigurationError if the lease differs from the queue's lock duration.
+        Raises LeaseRefused if the lease differs from the queue's lock duration.
         """
         until = time.monotonic() + wait
         deliveries: list[Delivery] = []
@@ -114,9 +114,9 @@ class SessionReceiver(BusReceiver):
                 break
         if self._watch is not None and (deliveries or refusal):
             refusal = self._watch.verdict()
-        if refusal:
+        if refusal and self._watch is not None:
             self.let_go()  # the leased messages go back uncounted
-            raise ConfigurationError(refusal)
+            raise self._watch.error()
         return deliveries
 
     def _pause(self, error: Exception, until: float) -> None:

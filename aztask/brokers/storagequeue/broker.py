@@ -153,6 +153,10 @@ class StorageQueueBroker:
             if failure.code != "QueueAlreadyExists":
                 raise failure.error from None
 
+    def check_name(self, queue: str) -> None:
+        """Raise InvalidQueueName unless the service allows the name."""
+        check_name(queue)
+
     def delete(self, queue: str) -> None:
         """Delete the queue, its dead-letter queue, and their messages. Raises QueueNotFound."""
         self._usable()

@@ -77,11 +77,34 @@ def test_a_cancelled_consumer_gives_back_what_it_did_not_see(site):
     assert counts(site) == (2, 0, 0)
 
 
-def test_no_message_is_dropped_for_want_of_a_queue(site):
+def to_nowhere(site, **headers):
     site.channel.exchange_declare("shop", type="direct")
-    message = site.channel.prepare_message("x")
+    return site.channel.prepare_message("x", content_type="text/plain", headers=headers)
+
+
+def test_a_task_is_never_dropped_for_want_of_a_queue(site):
     with pytest.raises(QueueNotFound, match="no queue is bound to exchange 'shop'"):
-        site.channel.basic_publish(message, "shop", "nowhere")
+        site.channel.basic_publish(to_nowhere(site, task="shop.pay"), "shop", "nowhere")
+    with pytest.raises(QueueNotFound, match="no queue is bound to exchange 'shop'"):
+        site.channel.basic_publish(to_nowhere(site), "shop", "nowhere", mandatory=True)
+
+
+def test_another_message_that_no_queue_is_bound_for_is_dropped_and_logged(site, caplog):
+    caplog.set_level("INFO")
+    site.channel.basic_publish(to_nowhere(site), "shop", "nowhere")
+    assert "no queue is bound to exchange 'shop' with key 'nowhere'" in caplog.text
+
+
+def test_or_it_goes_to_the_queue_that_is_named_for_such_messages(site):
+    site.channel.deadletter_queue = "orders"
+    site.channel.basic_publish(to_nowhere(site, task="shop.pay"), "shop", "nowhere")
+    assert counts(site) == (1, 0, 0)
+
+
+def test_an_exchange_that_was_not_declared_is_an_error(site):
+    message = site.channel.prepare_message("x")
+    with pytest.raises(QueueNotFound, match="'shop' was not declared"):
+        site.channel.basic_publish(message, "shop", "orders")
 
 
 def test_what_cannot_be_decoded_is_dead_lettered_and_not_delivered(site):

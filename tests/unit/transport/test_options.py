@@ -9,7 +9,8 @@ from aztask.transport.options import TransportOptions
 
 def test_defaults():
     options = TransportOptions.read({"broker": None, "polling_interval": 3})
-    assert (options.lease, options.declare, options.limits) == (60.0, True, MessageLimits())
+    assert (options.lease, options.declare, options.limits) == (None, True, MessageLimits())
+    assert (options.leases, options.sessions, options.translate_names) == ({}, frozenset(), False)
     assert options.accept == {
         "application/json", "application/x-msgpack", "application/data", "text/plain",
     }  # fmt: skip
@@ -34,11 +35,28 @@ def test_accept_takes_names_and_content_types():
         {"lease": float("nan")},
         {"declare": "no"},
         {"limits": 5},
+        {"leases": 5},
+        {"leases": {"slow": 0}},
+        {"leases": {5: 60}},
+        {"sessions": 5},
+        {"sessions": [5]},
+        {"translate_names": 1},
     ],
 )
 def test_bad_options_are_refused(options):
     with pytest.raises(ConfigurationError):
         TransportOptions.read(options)
+
+
+def test_queues_have_leases_and_sessions_of_their_own():
+    options = TransportOptions.read({"lease": 30, "leases": {"slow": 300}, "sessions": "orders"})
+    assert (options.lease, options.leases) == (30.0, {"slow": 300.0})
+    assert options.sessions == {"orders"}
+
+
+def test_the_options_name_the_broker_before_the_url_does():
+    assert TransportOptions.read({}, "local://").broker == "local://"
+    assert TransportOptions.read({"broker": "given"}, "local://").broker == "given"
 
 
 @pytest.mark.parametrize("broker", [None, 5, list, object(), "nonsense", "redis://x"])

@@ -6,7 +6,7 @@ from aztask import App
 from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete
-from aztask.transport.unacked import QueueConsumer, Unacked, UnackedDelivery, log_lost
+from aztask.transport.unacked import Unacked, UnackedDelivery, log_lost
 
 
 @pytest.fixture
@@ -55,22 +55,17 @@ def test_a_message_whose_lease_ended_is_dropped_and_logged(held, caplog):
     assert "the lease of message b of queue orders was lost" in caplog.text
 
 
+def test_it_knows_whether_a_receiver_has_messages_out(held):
+    unacked, holdings = held
+    receiver = holdings[0].receiver
+    assert unacked.holds(receiver)
+    assert not unacked.holds(object())
+    for tag in (1, 2, 3):
+        unacked.settle(tag, Complete())
+    assert not unacked.holds(receiver)
+
+
 def test_a_message_that_was_deleted_at_receipt_has_no_lease(held):
     _, holdings = held
     gone = UnackedDelivery(9, holdings[0].receiver, holdings[0].delivery)
     assert not gone.lapsed()
-
-
-def test_a_consumer_opens_its_receiver_at_the_first_use(broker):
-    consumer = QueueConsumer(
-        broker, "orders", lease=30.0, no_ack=True, consumer_tag="tag", callback=print
-    )
-    consumer.close()
-    receiver = consumer.receiver
-    assert consumer.receiver is receiver
-    assert len(receiver.receive(3, 1.0)) == 3
-    assert broker.stats("orders").leased == 0, "deleted at receipt"
-    consumer.close()
-    consumer.reopen(broker)
-    assert consumer.receiver is not receiver
-    consumer.close()
