@@ -34,6 +34,7 @@ COMMANDS = {
     "control": "Pause, resume and drain queues and tasks, for all workers.",
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
+    "migrate": "Check what a Celery project needs before it can move to aztask.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",

@@ -1,0 +1,1 @@
+"""Feeds are fetched, and broken ones are retried: a Celery project in a package."""
