@@ -66,13 +66,20 @@ _RARE: Final = {
     "aztask-workflow": "workflow",
     "aztask-node": "node",
 }
-"""More of them, of which most messages have none: one comparison then saves looking at each."""
+"""More of them, of which most messages have none."""
 
-_OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
+_COUNTS: Final = {
+    "aztask-snooze-count": "snooze_count",
+    "aztask-put-off-count": "put_off_count",
+    "aztask-delivery-base": "delivery_base",
+}
+"""Counts that are 0 in most messages, and written only if they are not."""
+
+_NONE: Final = (*_RARE.values(), "eta", "expires", "time_limit", "soft_time_limit")
 _optional_of = attrgetter(*_OPTIONAL.values())
-_RARE_NAMES: Final = tuple(_RARE)
-_rare_of = attrgetter(*_RARE.values())
-_NONE_RARE: Final = (None,) * len(_RARE)
+_rest_of = attrgetter(*_NONE, *_COUNTS.values(), "ordered")
+_USUAL_REST: Final = (*[None] * len(_NONE), *[0] * len(_COUNTS), True)
+"""One comparison with these saves looking at each field of most messages."""
 
 
 def write_headers(message: TaskMessage) -> dict[str, Any]:
@@ -87,14 +94,21 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
         "aztask-generation": message.generation,
         "aztask-resubmit-count": message.resubmit_count,
     }
-    for name, value in zip(_OPTIONAL_NAMES, _optional_of(message), strict=True):
+    for name, value in zip(_OPTIONAL, _optional_of(message), strict=True):
         if value is not None:
             headers[name] = value
-    rare = _rare_of(message)
-    if rare != _NONE_RARE:
-        for name, value in zip(_RARE_NAMES, rare, strict=True):
-            if value is not None:
-                headers[name] = value
+    if _rest_of(message) != _USUAL_REST:
+        _write_rest(message, headers)
+    if message.extra:
+        return {**message.extra, **headers}
+    return headers
+
+
+def _write_rest(message: TaskMessage, headers: dict[str, Any]) -> None:
+    """Add the headers that few messages have."""
+    for name, field in _RARE.items():
+        if (value := getattr(message, field)) is not None:
+            headers[name] = value
     if message.eta is not None:
         headers["eta"] = to_iso(message.eta)
     if message.expires is not None:
@@ -103,15 +117,9 @@ def write_headers(message: TaskMessage) -> dict[str, Any]:
         headers["timelimit"] = [message.time_limit, message.soft_time_limit]
     if not message.ordered:
         headers["aztask-ordered"] = 0
-    if message.snooze_count:
-        headers["aztask-snooze-count"] = message.snooze_count
-    if message.put_off_count:
-        headers["aztask-put-off-count"] = message.put_off_count
-    if message.delivery_base:
-        headers["aztask-delivery-base"] = message.delivery_base
-    if message.extra:
-        return {**message.extra, **headers}
-    return headers
+    for name, field in _COUNTS.items():
+        if value := getattr(message, field):
+            headers[name] = value
 
 
 def check_outgoing(message: TaskMessage, limits: MessageLimits) -> None:
