@@ -12,7 +12,7 @@ LAYERS = (
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
-    ("care", "deadletters  doctor", "dead letters, checks of a setup"),
+    ("care", "deadletters  doctor  explain", "dead letters, checks of a setup"),
     ("app", "app  apphandlers  appqueues  loading", "the App, and how commands find it"),
     (
         "tasks",

@@ -101,6 +101,8 @@ class Journal:
                 message.resubmit_count,
                 error_type=dead.reason,
                 error=dead.description,
+                workflow_id=message.workflow,
+                parent_id=message.parent_id,
             )
         )
 
@@ -175,5 +177,7 @@ class Journal:
                 ts,
                 held_seconds=held,
                 renewals=None if held is None else item.lease.renewals,
+                workflow_id=message.workflow if message else None,
+                parent_id=message.parent_id if message else None,
             )
         )
