@@ -149,6 +149,7 @@ class App(AppQueues, AppHandlers):
             self.hooks,
             default_queue=self.settings.default_queue,
             has_sessions=self.has_sessions,
+            enqueued=self._sender.enqueued,
         )
 
     def __repr__(self) -> str:

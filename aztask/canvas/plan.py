@@ -21,7 +21,15 @@ import msgpack
 
 ROOT: Final = 0
 ROW: Final = 512
-"""Members whose bits are in one row of a join, in a store that is reached over a network."""
+"""Members whose bits are in one row of a large join, in a store that is reached over a network."""
+
+RUN: Final = 16
+"""Neighbouring members whose bits are in one row there: a worker that takes 16 members from the
+queue and ends them together writes one row or two."""
+
+SPREAD_ROWS: Final = 4
+SPREAD: Final = 64
+"""A join has a row for each 64 members up to four rows, so that its writers seldom meet."""
 
 BLOCK: Final = 128
 """Members of a row in a local file, where a small row is written faster than a large one."""
@@ -39,11 +47,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the bits of `size` members are.
+    """Where the bits of `size` members are. A change makes open workflows unreadable.
 
-    Member i of a join with R rows is in row i mod R, so that workers that take members in order
-    write to different rows. If it is `blocked`, as in a local file, where writers take turns
-    anyway, member i is in row i div `BLOCK`: ends that come together then change one small row.
+    Runs of `RUN` members go to the rows in turn: the workers of a group, which take its members in
+    order, write to different rows, and the members that one worker ends together are in few rows.
+    If it is `blocked`, as in a local file, where writers take turns anyway, member i is in row
+    i div `BLOCK`: ends that come together then change one small row.
     """
 
     size: int
@@ -52,24 +61,31 @@ class Layout:
     @property
     def rows(self) -> int:
         """How many rows there are: at least 1."""
-        return max(1, -(-self.size // (BLOCK if self.blocked else ROW)))
+        if self.blocked:
+            return max(1, -(-self.size // BLOCK))
+        rows = max(-(-self.size // ROW), min(SPREAD_ROWS, self.size // SPREAD))
+        return max(1, min(rows, -(-self.size // RUN)))
 
     def place(self, member: int) -> tuple[int, int]:
         """The row of a member, and its index in the row."""
         if self.blocked:
             return divmod(member, BLOCK)
-        index, row = divmod(member, self.rows)
-        return row, index
+        run, place = divmod(member, RUN)
+        turn, row = divmod(run, self.rows)
+        return row, turn * RUN + place
 
-    def members(self, row: int) -> slice:
-        """The members of a row, as a slice of all of them."""
-        if self.blocked:
-            return slice(row * BLOCK, min(self.size, (row + 1) * BLOCK))
-        return slice(row, self.size, self.rows)
+    def members(self, row: int) -> list[int]:
+        """The members of a row, in the order of their indexes in it."""
+        length, step = (BLOCK, self.size or 1) if self.blocked else (RUN, self.rows * RUN)
+        firsts = range(row * length, self.size, step)
+        return [each for first in firsts for each in range(first, min(self.size, first + length))]
 
     def row_size(self, row: int) -> int:
         """How many members are in that row."""
-        return len(range(*self.members(row).indices(self.size)))
+        if self.blocked:
+            return max(0, min(BLOCK, self.size - row * BLOCK))
+        whole, rest = divmod(self.size, self.rows * RUN)
+        return whole * RUN + max(0, min(RUN, rest - row * RUN))
 
 
 @dataclass(frozen=True, slots=True)

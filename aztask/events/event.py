@@ -63,6 +63,9 @@ class Event(NamedTuple):
     * `held_seconds`: from receiving the delivery to its end; `renewals`: of its lease in that time.
     * `former_lease_seconds`, `reason`: for a change of a queue's lease; task_id and task are ""
       then. `reason` also says why a run was put off.
+    * `workflow_id`: of the workflow that the task belongs to.
+    * `parent_id`: of the task or group before it in the workflow; otherwise of the task that sent
+      it.
     """
 
     event: EventKind
@@ -84,6 +87,8 @@ class Event(NamedTuple):
     renewals: int | None = None
     former_lease_seconds: float | None = None
     reason: str | None = None
+    workflow_id: str | None = None
+    parent_id: str | None = None
 
 
 def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
@@ -94,6 +99,10 @@ def to_line(event: Event, event_id: str, ts: float, worker_json: str) -> str:
         f'"task":{quote(task)},"queue":{quote(queue)},"worker":{worker_json},'
         f'"delivery_count":{deliveries},"resubmit_count":{resubmits}'
     )
+    if event.workflow_id is not None:
+        line += f',"workflow_id":{quote(event.workflow_id)}'
+    if event.parent_id is not None:
+        line += f',"parent_id":{quote(event.parent_id)}'
     if duration is not None:
         line += _number('"duration_seconds":', duration)
     if wait is not None:

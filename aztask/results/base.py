@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from aztask.brokers.delivery import Position
+from aztask.results.starts import GIVEN_BACK, NO_STARTS, EarlierStart, EarlierStarts
 from aztask.settlement import Decision, Resubmit
 
 
@@ -174,6 +175,8 @@ class RunRecord:
     `damage` says what cannot be read, on one line; "" if all can. In the state UNREADABLE the row
     is damaged, and only the key is known. In another state only the value is damaged.
 
+    `earlier`: its starts before the last one, as far as the row keeps them.
+
     `due` is only for `ResultStore.expect`: UTC epoch seconds from which the message can be
     received; None means now.
     """
@@ -188,6 +191,19 @@ class RunRecord:
     outcome: Outcome | None = None
     damage: str = ""
     due: float | None = None
+    earlier: EarlierStarts = NO_STARTS
+
+    def starts_before(self, *, owned: bool) -> EarlierStarts:
+        """The earlier starts of the next start: this run's, and its last one.
+
+        * `owned`: False if the last start was given back.
+        """
+        if self.started_at is None:
+            return self.earlier
+        outcome, end, error = self.outcome, "" if owned else GIVEN_BACK, ""
+        if outcome is not None:
+            end, error = outcome.state.value, f"{outcome.error_type}: {outcome.error}".strip(": ")
+        return self.earlier.plus(EarlierStart(self.started_at, self.worker, end, error))
 
 
 @dataclass(frozen=True, slots=True)

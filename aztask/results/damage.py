@@ -18,6 +18,7 @@ import msgpack
 from aztask.brokers.delivery import Position
 from aztask.message.headers import TIME_LIMIT
 from aztask.results.base import State
+from aztask.results.starts import KEPT_STARTS, NO_STARTS, EarlierStart, EarlierStarts
 from aztask.settlement import Decision, from_record
 from aztask.support.display import one_line
 
@@ -109,6 +110,17 @@ class Columns:
             raise _wrong(name, value, "a list of texts")
         return tuple(value)
 
+    def starts(self, name: str = "earlier") -> EarlierStarts:
+        """Read the earlier starts of a run; none if the column is empty."""
+        found = self.unpacked(name)
+        if found is None:
+            return NO_STARTS
+        if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], list):
+            raise Damaged(f"its {name} is no list of starts")
+        dropped, rows = found
+        kept = tuple(_start(row, name) for row in rows[-KEPT_STARTS:])
+        return EarlierStarts(kept, Columns({"number": dropped}).count("number"))
+
     def position(self, name: str = "position") -> Position | None:
         """Read a message's position; None if the column is empty."""
         value = self._values.get(name)
@@ -141,6 +153,18 @@ class Columns:
             return from_record(unpacked(data, name))
         except (KeyError, TypeError, ValueError):
             raise Damaged(f"its {name} is unknown or wrong; a newer aztask may know it") from None
+
+
+def _start(row: Any, name: str) -> EarlierStart:
+    if not isinstance(row, list) or len(row) < len(_START):
+        raise Damaged(f"its {name} is no list of starts")
+    fields = Columns(dict(zip(_START, row, strict=False)))
+    return EarlierStart(
+        fields.time("at"), fields.text("worker"), fields.text("end"), fields.text("error")
+    )
+
+
+_START: Final = ("at", "worker", "end", "error")
 
 
 def unpacked(data: bytes, what: str) -> Any:

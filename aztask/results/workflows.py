@@ -51,6 +51,12 @@ class Listed:
     ended_at: float | None = None
 
 
+def workflow_of(task_id: str) -> str | None:
+    """The workflow that a task id may belong to: a node's task id is ``WORKFLOW.NUMBER``."""
+    workflow, dot, number = task_id.rpartition(".")
+    return workflow if dot and workflow and number.isascii() and number.isdigit() else None
+
+
 class WorkflowStore(Protocol):
     """Keeps workflows. Any thread may call."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.canvas.compiler import compile_graph
@@ -17,11 +17,13 @@ from aztask.context import current_context
 from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
 from aztask.sending.send import new_id
 from aztask.sending.sessionrules import check_session
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.task import SendOptions, Task
 from aztask.workflows.engine import WorkflowEngine, engine_for
+from aztask.workflows.mailing import Posted
 from aztask.workflows.result import WorkflowResult
 from aztask.workflows.starting import Sender, Starter
 
@@ -31,6 +33,18 @@ NO_RESULTS: Final = (
 )
 ID_CHARACTERS: Final = 900
 """A node's task id is the workflow's id with a number, and a task id has at most 1,024."""
+
+
+class GraphWatcher(Protocol):
+    """Learns of the workflows of one process; see `GraphSender.watch`."""
+
+    def posted(self, posted: Sequence[Posted]) -> None:
+        """Messages were sent, perhaps in a transaction that is still open."""
+        ...
+
+    def started(self) -> None:
+        """A workflow was started; no transaction is open."""
+        ...
 
 
 class GraphSender:
@@ -45,7 +59,11 @@ class GraphSender:
         *,
         default_queue: str,
         has_sessions: Callable[[str], bool],
+        enqueued: Callable[[Sequence[TaskMessage]], None],
     ) -> None:
+        """enqueued: writes the events of messages that workflows have sent."""
+        self._enqueued = enqueued
+        self._watcher: GraphWatcher | None = None
         self._connections = connections
         self._codec = codec
         self._leases = leases
@@ -62,10 +80,22 @@ class GraphSender:
         """
         results = self._connections.results()
         if self._engine is None or self._engine.results is not results:
-            self._engine = engine_for(results, self._connections.broker, self._codec)
+            self._engine = engine_for(
+                results, self._connections.broker, self._codec, posted=self.posted
+            )
         if self._engine is None:
             raise ConfigurationError(NO_RESULTS)
         return self._engine
+
+    def watch(self, watcher: GraphWatcher | None) -> None:
+        """Report sends and starts of workflows in this process to `watcher`; None ends that."""
+        self._watcher = watcher
+
+    def posted(self, posted: Sequence[Posted]) -> None:
+        """Report messages that a workflow of this process has sent. Any thread may call."""
+        self._enqueued([message for message, _ in posted])
+        if self._watcher is not None:
+            self._watcher.posted(posted)
 
     def result(self, workflow_id: str) -> WorkflowResult:
         """The `WorkflowResult` of a workflow's id. Asks no server."""
@@ -96,6 +126,8 @@ class GraphSender:
             )
             starter = Starter(engine, self._connections.broker(), self._codec, SYSTEM_CLOCK)
             starter.start(workflow, compiled, sender)
+        if self._watcher is not None:
+            self._watcher.started()
         return self.result(workflow)
 
     def _queue_of(self, signature: Signature) -> str:

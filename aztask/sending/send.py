@@ -148,6 +148,10 @@ class Sender:
         """The ids under which the broker knows these messages."""
         return {self._codec.message_id(message) for message in messages}
 
+    def enqueued(self, messages: Sequence[TaskMessage]) -> None:
+        """Write the events of messages that the broker has accepted. Any thread may call."""
+        self._emit("enqueued", messages)
+
     def close(self) -> None:
         """Close the publisher and the event file; they open again when needed."""
         with self._lock:
@@ -292,7 +296,17 @@ class Sender:
                 return
             now = time.time()
             for message in messages:
-                sink.emit(Event(kind, message.id, message.task, message.queue, ts=now))
+                sink.emit(
+                    Event(
+                        kind,
+                        message.id,
+                        message.task,
+                        message.queue,
+                        ts=now,
+                        workflow_id=message.workflow,
+                        parent_id=message.parent_id,
+                    )
+                )
             sink.flush()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aztask.spark.events.frame import EventCounts, Events, read_events, stream_events
     from aztask.spark.events.places import place_of
     from aztask.spark.events.statistics import Statistics, statistics
+    from aztask.spark.events.workflows import WorkflowStatistics, workflow_statistics
     from aztask.spark.session import active_session, get_session
     from aztask.spark.submission.datasource import register
     from aztask.spark.submission.ids import task_id
@@ -32,6 +33,7 @@ __all__ = [
     "Statistics",
     "SubmitReport",
     "Target",
+    "WorkflowStatistics",
     "active_session",
     "compact",
     "dead_letters",
@@ -44,6 +46,7 @@ __all__ = [
     "stream_events",
     "submit",
     "task_id",
+    "workflow_statistics",
 ]
 
 _HOMES = {
@@ -53,6 +56,7 @@ _HOMES = {
     "Statistics": "aztask.spark.events.statistics",
     "SubmitReport": "aztask.spark.submission.report",
     "Target": "aztask.spark.submission.target",
+    "WorkflowStatistics": "aztask.spark.events.workflows",
     "active_session": "aztask.spark.session",
     "compact": "aztask.spark.events.compaction",
     "dead_letters": "aztask.spark.deadletters.letters",
@@ -65,6 +69,7 @@ _HOMES = {
     "stream_events": "aztask.spark.events.frame",
     "submit": "aztask.spark.submission.submit",
     "task_id": "aztask.spark.submission.ids",
+    "workflow_statistics": "aztask.spark.events.workflows",
 }
 
 

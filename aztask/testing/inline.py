@@ -23,6 +23,7 @@ from aztask.support.clock import Clock
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds
 from aztask.testing.inlineworker import InlineClock, InlineWorker
+from aztask.workflows.mailing import Posted
 
 PEEKED: Final = 10_000
 DEEPEST: Final = 20
@@ -33,7 +34,8 @@ may send itself a thousand times."""
 class Inline:
     """The inline mode of an app, from ``with app.inline() as inline``.
 
-    * `sent`: every invocation that the program sent in the block, as `Sent`, in order.
+    * `sent`: every invocation that the program or a workflow sent in the block, as `Sent`, in
+      order. In a workflow it has only the signature's own arguments, not the value before it.
     """
 
     def __init__(self, app: App, *, run: bool = True) -> None:
@@ -52,6 +54,8 @@ class Inline:
             undo.callback(self._database.close)
             self._restore = self._app.redirect(broker, results, self._sent)
             undo.callback(self._restore)
+            self._app.workflows.watch(self)
+            undo.callback(self._app.workflows.watch, None)
             self._worker = InlineWorker(self._app, broker, clock)
             undo.pop_all()
         return self
@@ -64,6 +68,7 @@ class Inline:
     ) -> None:
         """Give the app its own connections back. Tasks that still wait are dropped."""
         self._worker.close()
+        self._app.workflows.watch(None)
         self._restore()
         self._database.close()
 
@@ -145,6 +150,22 @@ class Inline:
         for call, task_id in zip(calls, ids, strict=True):
             self.sent.append(Sent(task_id, name, queue, call.args, call.kwargs, given))
         self._worker.expect(delay_seconds(options, time.time()))
+        self.started()
+
+    # -- workflows, see `aztask.sending.graphs.GraphWatcher` ----------------------------------
+
+    def posted(self, posted: Sequence[Posted]) -> None:
+        """Note tasks that a workflow has sent; they run when its start or its last task returns."""
+        codec = self._app.codec
+        for message, envelope in posted:
+            args, kwargs = codec.decode_arguments(message)
+            given = {"delay": envelope.delay} if envelope.delay else {}
+            sent = Sent(message.id, message.task, message.queue, tuple(args), kwargs, given)
+            self.sent.append(sent)
+            self._worker.expect(envelope.delay)
+
+    def started(self) -> None:
+        """Run what was sent, unless the program asked to keep it."""
         if self._runs and self._worker.depth < DEEPEST:
             self._worker.run()
 

@@ -174,6 +174,7 @@ class InlineWorker:
             if item is None:
                 return False
             if item.decided is None:
+                self._pipeline.following.refresh()
                 self._pipeline.claim([item])
             ready = item.stage is Stage.READY
             if ready:
@@ -250,8 +251,9 @@ class InlineWorker:
             clock=self._clock,
         )
         received = item.delivery
+        given = () if item.input is None else (item.input.packet(),)
         delivery = Delivery(
-            item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0
+            item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0, given
         )
         try:
             with self._requests.of(item, lease):

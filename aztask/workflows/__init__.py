@@ -24,5 +24,5 @@ Rules
 Modules: `bits` (rows and decisions as values), `documents` (compare-and-set with retries), `edits`
 (changes of documents), `graph` (root, plan and stored messages), `joins` (ends become bits and
 follow-ups), `mailing` (sends nodes), `starting`, `inputs` (values by reference), `repair`,
-`result`.
+`forgetting`, `result`.
 """

@@ -1,7 +1,8 @@
 """Changes documents of workflows by compare-and-set, many at once, until each has succeeded.
 
 The last version that this process wrote or read is remembered if the store is remote: usually a
-change costs one request. A stale version only costs another try.
+change costs one request. A stale version only costs another try. While other processes change the
+same rows, this one keeps the pace that `aztask.workflows.pace` finds, and reads before it writes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Final, Protocol
 
 from aztask.errors import BrokerUnavailable
 from aztask.results.workflows import ROOT, Change, Document, WorkflowStore
+from aztask.workflows.pace import Pace
 
-TRIES: Final = 16
+TRIES: Final = 40
 FIRST_PAUSE: Final = 0.004
 LONGEST_PAUSE: Final = 0.25
 REMEMBERED: Final = 500
@@ -29,6 +31,11 @@ class Edit(Protocol):
     @property
     def place(self) -> tuple[str, str]:
         """The workflow, and the name of the document."""
+        ...
+
+    @property
+    def patient(self) -> bool:
+        """True if it may wait while other processes change the document."""
         ...
 
     def apply(self, data: bytes | None) -> bytes | None:
@@ -56,22 +63,33 @@ class Documents:
         *,
         remote: bool,
         sleep: Callable[[float], None] = time.sleep,
+        pace: Pace | None = None,
     ) -> None:
         self.store = store
         self._remembers = remote
         self._sleep = sleep
+        self._pace = pace or Pace()
         self._known: OrderedDict[tuple[str, str], Document] = OrderedDict()
         self._lock = Lock()
 
     def change(self, edits: Sequence[Edit]) -> None:
         """Make all changes. Raises BrokerUnavailable if other writers come first at every try."""
         todo, pause = list(edits), FIRST_PAUSE
-        for _ in range(TRIES):
+        patient = self._remembers and all(edit.patient for edit in todo)
+        if patient and self._pace.contended:
+            self._forget(todo)
+            self._sleep(self._pace.wait())
+        for number in range(TRIES):
             todo = self._try(todo)
+            if patient and todo:
+                self._pace.met()
+            elif patient and not number:
+                self._pace.passed()
             if not todo:
                 return
             if self._remembers:
-                self._sleep(random.uniform(0.0, pause))  # noqa: S311  # only spreads the writers
+                wait = random.uniform(0.0, pause)  # noqa: S311  # only spreads the writers
+                self._sleep(max(wait, self._pace.wait()) if patient else wait)
                 pause = min(2 * pause, LONGEST_PAUSE)
         workflow, name = todo[0].place
         raise BrokerUnavailable(
@@ -130,6 +148,11 @@ class Documents:
             else:
                 found.append((edit, document, place in known))
         return found
+
+    def _forget(self, edits: Sequence[Edit]) -> None:
+        with self._lock:
+            for edit in edits:
+                self._known.pop(edit.place, None)
 
     def _note(self, place: tuple[str, str], document: Document | None) -> None:
         """Remember a version that we wrote; forget one that another writer replaced."""

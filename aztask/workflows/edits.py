@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from aztask.canvas.plan import Layout, Node
 from aztask.results.workflows import ROOT, Change
@@ -20,6 +21,9 @@ from aztask.workflows.bits import (
 from aztask.workflows.graph import Root, read_root
 from aztask.workflows.packing import pack_join, pack_values, read_join
 from aztask.workflows.rows import Row, empty_row, read_row
+
+NEARLY_FULL: Final = 12
+"""Members without a bit below which the writers of a row no longer wait for each other."""
 
 
 def row_name(join: int, row: int) -> str:
@@ -39,7 +43,10 @@ def values_name(join: int, row: int, revision: int) -> str:
 
 @dataclass(slots=True)
 class RowEdit:
-    """Sets bits of one row. Afterwards it says whether the row is full, and what it holds."""
+    """Sets bits of one row. Afterwards it says whether the row is full, and what it holds.
+
+    `left`: how many members of the row had not ended when this process saw it last.
+    """
 
     workflow: str
     join: int
@@ -49,6 +56,7 @@ class RowEdit:
     at: float
     row: Row | None = None
     changed: bool = False
+    left: int = 0
     parked: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     documents: list[Change] = field(default_factory=list)
 
@@ -56,6 +64,11 @@ class RowEdit:
     def place(self) -> tuple[str, str]:
         """The workflow, and the name of the row's document."""
         return self.workflow, row_name(self.join, self.number)
+
+    @property
+    def patient(self) -> bool:
+        """True unless few members of the row are left: the last one should not wait."""
+        return self.left > NEARLY_FULL
 
     def apply(self, data: bytes | None) -> bytes | None:
         """Set the bits; a single row that is full gets its decision in the same write."""
@@ -113,6 +126,11 @@ class JoinEdit:
         """The workflow, and the name of the join's document."""
         return self.workflow, join_name(self.node.number)
 
+    @property
+    def patient(self) -> bool:
+        """False: what follows waits for it."""
+        return False
+
     def apply(self, data: bytes | None) -> bytes | None:
         """Note the rows; the last one decides."""
         rows = self.node.rows
@@ -151,6 +169,11 @@ class RootEdit:
     def place(self) -> tuple[str, str]:
         """The workflow, and the name of its root."""
         return self.workflow, ROOT
+
+    @property
+    def patient(self) -> bool:
+        """False: what follows waits for it."""
+        return False
 
     def apply(self, data: bytes | None) -> bytes | None:
         """The changed root; None if the workflow does not exist or nothing changes."""

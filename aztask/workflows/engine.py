@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aztask.message.codec import Codec
 from aztask.results.base import ResultStore
@@ -12,7 +12,7 @@ from aztask.workflows.documents import Documents
 from aztask.workflows.graph import Graphs
 from aztask.workflows.inputs import Inputs
 from aztask.workflows.joins import Joins
-from aztask.workflows.mailing import EnvelopeSender, Mailer
+from aztask.workflows.mailing import EnvelopeSender, Mailer, Posted
 
 
 class WorkflowEngine:
@@ -28,13 +28,18 @@ class WorkflowEngine:
         sender: Callable[[], EnvelopeSender],
         codec: Codec,
         clock: Clock = SYSTEM_CLOCK,
+        posted: Callable[[Sequence[Posted]], None] = lambda posted: None,
     ) -> None:
-        """`store`: the workflows of `results`. `sender`: the broker of this process."""
+        """
+        * `store`: the workflows of `results`.
+        * `sender`: the broker of this process.
+        * `posted`: reports messages that were sent.
+        """
         self.results = results
         self.store = store
         self.documents = Documents(store, remote=results.remote)
         self.graphs = Graphs(store, clock)
-        self.mailer = Mailer(sender, codec, self.graphs, clock)
+        self.mailer = Mailer(sender, codec, self.graphs, clock, posted)
         self.joins = Joins(self.documents, self.graphs, self.mailer, results, clock)
         self.inputs = Inputs(self.documents, self.graphs, results)
 
@@ -44,9 +49,10 @@ def engine_for(
     sender: Callable[[], EnvelopeSender],
     codec: Codec,
     clock: Clock = SYSTEM_CLOCK,
+    posted: Callable[[Sequence[Posted]], None] = lambda posted: None,
 ) -> WorkflowEngine | None:
     """The engine; None without a result store, or if it keeps no workflows."""
     store = workflows_of(results)
     if results is None or store is None:
         return None
-    return WorkflowEngine(results, store, sender, codec, clock)
+    return WorkflowEngine(results, store, sender, codec, clock, posted)

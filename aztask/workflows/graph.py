@@ -192,6 +192,11 @@ class Graphs:
         with self._lock:
             self._roots.pop(workflow, None)
 
+    def forget_all(self) -> None:
+        """Read every root anew at its next use."""
+        with self._lock:
+            self._roots.clear()
+
     def cancelled(self, workflow: str) -> bool:
         """True if the workflow was cancelled; noticed after `CHECK_SECONDS` at the latest."""
         root = self.recent_root(workflow)

@@ -138,7 +138,8 @@ class Inputs:
             if len(values) != node.layout.row_size(number):
                 raise Damaged("a document of values holds too few")
             resolved = self._resolved(workflow, values, depth)
-            members[node.layout.members(number)] = resolved
+            for place, value in zip(node.layout.members(number), resolved, strict=True):
+                members[place] = value
         return members
 
     def _resolved(

@@ -18,6 +18,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Final
 
 from aztask.canvas.place import Place
 from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
@@ -43,6 +45,9 @@ from aztask.workflows.packing import pack_values, read_values
 from aztask.workflows.rows import Row
 
 logger = logging.getLogger(__name__)
+
+REMEMBERED: Final = 500
+"""Rows of which it is known how full they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,18 @@ class Joins:
         self.mailer = mailer
         self.results = results
         self.clock = clock
+        self.left: dict[tuple[str, int, int], int] = {}
+        self._lock = Lock()
+
+    def note_left(self, row: tuple[str, int, int], now: Row | None) -> None:
+        """Remember how many members of a row have not ended."""
+        with self._lock:
+            if now is None:
+                self.left.pop(row, None)
+                return
+            self.left[row] = now.left
+            while len(self.left) > REMEMBERED:
+                del self.left[next(iter(self.left))]
 
     def ended(self, ends: Sequence[TaskEnd]) -> None:
         """Set the bits of these ends, and send what follows. Idempotent.
@@ -246,14 +263,16 @@ class _Work:
             key = (workflow, end.slot.join, layout.place(end.slot.member)[0])
             edit = edits.get(key)
             if edit is None:
-                edit = edits[key] = RowEdit(*key, layout, [], now)
+                left = self.joins.left.get(key, layout.row_size(key[2]))
+                edit = edits[key] = RowEdit(*key, layout, [], now, left=left)
             edit.ends.append(end)
         self.joins.documents.change(list(edits.values()))
         hit("bit-set", len(ends))
         full: dict[tuple[str, int], dict[int, Row]] = {}
-        for edit in edits.values():
+        for key, edit in edits.items():
             row = edit.row
             if row is None or not row.full:
+                self.joins.note_left(key, row)
                 continue
             if edit.layout.rows > 1:
                 full.setdefault((edit.workflow, edit.join), {})[edit.number] = row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from aztask.errors import CodecError
 from aztask.message.codec import Codec
@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 BATCH: Final = 500
 
 
+Posted: TypeAlias = tuple[TaskMessage, Envelope]
+"""A message that was sent, and its envelope, which has its delay."""
+
+
 class EnvelopeSender(Protocol):
     """The part of a broker that workflows need."""
 
@@ -33,10 +37,20 @@ class Mailer:
     """Sends stored messages under their deterministic ids. Any thread may call."""
 
     def __init__(
-        self, sender: Callable[[], EnvelopeSender], codec: Codec, graphs: Graphs, clock: Clock
+        self,
+        sender: Callable[[], EnvelopeSender],
+        codec: Codec,
+        graphs: Graphs,
+        clock: Clock,
+        posted: Callable[[Sequence[Posted]], None] = lambda posted: None,
     ) -> None:
-        """sender: the broker of this process, opened when it is first needed."""
+        """
+        * `sender`: the broker of this process, opened when it is first needed.
+        * `posted`: called with the messages that the broker has accepted, to report them. If that
+          was in a transaction which is rolled back, they are sent and reported again.
+        """
         self._sender = sender
+        self._posted = posted
         self._codec = codec
         self._graphs = graphs
         self._clock = clock
@@ -57,12 +71,13 @@ class Mailer:
         """
         refused: list[tuple[int, str]] = []
         stored = self._graphs.messages(workflow, root, [node for node, _ in nodes])
-        queues: dict[str, list[Envelope]] = {}
+        queues: dict[str, list[Posted]] = {}
         for node, generation in nodes:
             queue, envelope = stored[node]
             try:
                 message = self._verified(workflow, queue, envelope)
-                queues.setdefault(queue, []).append(self._fresh(message, generation))
+                pair = message, self._fresh(message, generation)
+                queues.setdefault(queue, []).append(pair)
             except (CodecError, Damaged) as error:
                 logger.error(
                     "workflow %s: node %d is not sent, it fails: its stored message is refused: %s",
@@ -72,10 +87,11 @@ class Mailer:
                 )
                 refused.append((node, str(error)))
         broker = self._sender()
-        for queue, envelopes in queues.items():
-            for first in range(0, len(envelopes), BATCH):
-                part = envelopes[first : first + BATCH]
-                broker.send(queue, part)
+        for queue, pairs in queues.items():
+            for first in range(0, len(pairs), BATCH):
+                part = pairs[first : first + BATCH]
+                broker.send(queue, [envelope for _, envelope in part])
+                self._posted(part)
                 hit("followed", len(part))
                 progress()
         return refused

@@ -24,6 +24,7 @@ from aztask.results.damage import Damaged
 from aztask.workflows.bits import Bit, Failure
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
+from aztask.workflows.forgetting import forget
 from aztask.workflows.graph import Root
 from aztask.workflows.rows import Row, read_row
 
@@ -86,7 +87,7 @@ class WorkflowResult:
     def progress(self) -> Progress:
         """How many tasks have ended, how many of them failed, and how many there are.
 
-        It reads each group's bits: one request for 512 members.
+        It reads each group's bits: one request for some hundred members.
         """
         found = self._read()
         if found is None:
@@ -193,6 +194,16 @@ class WorkflowResult:
             raise self._damaged(damage.reason) from None
         self._engine().graphs.forget(self.id)
         return edit.root is not None and edit.root.ended_at is None
+
+    def forget(self) -> bool:
+        """Delete the workflow and the results of its tasks from the result store.
+
+        Returns False, and deletes nothing, if it is unknown or has not ended: cancel it first.
+        """
+        try:
+            return forget(self._engine(), self.id)
+        except Damaged as damage:
+            raise self._damaged(damage.reason) from None
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -50,6 +50,11 @@ class Row:
         return len(self._packed) - self._packed.count(None)
 
     @property
+    def left(self) -> int:
+        """How many members of the row have not ended."""
+        return self._packed.count(None)
+
+    @property
     def inline_bytes(self) -> int:
         """How many bytes of values the row holds itself."""
         return self._inline

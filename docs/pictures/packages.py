@@ -12,7 +12,7 @@ LAYERS = (
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
-    ("care", "limits  deadletters  doctor", "pauses and limits, dead letters, checks of a setup"),
+    ("care", "limits  deadletters  doctor  explain", "pauses, limits, dead letters, checks"),
     ("app", "app  apphandlers  appqueues  loading", "the App, and how commands find it"),
     (
         "tasks",

@@ -1,24 +1,37 @@
-"""An order as a workflow: charge, then reserve and make the labels side by side, then ship."""
+"""An order as a workflow: charge, reserve, ship, 100 thumbnails side by side, a summary."""
 
-from aztask import App, RetryPolicy, chain, chord
+from aztask import App, Context, RetryPolicy, chain, chord
 from aztask.canvas.graphs import Graph
 
 app = App("orders", broker="local://", results="local://", retry=RetryPolicy(delay=0.2))
 
-
-@app.task
-def charge(order: str, cents: int) -> dict[str, object]:
-    return {"order": order, "cents": cents}
+Order = dict[str, str | int]
 
 
-@app.task
-def label(paid: dict[str, object], parcel: int) -> str:
-    return f"{paid['order']}/{parcel}"
+@app.task_with_context
+def charge(context: Context, name: str, cents: int) -> Order:
+    # A kill may run this twice. A payment service charges one key once, so give it the task's id.
+    return {"name": name, "cents": cents, "payment": context.task_id}
 
 
 @app.task
-def ship(labels: list[str]) -> str:
-    return f"{len(labels)} parcels: {', '.join(labels[:2])} ..."
+def reserve(order: Order) -> Order:
+    return {**order, "shelf": "7b"}
+
+
+@app.task
+def ship(order: Order) -> Order:
+    return {**order, "parcel": f"parcel of {order['name']}"}
+
+
+@app.task
+def thumbnail(order: Order, number: int) -> str:
+    return f"{order['name']}/{number}.png"
+
+
+@app.task
+def summary(images: list[str]) -> str:
+    return f"shipped, {len(images)} images: {', '.join(images[:2])} ..."
 
 
 @app.task
@@ -26,10 +39,12 @@ def alarm(failures: list[dict[str, str]]) -> None:
     print("not shipped:", failures[0]["task_id"], failures[0]["error"])
 
 
-def order(name: str, cents: int, parcels: int) -> Graph:
+def order(name: str, cents: int, images: int) -> Graph:
     return chain(
         charge.s(name, cents),
-        chord([label.s(number) for number in range(parcels)], ship.s()),
+        reserve.s(),
+        ship.s(),
+        chord([thumbnail.s(number) for number in range(images)], summary.s()),
         on_error=alarm.s(),
     )
 

@@ -83,6 +83,34 @@ def test_a_run_whose_message_comes_again_is_counted_and_starts_again(
     assert results.record([Finish(KEY, "four", retrying)]) == [False]
 
 
+def test_a_row_keeps_its_last_twenty_starts(results: ResultStore) -> None:
+    for number in range(25):
+        results.start([replace(a_start(f"o{number}"), at=float(number), worker=f"w{number}")])
+    record = results.get("a")
+    assert record is not None
+    assert (record.starts, record.worker, record.earlier.dropped) == (25, "w24", 5)
+    kept = [(each.at, each.worker, each.end) for each in record.earlier.kept]
+    assert kept == [(float(number), f"w{number}", "") for number in range(5, 24)]
+    assert results.record([Finish(KEY, "o24", ended())]) == [True]
+    record = results.get("a")
+    assert record is not None
+    assert len(record.earlier.kept) == 19, "the end changes nothing of it"
+
+
+def test_earlier_starts_say_how_they_ended(results: ResultStore) -> None:
+    retrying = Outcome(State.RETRYING, Abandon(), None, "OSError", "disk " * 99, "", 2000.0, 0.5)
+    results.start([a_start("one")])
+    assert results.history("a")[0].earlier.kept == ()
+    results.record([Finish(KEY, "one", retrying)])
+    results.start([a_start("two")])
+    results.disown([(KEY, "two")])
+    results.start([a_start("three")])
+    (run,) = results.history("a")
+    assert [each.end for each in run.earlier.kept] == ["retrying", "given back"]
+    assert run.earlier.kept[0].error.startswith("OSError: disk disk")
+    assert len(run.earlier.kept[0].error) == 100
+
+
 def test_a_run_that_the_broker_buried_has_failed(results: ResultStore) -> None:
     """Started, retrying or unknown; one that has ended stays as it is, and is no news."""
     dead = Outcome(State.FAILED, DeadLetter("Max", "10"), None, "Max", "10", "", 3000.0, 0.0)

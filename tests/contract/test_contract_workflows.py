@@ -8,6 +8,7 @@ import pytest
 from stores import Store
 
 from aztask.results.base import Finish, Outcome, ResultStore, RunKey, Start, State
+from aztask.results.tables import index
 from aztask.results.workflows import ROOT, Change, Listed, WorkflowStore, workflows_of
 from aztask.settlement import Complete
 
@@ -149,11 +150,10 @@ def test_documents_and_runs_of_one_name_do_not_meet(
 
 
 def test_a_purge_keeps_the_runs_of_workflows_that_exist(
-    store: Store, results: ResultStore, workflows: WorkflowStore
+    results: ResultStore, workflows: WorkflowStore
 ) -> None:
-    if store.name != "local":
-        pytest.skip("in Azure Tables the runs of a workflow are purged like others")
     workflows.announce("w", 1.0)
+    workflows.write([Change("w", ROOT, b"root")])
     for task_id in ("w.1", "w.12", "w1.1", "w", "w.x", "9"):
         key = RunKey(task_id)
         results.start([Start(key, "shop.a", "default", 1, "one", "worker", 1000.0)])
@@ -165,3 +165,19 @@ def test_a_purge_keeps_the_runs_of_workflows_that_exist(
     assert results.purge(3000.0) == 0
     workflows.delete_workflow(Listed("w", 1.0, 2000.0))
     assert results.purge(3000.0) == 2
+
+
+def test_a_purge_goes_on_behind_the_many_runs_that_it_keeps(
+    results: ResultStore, workflows: WorkflowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "PURGE_PAGE", 5)
+    workflows.announce("w", 1.0)
+    workflows.write([Change("w", ROOT, b"root")])
+    keys = [RunKey(f"w.{number}") for number in range(100)]
+    keys += [RunKey(f"old-{number}") for number in range(20)]
+    for some, at in ((keys[:100], 2000.0), (keys[100:], 1000.0)):  # the latest come first
+        results.start([Start(key, "shop.a", "default", 1, "one", "worker", 1.0) for key in some])
+        ended = Outcome(State.SUCCEEDED, Complete(), at=at)
+        results.record([Finish(key, "one", ended) for key in some])
+    assert results.purge(3000.0) == 20
+    assert results.get("w.99") is not None

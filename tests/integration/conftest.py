@@ -42,6 +42,7 @@ KILLS = {
     "test_strategies_chaos",
     "test_tables_faults",
     "test_tables_worker",
+    "test_order_kills",
     "test_workflow_kills",
 }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from azurite import account_of, running, storing
+from azurite import Azurite, account_of, running, storing
 from bus import bus_site
 from harness import Site, Worker, site_in, wait_until
 
@@ -24,6 +27,7 @@ MEMBERS = int(os.environ.get("CHAOS_TASKS", "600")) // 2
 REMOTE_MEMBERS = MEMBERS // 3
 SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
 LEASE = 2.0
+OUTAGE = 20.0
 ARGUMENTS = ("--pool", "processes", "-c", "3", "--lease", f"{LEASE}s", "--max-lease", "60s")
 EXTRA = {"LEDGER_MAX_DELIVERIES": "1000", "LEDGER_GRAPH_SECONDS": "2.0"}
 
@@ -58,6 +62,75 @@ def test_a_chord_under_random_kills_on_the_emulator_and_tables(tmp_path: Path, c
         chaos(site, REMOTE_MEMBERS, capsys)
 
 
+@contextmanager
+def stopped(*services: Azurite) -> Iterator[None]:
+    """The services end, and are started again after the block, on their data."""
+    for each in services:
+        each.stop()
+    try:
+        yield
+    finally:
+        for each in services:
+            each.start()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another program holds the file's write lock during the block."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+def test_the_result_store_is_unreachable_for_20_s_amid_a_chord(tmp_path: Path, capsys) -> None:
+    with storing(tmp_path) as stores, running(tmp_path / "queue") as queues:
+        text = account_of(queues, *stores)
+        with site_in(
+            tmp_path / "site", joint=False, broker=text, results=text, extra=dict(EXTRA)
+        ) as site:
+            prepare(site)
+            site.app().broker.declare("default")
+            outage(site, REMOTE_MEMBERS, lambda: stopped(*stores), capsys)
+
+
+def test_the_result_file_is_locked_for_20_s_amid_a_chord(tmp_path: Path, capsys) -> None:
+    with site_in(tmp_path / "site", joint=False, extra=dict(EXTRA)) as site:
+        path = Path(site.results.removeprefix("local://"))
+        outage(site, MEMBERS, lambda: locked(path), capsys)
+
+
+def outage(
+    site: Site, count: int, away: Callable[[], AbstractContextManager[None]], capsys
+) -> None:
+    """The store is away amid the chord, and a worker is killed meanwhile: it ends, and right."""
+    dice = random.Random(SEED)
+    app = site.app()
+    result = app.workflows.result("w")
+    assert send(site, dice, count, kills=0) == 0
+    workers = [site.worker(*ARGUMENTS) for _ in range(2)]
+    share = dice.uniform(0.1, 0.6)
+    wait_until(lambda: len(site.lines("end")) > share * count, 120, "a part has ended")
+    before = len(site.lines("end"))
+    with away():
+        time.sleep(OUTAGE / 2)
+        victim = dice.randrange(2)
+        workers[victim].kill()
+        workers[victim].wait()
+        workers[victim] = site.worker(*ARGUMENTS)
+        time.sleep(OUTAGE / 2)
+        ran = len(site.lines("end")) - before
+    assert before + ran < count, "the outage came too late"
+    wait_until(result.ready, 180.0 + count / 3, "it ends")
+    restarts, extra = checked(site, count)
+    with capsys.disabled():
+        print(
+            f"\nchaos seed {SEED}: the store was away for {OUTAGE:g} s after {before} of {count} "
+            f"members, {ran} ended meanwhile / extra runs {extra} / starts that a fault struck "
+            f"{restarts}"
+        )
+
+
 def prepare(site: Site) -> None:
     results = site.app().results
     assert isinstance(results, Provisioned)
@@ -72,6 +145,18 @@ def chaos(site: Site, count: int, capsys) -> None:
     workers = [site.worker(*ARGUMENTS) for _ in range(2)]
     sender_kills = send(site, dice, count)
     kills = kill_workers(site, dice, workers, result.ready, 180.0 + count / 3)
+    restarts, extra = checked(site, count)
+    with capsys.disabled():
+        print(
+            f"\nchaos seed {SEED}: a chord of {count}: {kills} workers and {sender_kills} senders "
+            f"killed / extra runs {extra} / starts that a fault struck {restarts}"
+        )
+
+
+def checked(site: Site, count: int) -> tuple[int, int]:
+    """Check the results of a chord that has ended; returns starts that were struck, extra runs."""
+    app = site.app()
+    result = app.workflows.result("w")
     assert result.get(timeout=1) == [f"m{number}" for number in range(count)]
     progress = result.progress
     assert (progress.done, progress.failed, progress.total) == (count + 1, 0, count + 1)
@@ -85,28 +170,24 @@ def chaos(site: Site, count: int, capsys) -> None:
             assert run.state is State.SUCCEEDED
             restarts += run.starts - 1
     extra = sum(ends.values()) - (count + 1)
-    with capsys.disabled():
-        print(
-            f"\nchaos seed {SEED}: a chord of {count}: {kills} workers and {sender_kills} senders "
-            f"killed / extra runs {extra} / starts that a fault struck {restarts}"
-        )
     assert set(ends) == {f"m{number}" for number in range(count)} | {"m"}
     assert extra <= restarts
     assert not any("Traceback" in worker.log for worker in site.workers)
+    return restarts, extra
 
 
-def send(site: Site, dice: random.Random, count: int) -> int:
+def send(site: Site, dice: random.Random, count: int, kills: int = 3) -> int:
     """Start the chord in processes that are killed while they do; how many kills it took."""
     program = f"from graphs import members\nmembers('m', {count}).delay(workflow_id='w')\n"
-    for kills in range(100):
+    for number in range(100):
         process = subprocess.Popen(
             [sys.executable, "-c", program], env=site.environment, cwd=site.folder
         )
-        if kills < 3:
+        if number < kills:
             time.sleep(dice.uniform(0.2, 0.6 + count / 5000))
             process.kill()
         if process.wait(900) == 0:
-            return kills
+            return number
     raise AssertionError("no sender survived")
 
 

@@ -26,7 +26,7 @@ LAYERS = {
     "tasks": "appoptions session context result hooks canvas workflows taskname taskoptions task"
     " handler models transport sending receiving",
     "app": "app apphandlers appqueues loading __init__",
-    "care": "limits deadletters doctor",
+    "care": "limits deadletters doctor explain",
     "worker": "worker",
     "telemetry": "telemetry",
     "edges": "emulator testing top migration cli spark __main__",

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "pack": "Pack aztask, its needs and your modules into a zip for --py-files.",
     "compact": "Compact the events of closed hours into Parquet files.",
     "stats": "Show how tasks waited, ran and ended, from their events.",
+    "workflows": "Show which workflows took longest, and which tasks made them wait.",
     "recommend": "Recommend leases, prefetch and splits of queues, from the event log.",
     "dlq": "List and group dead letters by the million, and replay a selection.",
 }

@@ -80,6 +80,7 @@ _STEPS = (
     UPDATE runs SET due_at = (julianday('now') - 2440587.5) * 86400.0
         WHERE ended_at IS NULL AND started_at IS NULL;
     """,
+    "ALTER TABLE runs ADD COLUMN earlier BLOB",
 )
 
 _START = """
@@ -90,7 +91,7 @@ _START = """
 """
 _TAKE_OVER = """
     UPDATE runs SET owner = ?, worker = ?, starts = starts + 1, started_at = ?, position = ?,
-                    queue = ?, state = 'started', settlement = NULL, error_type = NULL,
+                    queue = ?, earlier = ?, state = 'started', settlement = NULL, error_type = NULL,
                     error = NULL, traceback = NULL, ended_at = NULL, duration = NULL
     WHERE task_id = ? AND generation = ? AND hop = ?
 """
@@ -364,7 +365,8 @@ class LocalResults:
                 return self._elsewhere(connection, run, start)
             starts += 1
             values = (start.owner, start.worker, start.at, start.position, start.queue)
-            connection.execute(_TAKE_OVER, (*values, *key_of(start.key)))
+            earlier = run.record.starts_before(owned=run.owner is not None).pack()
+            connection.execute(_TAKE_OVER, (*values, earlier, *key_of(start.key)))
         if self._cancellations.has(connection, start.key.task_id):
             return Cancelled(starts)
         sql = f"SELECT saved FROM runs WHERE {_KEY}"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain
@@ -30,6 +30,7 @@ from aztask.results.damage import Columns, Damaged
 from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.errors import RowConflict
+from aztask.results.tables.keeping import Keeping
 from aztask.results.tables.names import (
     SHARDS,
     is_blob_of,
@@ -103,7 +104,16 @@ def entity_of(run: Run) -> dict[str, Any]:
 class EndIndex:
     """The index of ended runs in one table."""
 
-    def __init__(self, requests: TableRequests, blobs: Blobs, quarantine: Quarantine) -> None:
+    def __init__(
+        self,
+        requests: TableRequests,
+        blobs: Blobs,
+        quarantine: Quarantine,
+        exists: Callable[[TimeBudget, str], bool],
+    ) -> None:
+        """exists: whether a workflow is in the store."""
+        self._exists = exists
+        self._after: dict[tuple[int, State], Entry] = {}
         self._requests = requests
         self._blobs = blobs
         self._quarantine = quarantine
@@ -142,9 +152,11 @@ class EndIndex:
 
         Ranges are taken in random order, so that several workers seldom work on the same one. If
         they do, a run that another worker deleted is not counted.
+
+        Runs of workflows that exist are kept. The next call continues behind them.
         """
         deleted = 0
-        call = TimeBudget()
+        call, keeping = TimeBudget(), Keeping(self._exists)
         ranges = [(shard, state) for shard in range(SHARDS) for state in ENDED]
         random.shuffle(ranges)
         until = time.monotonic() + PURGE_SECONDS
@@ -152,16 +164,18 @@ class EndIndex:
             pages = self._requests.each(
                 call, lambda call, which: self._old(call, which, before), ranges
             )
-            entries = list(chain.from_iterable(pages))
-            for first in range(0, len(entries), PURGE_PAGE):
+            for which, entries in zip(ranges, pages, strict=True):
                 deleted += sum(
-                    self._requests.each(call, self._clear, entries[first : first + PURGE_PAGE])
+                    self._requests.each(
+                        call, lambda call, entry: self._clear(call, entry, keeping), entries
+                    )
                 )
+                self._after.pop(which, None)
+                if len(entries) == PURGE_PAGE:
+                    self._after[which] = entries[-1]
                 if time.monotonic() >= until:
                     return deleted
-            ranges = [
-                which for which, page in zip(ranges, pages, strict=True) if len(page) == PURGE_PAGE
-            ]
+            ranges = [which for which in ranges if which in self._after]
         return deleted
 
     def _read(
@@ -186,12 +200,14 @@ class EndIndex:
     def _old(self, call: TimeBudget, which: tuple[int, State], before: float) -> list[Entry]:
         shard, state = which
         start = f"i-{shard}-{state.value}-"
-        hour = start + _hours(before)
+        hour, instant = start + _hours(before), count_down(before) + _END
+        if (after := self._after.get(which)) is not None:
+            hour, instant = max((hour, instant), (after.partition, after.row))
         # Two separate ranges: joined by "or" they would make the service read the whole table.
         rows = self._requests.query(
             call,
             "PartitionKey eq @hour and RowKey gt @instant",
-            {"hour": hour, "instant": count_down(before) + _END},
+            {"hour": hour, "instant": instant},
             PURGE_PAGE,
             _SELECT,
         )
@@ -205,12 +221,14 @@ class EndIndex:
             )
         return [_entry(row) for row in rows]
 
-    def _clear(self, call: TimeBudget, entry: Entry) -> bool:
+    def _clear(self, call: TimeBudget, entry: Entry, keeping: Keeping) -> bool:
         """Delete a run, its note from the send, its blob, and last its index row."""
         there = False
         run = None if entry.damage else self._read(call, entry, ENDING)
         if run is not None and run.damage:
             self._quarantine.note(call, run, run.damage)
+        elif run is not None and keeping.keeps(call, run.key.task_id):
+            return False
         else:
             if run is not None:
                 try:

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
@@ -21,8 +22,9 @@ from aztask.results.base import UNFINISHED_SECONDS
 from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.errors import RowConflict
+from aztask.results.tables.keeping import Keeping
 from aztask.results.tables.names import is_row
-from aztask.results.tables.rows import DAMAGE
+from aztask.results.tables.rows import DAMAGE, task_id_in
 from aztask.support.clock import Clock
 
 SWEEP_SECONDS: Final = 4.0
@@ -33,7 +35,7 @@ SETTLING_SECONDS: Final = 600.0
 _TASKS: Final = "PartitionKey ge 't-' and PartitionKey lt 't.'"
 _OLD: Final = f"{_TASKS} and Timestamp lt @written"
 _SELECT: Final = (
-    "PartitionKey", "RowKey", "Timestamp", "due", "body_blob", "saved_blob", DAMAGE,
+    "PartitionKey", "RowKey", "Timestamp", "key", "due", "body_blob", "saved_blob", DAMAGE,
 )  # fmt: skip
 _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 
@@ -41,7 +43,15 @@ _LATEST: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86400.0
 class Leftovers:
     """Finds and deletes the leftovers of one store; one thread at a time."""
 
-    def __init__(self, requests: TableRequests, blobs: Blobs, clock: Clock) -> None:
+    def __init__(
+        self,
+        requests: TableRequests,
+        blobs: Blobs,
+        exists: Callable[[TimeBudget, str], bool],
+        clock: Clock,
+    ) -> None:
+        """exists: whether a workflow is in the store."""
+        self._exists = exists
         self._requests = requests
         self._blobs = blobs
         self._clock = clock
@@ -93,18 +103,24 @@ class Leftovers:
     def _sweep_rows(self, before: float) -> tuple[int, bool]:
         written = datetime.fromtimestamp(max(0.0, min(before, _LATEST)), UTC)
         until = time.monotonic() + SWEEP_SECONDS
-        deleted = 0
+        deleted, keeping = 0, Keeping(self._exists)
         while time.monotonic() < until:
             rows, self._rows_after = self._requests.page(
                 TimeBudget(), _OLD, {"written": written}, _SELECT, self._rows_after
             )
             old = [row for row in rows if _is_left(row, before)]
-            deleted += sum(self._requests.each(TimeBudget(), self._clear_row, old))
+            deleted += sum(
+                self._requests.each(
+                    TimeBudget(), lambda call, row: self._clear_row(call, row, keeping), old
+                )
+            )
             if self._rows_after is None:
                 return deleted, True
         return deleted, False
 
-    def _clear_row(self, call: TimeBudget, row: dict[str, Any]) -> bool:
+    def _clear_row(self, call: TimeBudget, row: dict[str, Any], keeping: Keeping) -> bool:
+        if keeping.keeps(call, task_id_in(row)):
+            return False
         tag = str(cast("Any", row).metadata["etag"])
         try:
             there = self._requests.delete(call, row["PartitionKey"], row["RowKey"], tag)

@@ -22,6 +22,7 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.damage import Columns, Damaged, check_ends, check_owner, unpacked
+from aztask.results.starts import NO_STARTS, EarlierStarts
 from aztask.results.tables.names import (
     WORKERS,
     is_blob_of,
@@ -57,6 +58,7 @@ class Run:
     * `body`: the packed value, error and traceback; or, if they are long, `body_blob`: the name of
       the blob with them.
     * `saved`, `saved_blob`: the same for the checkpoint.
+    * `earlier`: its starts before the last one.
     """
 
     key: RunKey
@@ -81,6 +83,7 @@ class Run:
     damage: str = ""
     place: tuple[str, str] = ("", "")
     in_quarantine: bool = False
+    earlier: EarlierStarts = NO_STARTS
 
     @property
     def ended(self) -> bool:
@@ -119,6 +122,7 @@ class Run:
             self.started_at,
             self.outcome(body),
             self.damage or damage,
+            earlier=self.earlier,
         )
 
     def started(self, start: Start) -> Run:
@@ -137,7 +141,15 @@ class Run:
             duration=0.0,
             body=None,
             body_blob="",
+            earlier=self._starts().starts_before(owned=bool(self.owner)),
         )
+
+    def _starts(self) -> RunRecord:
+        """The run without a long or damaged body."""
+        try:
+            return self.record(self.body)
+        except Damaged:
+            return self.record(None)
 
     def finished(self, outcome: Outcome, body: bytes | None, blob: str) -> Run:
         """A copy with that outcome, whose body is inline or in the blob."""
@@ -200,6 +212,7 @@ def entity_of(run: Run) -> dict[str, Any]:
         "ended_at": run.ended_at,
         "body": run.body,
         "saved": run.saved,
+        "earlier": run.earlier.pack(),
         "position": None if run.position is None else msgpack.packb(run.position),
         "settlement": None if run.settlement is None else msgpack.packb(to_record(run.settlement)),
     }
@@ -261,6 +274,7 @@ def _readable(columns: Columns, partition: str, row: str) -> Run:
         columns.text("body_blob", missing=""),
         columns.data("saved"),
         columns.text("saved_blob", missing=""),
+        earlier=columns.starts(),
     )
     check_ends(run.state, run.ended_at, run.settlement)
     check_owner(run.owner, run.position)
@@ -309,6 +323,14 @@ def _read_key(columns: Columns) -> RunKey:
     found = Columns(dict(zip(_KEY, parts, strict=True)))
     generation, hop = (found.count(name, most=COUNTER_LIMIT) for name in _KEY[1:])
     return RunKey(found.text("task_id"), generation, hop)
+
+
+def task_id_in(entity: Mapping[str, Any]) -> str:
+    """The task id of a run's row, or of the note of one; from its place if its key is damaged."""
+    try:
+        return _read_key(Columns(entity)).task_id
+    except Damaged:
+        return key_of_row(entity["PartitionKey"], entity["RowKey"]).task_id
 
 
 _KEY: Final = ("task_id", "generation", "hop")

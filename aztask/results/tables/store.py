@@ -102,14 +102,15 @@ class TablesResults:
         self._requests = TableRequests(address, table, credential)
         self._blobs = Blobs(address, container, clock, credential)
         self._quarantine = Quarantine(self._requests, clock)
-        self._index = EndIndex(self._requests, self._blobs, self._quarantine)
+        workflows = TablesWorkflows(self._requests, self._blobs)
+        self._index = EndIndex(self._requests, self._blobs, self._quarantine, workflows.exists)
         self._runs = Runs(self._requests, self._blobs, self._index, self._quarantine, clock)
-        self._leftovers = Leftovers(self._requests, self._blobs, clock)
+        self._leftovers = Leftovers(self._requests, self._blobs, workflows.exists, clock)
         self._marks = CancellationMarks(self._requests)
         self._clock = clock
         self._sweep_at = self._forget_at = clock.monotonic()
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
-        self.workflows: WorkflowStore = TablesWorkflows(self._requests, self._blobs)
+        self.workflows: WorkflowStore = workflows
         self.controls: ControlStore = TablesControls(self._requests, clock)
 
     def __repr__(self) -> str:

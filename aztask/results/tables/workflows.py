@@ -100,6 +100,10 @@ class TablesWorkflows:
         )
         return _etag(found) if found is not None and same else None
 
+    def exists(self, call: TimeBudget, workflow: str) -> bool:
+        """True if the workflow was started and is not deleted."""
+        return self._requests.read(call, _partition(workflow, ROOT), ROW, ("RowKey",)) is not None
+
     # -- the index ---------------------------------------------------------------------------
 
     def announce(self, workflow: str, at: float) -> None:

@@ -27,6 +27,8 @@ NUMBERS: Final = (
     "held_seconds",
 )
 """Optional numbers; null if a line has none."""
+WORKFLOW: Final = ("workflow_id", "parent_id")
+"""Optional texts; null in events of 0.1 and in files that it compacted."""
 
 ODD_COLUMNS: Final = ("odd", "odd_text", "odd_file", "odd_line")
 
@@ -41,6 +43,7 @@ ARROW: Final = pa.schema(
         ("renewals", pa.int64()),
         ("error_type", pa.string()),
         ("error", pa.string()),
+        *((name, pa.string()) for name in WORKFLOW),
         ("odd", pa.string()),
         ("odd_text", pa.string()),
         ("odd_file", pa.string()),

@@ -80,7 +80,11 @@ class Pipeline:
         self._refusals = Refusals(
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
-        self.following = Following(engine_for(app.results, lambda: app.broker, app.codec, clock))
+        self.following = Following(
+            engine_for(
+                app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
+            )
+        )
 
     # -- open --------------------------------------------------------------------------------
 

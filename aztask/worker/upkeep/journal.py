@@ -111,6 +111,8 @@ class Journal:
                 message.resubmit_count,
                 error_type=dead.reason,
                 error=dead.description,
+                workflow_id=message.workflow,
+                parent_id=message.parent_id,
             )
         )
 
@@ -193,5 +195,7 @@ class Journal:
                 held_seconds=held,
                 renewals=None if held is None else item.lease.renewals,
                 reason=reason,
+                workflow_id=message.workflow if message else None,
+                parent_id=message.parent_id if message else None,
             )
         )

@@ -136,7 +136,7 @@ def test_ten_thousand_members_are_few_bytes():
     plan = compiled(chord([TASKS[0].s(n) for n in range(10_000)], TASKS[1].s())).plan
     assert len(plan.pack()) < 50_000
     assert plan.nodes[1].rows == 20
-    assert [Layout(size).rows for size in (0, 512, 513)] == [1, 1, 2]
+    assert [Layout(size).rows for size in (0, 127, 128, 512, 5000)] == [1, 1, 2, 4, 10]
     assert task_id_of("order", 7) == "order.7"
 
 
@@ -195,5 +195,14 @@ def test_a_layout_has_one_place_for_each_member(size, blocked):
     assert len(places) == size
     assert sum(layout.row_size(row) for row in range(layout.rows)) == size
     for row in range(layout.rows):
-        for index, member in enumerate(members[layout.members(row)]):
+        assert len(layout.members(row)) == layout.row_size(row) <= 512
+        for index, member in enumerate(layout.members(row)):
             assert layout.place(member) == (row, index)
+
+
+def test_sixteen_neighbours_are_in_one_row_or_two():
+    layout = Layout(10_000)
+    for first in range(0, 10_000, 7):
+        rows = {layout.place(n)[0] for n in range(first, min(first + 16, 10_000))}
+        assert len(rows) <= 2
+    assert layout.place(0)[0] != layout.place(16)[0] != layout.place(32)[0], "runs take turns"

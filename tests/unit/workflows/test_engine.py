@@ -158,7 +158,7 @@ def run(graph, failing, seed, faults, row, blocked=False):
     with closing(App("shop", broker="local://:memory:", results="local://:memory:")) as app:
         site = Site(app, dice, failing, faults)
         steps = [f"aztask.workflows.{each}.hit" for each in ("joins", "mailing", "starting")]
-        sizes = mock.patch.multiple(plans, ROW=row, BLOCK=row)
+        sizes = mock.patch.multiple(plans, ROW=row, BLOCK=row, RUN=max(1, row // 2))
         striped = mock.patch.object(type(app.results), "remote", not blocked)
         with sizes, striped, mock.patch(steps[0], site.strike):
             with mock.patch(steps[1], site.strike), mock.patch(steps[2], site.strike):

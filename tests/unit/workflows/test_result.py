@@ -7,8 +7,9 @@ import pytest
 
 from aztask import App, ResultDamaged, ResultTimeout, TaskCancelled, chain, chord, group
 from aztask.canvas.place import Place
-from aztask.results.base import State
+from aztask.results.base import Finish, Outcome, RunKey, Start, State
 from aztask.results.workflows import ROOT, Change
+from aztask.settlement import Complete
 from aztask.workflows.joins import TaskEnd
 
 
@@ -67,6 +68,28 @@ def test_a_cancelled_workflow_sends_neither_its_body_nor_its_handler(app):
     with pytest.raises(TaskCancelled, match="workflow w was cancelled"):
         result.get(timeout=0)
     assert not result.cancel()
+
+
+def test_a_workflow_that_has_ended_can_be_forgotten(app):
+    result = chord([app.work.s(1), app.work.s(2)], app.work.s()).delay(workflow_id="w")
+    other = app.work.s(1).delay(workflow_id="w1")
+    assert not result.forget(), "it has not ended"
+    assert result.state == "started"
+    for number in (2, 3, 4):
+        run = RunKey(f"w.{number}")
+        app.results.start([Start(run, "shop.work", "default", number, "o", "w", 1.0)])
+        outcome = Outcome(State.SUCCEEDED, Complete(), b"\x05", at=2.0)
+        app.results.record([Finish(run, "o", outcome)])
+        end(app, number)
+    assert result.get(timeout=0) == 5
+    assert result.forget()
+    assert (result.state, result.forget(), list(result.members())) == ("pending", False, [])
+    assert app.results.get("w.2") is None
+    workflows = app.results.workflows
+    assert [each.workflow for each in workflows.open_workflows(9)] == ["w1"]
+    assert workflows.ended_workflows(9) == []
+    assert other.state == "started"
+    assert app.work.s(3).delay(workflow_id="w").state == "started", "its id is free again"
 
 
 def test_a_late_end_of_an_older_generation_changes_nothing(app):

@@ -1,0 +1,83 @@
+"""Finds the events of one task in the local event directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from aztask.events.event import Event, from_line, quote
+from aztask.events.openfiles import open_files
+from aztask.events.sink import LINE_LIMIT
+
+BLOCK: Final = 4 << 20
+"""Bytes that are searched at a time; more than `LINE_LIMIT`."""
+
+
+@dataclass(slots=True)
+class EventLog:
+    """The events of one task, in the order of their times.
+
+    * `files`: that were searched; `compacted`: Parquet files, which only Spark reads.
+    * `unreadable`: files that could not be opened.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    files: int = 0
+    compacted: int = 0
+    unreadable: int = 0
+
+
+def events_of(directory: str | Path, task_id: str) -> EventLog:
+    """Search all files of a directory for the events of a task, open ones included.
+
+    A file is searched as bytes, and only lines with the id are read: gigabytes take seconds.
+    """
+    root, log = Path(directory), EventLog()
+    # Open files are listed first: a file that is published in between is in both.
+    still_open = open_files(root)
+    published = sorted(root.glob("date=*/hour=*/[!._]*.jsonl"))
+    log.compacted = sum(1 for _ in root.glob("date=*/hour=*/[!._]*.parquet"))
+    found: dict[str, Event] = {}
+    for path in (*still_open, *published):
+        try:
+            for event in _in_file(path, task_id):
+                found.setdefault(event.id, event)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            log.unreadable += 1
+        else:
+            log.files += 1
+    log.events = sorted(found.values(), key=_order)
+    return log
+
+
+_KINDS: Final = ("enqueued", "send_unconfirmed", "received", "started")
+
+
+def _order(event: Event) -> tuple[float, int]:
+    """By time; events of one instant in the order in which they follow each other."""
+    place = _KINDS.index(event.event) if event.event in _KINDS else len(_KINDS)
+    return event.ts, place + (event.event == "dead_lettered")
+
+
+def _in_file(path: Path, task_id: str) -> Iterator[Event]:
+    quoted = f'"task_id":{quote(task_id)}'.encode()
+    # Other programs may write the same line with other spaces or escapes.
+    spaced = json.dumps({"task_id": task_id})[1:-1].encode()
+    rest = b""
+    with path.open("rb") as stream:
+        while data := stream.read(BLOCK):
+            block, newline, rest = (rest + data).rpartition(b"\n")
+            if newline and (quoted in block or spaced in block):
+                for line in block.split(b"\n"):
+                    if quoted not in line and spaced not in line:
+                        continue
+                    event = from_line(line.strip(b"\0\r\n "))
+                    if event is not None and quote(event.task_id) == quote(task_id):
+                        yield event
+            if len(rest) > LINE_LIMIT:
+                rest = b""

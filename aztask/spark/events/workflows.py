@@ -1,0 +1,147 @@
+"""Statistics of workflows from events: how long each took, its critical path, its slowest tasks.
+
+Rules
+1. Only events with a ``workflow_id`` count; those of aztask 0.1 have none.
+2. A task's runs count together: its run lasts from the first start to the last end, with the delays
+   of its retries. ``busy_seconds`` is the time that its code ran.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from aztask.spark.events.criticalpath import TaskTimes, critical_path
+
+ENDS: Final = ("succeeded", "failed", "cancelled", "expired", "dead_lettered")
+RAN: Final = ("succeeded", "failed", "resubmitted", "snoozed")
+PATH: Final = pa.schema(
+    [
+        ("workflow_id", pa.string()),
+        ("step", pa.int64()),
+        ("task_id", pa.string()),
+        ("wait_seconds", pa.float64()),
+        ("run_seconds", pa.float64()),
+    ]
+)
+PATH_DDL: Final = (
+    "workflow_id STRING, step BIGINT, task_id STRING, wait_seconds DOUBLE, run_seconds DOUBLE"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowStatistics:
+    """Figures of workflows as DataFrames. Times are seconds since 1970.
+
+    tasks: one row for each task of a workflow: workflow_id, task_id, task, queue, parent_id, state
+    (null while it has not ended), runs, started_at, ended_at, run_seconds, busy_seconds.
+    """
+
+    tasks: DataFrame
+
+    @property
+    def workflows(self) -> DataFrame:
+        """One row per workflow, the longest first, with its slowest task.
+
+        workflow_id, tasks, runs, failed, started_at, ended_at, seconds, busy_seconds,
+        slowest_task_id, slowest_task, slowest_seconds.
+        """
+        slowest = F.max_by(F.struct("task_id", "task", "run_seconds"), "run_seconds")
+        summed = self.tasks.groupBy("workflow_id").agg(
+            F.count("*").alias("tasks"),
+            F.sum("runs").alias("runs"),
+            F.count(F.when(F.col("state").isin("failed", "expired"), 1)).alias("failed"),
+            F.min("first_ts").alias("started_at"),
+            F.max("ended_at").alias("ended_at"),
+            F.sum("busy_seconds").alias("busy_seconds"),
+            slowest.alias("slowest"),
+        )
+        return summed.select(
+            *("workflow_id", "tasks", "runs", "failed", "started_at", "ended_at"),
+            (F.col("ended_at") - F.col("started_at")).alias("seconds"),
+            "busy_seconds",
+            F.col("slowest.task_id").alias("slowest_task_id"),
+            F.col("slowest.task").alias("slowest_task"),
+            F.col("slowest.run_seconds").alias("slowest_seconds"),
+        ).orderBy(F.desc_nulls_last("seconds"), "workflow_id")
+
+    @property
+    def critical_paths(self) -> DataFrame:
+        """The steps of each workflow's critical path, in order.
+
+        workflow_id, step (from 1), task_id, task, wait_seconds, run_seconds, runs, state.
+        """
+        ended = self.tasks.where(F.col("ended_at").isNotNull())
+        steps = ended.groupBy("workflow_id").applyInArrow(_path, PATH_DDL)
+        known = self.tasks.select("workflow_id", "task_id", "task", "runs", "state")
+        return (
+            steps.join(known, ["workflow_id", "task_id"])
+            .select(
+                *("workflow_id", "step", "task_id", "task"),
+                *("wait_seconds", "run_seconds", "runs", "state"),
+            )
+            .orderBy("workflow_id", "step")
+        )
+
+    def slowest(self, count: int) -> DataFrame:
+        """The `count` tasks of each workflow that ran longest, the longest first."""
+        order = Window.partitionBy("workflow_id").orderBy(
+            F.desc_nulls_last("run_seconds"), "task_id"
+        )
+        ranked = self.tasks.withColumn("rank", F.row_number().over(order))
+        return ranked.where(F.col("rank") <= count).orderBy("workflow_id", "rank").drop("first_ts")
+
+
+def workflow_statistics(events: DataFrame, workflow_id: str | None = None) -> WorkflowStatistics:
+    """The statistics of workflows. Lazy: each frame's use runs a job.
+
+    events: each event once, as `read_events` gives them. workflow_id: only of this workflow.
+    """
+    chosen = events.where(F.col("workflow_id").isNotNull() & (F.col("task_id") != ""))
+    if workflow_id is not None:
+        chosen = chosen.where(F.col("workflow_id") == workflow_id)
+    kind = F.col("event")
+    ended = F.when(kind.isin(*ENDS), F.col("ts"))
+    tasks = chosen.groupBy("workflow_id", "task_id").agg(
+        F.max("task").alias("task"),
+        F.max("queue").alias("queue"),
+        F.max("parent_id").alias("parent_id"),
+        _state(kind).alias("state"),
+        F.count(F.when(kind.isin(*RAN), 1)).alias("runs"),
+        F.min("ts").alias("first_ts"),
+        F.min(F.when(kind == "started", F.col("ts"))).alias("started_at"),
+        F.max(ended).alias("ended_at"),
+        F.sum(F.when(kind.isin(*RAN), F.col("duration_seconds"))).alias("busy_seconds"),
+    )
+    lasted = F.greatest(F.lit(0.0), F.col("ended_at") - F.col("started_at"))
+    return WorkflowStatistics(tasks.withColumn("run_seconds", lasted))
+
+
+def _state(kind: Column) -> Column:
+    """How a task ended. A dead letter comes with the event "failed" or is one without a run."""
+    last = F.max_by(
+        F.when(kind == "dead_lettered", "failed").otherwise(kind),
+        F.when(kind.isin(*ENDS), F.col("ts")),
+    )
+    return F.when(F.max(kind.isin(*ENDS)), last)
+
+
+def _path(group: pa.Table) -> pa.Table:
+    """The critical path of the tasks of one workflow; for ``applyInArrow``."""
+    columns = group.select(["task_id", "parent_id", "started_at", "ended_at"]).to_pydict()
+    workflow = group.column("workflow_id")[0].as_py()
+    steps = critical_path(workflow, map(TaskTimes, *columns.values()))
+    return pa.table(
+        [
+            [workflow] * len(steps),
+            list(range(1, len(steps) + 1)),
+            [each.task_id for each in steps],
+            [each.wait_seconds for each in steps],
+            [each.run_seconds for each in steps],
+        ],
+        schema=PATH,
+    )
