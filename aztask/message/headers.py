@@ -61,6 +61,7 @@ _OPTIONAL: Final = {
     "aztask-lease-seconds": "lease_seconds",
     "aztask-workflow": "workflow",
     "aztask-node": "node",
+    "aztask-slots": "slots",
 }
 """Headers that are written only if the message's field has a value, and those fields."""
 _OPTIONAL_NAMES: Final = tuple(_OPTIONAL)
@@ -366,6 +367,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     "aztask-workflow": ("workflow", read_text),
     "aztask-node": ("node", read_text),
     "aztask-ordered": ("ordered", _read_flag),
+    "aztask-slots": ("slots", read_text),
 }
 
 _CONSUMED = frozenset({"lang", VERSION, SIGNATURE, SIGNATURE_2, COMPRESSION})
