@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, ov
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.apphandlers import AppHandlers
+from aztask.applimits import AppLimits
 from aztask.appoptions import AppOptions
 from aztask.appqueues import AppQueues
 from aztask.brokers.base import Broker, Position
@@ -53,7 +54,7 @@ R = TypeVar("R")
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
-class App(AppQueues, AppHandlers):
+class App(AppQueues, AppHandlers, AppLimits):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -69,7 +70,7 @@ class App(AppQueues, AppHandlers):
     Useful attributes:
 
     * `name`: the first argument; task names begin with it by default.
-    * `tasks`: the registered tasks, by name.
+    * `tasks`: the registered tasks, by name; `limits`: the declared limits, by name.
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
     * `include`: the names of the modules that define tasks.
@@ -115,7 +116,7 @@ class App(AppQueues, AppHandlers):
         self.settings = Settings.from_options(
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
-        self._handlers = {}
+        self._handlers, self.limits = {}, {}
         super().__init__(self.settings, lease_given="lease" in options)
         self.codec = codec_of(
             self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds

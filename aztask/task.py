@@ -21,6 +21,7 @@ from aztask.taskoptions import (
     checked_send_options,
     choice,
     flag,
+    limit_names,
     name_text,
     positive,
 )
@@ -107,6 +108,7 @@ class Task(Generic[P, R_co]):
         )
         self.strategy_asked: str | None = None  # that of the task itself, not the app's
         self.ordered = flag(options.get("ordered", True), f"task {name!r}: ordered")
+        self.limits = limit_names(options.get("limits", ()), f"task {name!r}: limits")
         self.time_limit = self._seconds(options, "time_limit")
         self.soft_time_limit = self._seconds(options, "soft_time_limit")
         self.max_lease = self._seconds(options, "max_lease")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, TypeGuard
+from typing import Any, Final, TypedDict, TypeGuard, cast
 
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.retry import RetryPolicy, RetryStrategy
@@ -20,6 +20,7 @@ from aztask.support.durations import to_epoch_seconds
 
 DELIVERIES: Final = ("at-least-once", "at-most-once")
 
+MOST_LIMITS: Final = 8
 TOO_LONG: Final = 1e10
 """Seconds, about 300 years: a longer duration is a mistake, and later dates overflow."""
 
@@ -47,6 +48,7 @@ class TaskOptions(TypedDict, total=False):
       task runs.
     * `ordered`: True (default): in a session, a message that is retried runs before the session's
       next message.
+    * `limits`: the names of the limits that apply to it, at most 8, see `App.limit`.
     """
 
     name: str
@@ -60,6 +62,7 @@ class TaskOptions(TypedDict, total=False):
     expires: float | timedelta
     delivery: str
     ordered: bool
+    limits: Sequence[str]
 
 
 class SendOptions(TypedDict, total=False):
@@ -100,6 +103,7 @@ _INSTEAD: Final[Mapping[str, Mapping[str, str]]] = {
         "autoretry_for": "retry=RetryPolicy(retry_on=(...))",
         "bind": "@app.task_with_context",
         "timeout": "time_limit=",
+        "rate_limit": 'limits=["NAME"], with app.limit("NAME", rate="10/s")',
         "countdown": _WITH_OPTIONS,
         "delay": _WITH_OPTIONS,
         "eta": "eta= when you send it: with_options(eta=...)",
@@ -170,6 +174,16 @@ def name_text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{what} takes a text, not {shown(value)}")
     return value
+
+
+def limit_names(value: object, what: str) -> tuple[str, ...]:
+    """Return `value` if it is a list of up to 8 names. Raises ConfigurationError."""
+    wrong = not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value)
+    if wrong or len(names := tuple(dict.fromkeys(cast("Sequence[str]", value)))) > MOST_LIMITS:
+        raise ConfigurationError(
+            f"{what} takes a list of at most {MOST_LIMITS} names, not {shown(value)}"
+        )
+    return names
 
 
 def checked_send_options(options: SendOptions, where: str) -> SendOptions:

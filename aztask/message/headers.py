@@ -65,6 +65,7 @@ _RARE: Final = {
     "traceparent": "traceparent",
     "aztask-workflow": "workflow",
     "aztask-node": "node",
+    "aztask-slots": "slots",
 }
 """More of them, of which most messages have none."""
 
@@ -387,6 +388,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     "aztask-workflow": ("workflow", read_text),
     "aztask-node": ("node", read_text),
     "aztask-ordered": ("ordered", _read_flag),
+    "aztask-slots": ("slots", read_text),
 }
 
 _CONSUMED = frozenset({"lang", VERSION, SIGNATURE, SIGNATURE_2, COMPRESSION})

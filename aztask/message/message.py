@@ -39,6 +39,7 @@ class TaskMessage:
       order.
     * `resubmit_count`: failures so far; `snooze_count`: other re-runs.
     * `put_off_count`: how often this run was put off before it started, see `put_off`.
+    * `slots`: the slots of limits that it was put off for, see `aztask.limits.slots`.
     * `delivery_base`: the broker's delivery count at the last resubmit, for services whose count
       goes on.
     * `unknown_since`: when a worker first met the unknown task name, UTC epoch seconds.
@@ -84,6 +85,7 @@ class TaskMessage:
     workflow: str | None = None
     node: str | None = None
     put_off_count: int = 0
+    slots: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,6 +140,7 @@ class TaskMessage:
             unknown_since=unknown_since,
             eta=eta,
             put_off_count=0,
+            slots=None,
         )
 
     def pointing(self, position: int, *, counted: bool, delivery_base: int) -> TaskMessage:
@@ -158,13 +161,20 @@ class TaskMessage:
             eta=None,
         )
 
-    def put_off(self, *, delivery_base: int = 0) -> TaskMessage:
+    def put_off(self, *, delivery_base: int = 0, slots: str | None = None) -> TaskMessage:
         """The clone that waits longer, because this run may not start yet (a pause, a limit).
 
         It is the same run: the key and all counts of failures, snoozes and replays stay. Only
         `put_off_count` rises, which gives the clone a message id of its own.
+
+        * `slots`: the slots for which it waits.
         """
-        return replace(self, put_off_count=self.put_off_count + 1, delivery_base=delivery_base)
+        return replace(
+            self,
+            put_off_count=self.put_off_count + 1,
+            delivery_base=delivery_base,
+            slots=slots,
+        )
 
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:
         """The next link of a delay chain: the message arrived before its eta and is delayed again.
@@ -193,6 +203,7 @@ class TaskMessage:
             expires=expires,
             saved=self.saved if keep_saved else None,
             put_off_count=0,
+            slots=None,
         )
 
 

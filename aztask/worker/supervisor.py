@@ -24,6 +24,7 @@ from aztask.worker.finishing import FinishLanes
 from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
+from aztask.worker.limiting.gating import Gating
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pausing import Pausing
 from aztask.worker.pipeline.pipeline import Pipeline
@@ -80,6 +81,7 @@ class Supervisor:
             ),
             runtime.lane_threads,
         )
+        self._gating = Gating(runtime, self.pipeline, self._gated)
         # A claim across a network takes time: the next ones are sent while the pool is busy.
         self._claims_ahead = options.concurrency if runtime.lane_threads else 0
         plan = PoolPlan(app_spec, options.processes, options.slots, self.name, options.pool)
@@ -93,6 +95,7 @@ class Supervisor:
             self._requests,
             finish=self._finishes.submit,
             over=self._over,
+            late=self._late,
         )
         self._pausing = Pausing(
             runtime,
@@ -175,7 +178,7 @@ class Supervisor:
             )
 
     def _give_back_waiting(self) -> None:
-        waiting = self._deliveries.waiting()
+        waiting = self._deliveries.waiting() + self._gating.take_all()
         for process in self._pool.processes:
             waiting += process.take_back()
         self._give_back(waiting)
@@ -217,6 +220,7 @@ class Supervisor:
         # so that no task is given back while it runs.
         self._pool.close()
         (give_back or self._give_back)(list(self._deliveries))
+        self._gating.stop()
         self._claims.stop()
         self._finishes.stop()
         self.keeper.stop()
@@ -237,6 +241,8 @@ class Supervisor:
         self._mailbox.wait(self._patience())
         self._finishes.turn()
         self._claim()
+        if self._gating.on:
+            self._deliveries.back(self._gating.due())
         self._dispatcher.feed()
         self._allow()
         now = self._clock.monotonic()
@@ -247,10 +253,11 @@ class Supervisor:
         if (
             self._claims.waiting
             or self._finishes.waiting
+            or self._gating.waiting
             or (self._deliveries.ready and self._pool.room())
         ):
             return 0.0
-        return max(0.0, self._next_tick - self._clock.monotonic())
+        return max(0.0, min(self._next_tick, self._gating.next_at) - self._clock.monotonic())
 
     def _tick(self, now: float) -> None:
         """Check time limits, retry stages that are due, replace stuck and missing processes."""
@@ -263,7 +270,7 @@ class Supervisor:
         self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)
         self._finishes.submit(item for item in due if item.decided is not None)
-        self._claims.submit(item for item in due if item.decided is None)
+        self._claims.submit(self._gating.sort([item for item in due if item.decided is None]))
         self._pool.check_server()
         self._pool.fill()
         self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
@@ -317,10 +324,37 @@ class Supervisor:
         opened = self._deliveries.opened
         if opened:
             room = self._pool.room() + self._claims_ahead
-            room -= len(self._deliveries.ready) + len(self._claims)
+            room -= len(self._deliveries.ready) + len(self._claims) + self._gating.held
             if room > 0:
-                self._claims.submit(opened.popleft() for _ in range(min(room, len(opened))))
+                batch = [opened.popleft() for _ in range(min(room, len(opened)))]
+                self._claims.submit(self._gating.sort(batch))
+            if self._gating.on:
+                self._gating.take_far(opened)
+        self._gating.turn()
         self._claims.turn()
+
+    def _gated(self, items: Sequence[WorkItem]) -> None:
+        """Claim what the gate let through, and what has to be claimed before it is put off."""
+        claims = []
+        for item in items:
+            if item.stage is Stage.DECIDED:
+                self._finishes.submit([item])
+            elif self._draining_until is not None:
+                self._give_back([item])
+            elif item.stage is Stage.READY and item.window is not None:
+                self._gating.time(item)
+            elif item.stage is Stage.RECEIVED and (item.window or item.put_off) is not None:
+                claims.append(item)
+            else:
+                self._try_later(item)
+        self._claims.submit(claims)
+        self._finishes.turn()
+
+    def _late(self, items: Sequence[WorkItem]) -> None:
+        if self._draining_until is not None:
+            self._give_back(items)
+        else:
+            self._gating.late(items)
 
     def _claimed(self, items: Sequence[WorkItem]) -> None:
         draining = self._draining_until is not None
@@ -329,7 +363,7 @@ class Supervisor:
             if item.stage is Stage.READY and draining and not item.settled:
                 self._give_back([item])
             elif item.stage is Stage.READY:
-                self._deliveries.ready.append(item)
+                self._gating.claimed(item)
             elif item.stage is Stage.ENDED:
                 self._over([item])
             elif item.stage is Stage.DECIDED:

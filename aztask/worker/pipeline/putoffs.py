@@ -27,7 +27,7 @@ from aztask.results.base import Owned, StartAnswer
 from aztask.settlement import Hold, Resubmit
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.redelivery import Redelivery
-from aztask.worker.pipeline.work import PutOff, WorkItem, message_of
+from aztask.worker.pipeline.work import PutOff, Stage, WorkItem, message_of
 
 LONGEST_HOLD: Final = 30.0
 """Seconds that a session is held for a message that was put off, before it is released."""
@@ -42,16 +42,31 @@ class PutOffs:
         self._results = app.results
         self._moves = not app.broker.capabilities.resubmit_in_place
 
-    def wait(self, item: WorkItem, delay: float, reason: str) -> bool:
+    def wait(self, item: WorkItem, delay: float, reason: str, slots: str = "") -> bool:
         """Put the delivery off for `delay` seconds; False if it must go through `claim` first.
 
-        reason: for the event, such as "task shop.resize is paused".
+        reason: for the event, such as "task shop.resize is paused". slots: those that the message
+        carries from now on.
+
+        Raises BrokerUnavailable for a delivery that is claimed, since its row is given back first.
         """
-        item.put_off = PutOff(delay, reason)
-        if self._may_have_row(item):
+        self.give_back([item])
+        item.put_off = PutOff(delay, reason, slots)
+        if item.stage is Stage.RECEIVED and self._may_have_row(item):
             return False
         self.decide(item)
         return True
+
+    def give_back(self, items: Sequence[WorkItem]) -> None:
+        """Give back the start rows of those that are claimed, so that any copy is admitted.
+
+        Raises BrokerUnavailable. Crash window: as in `answered`.
+        """
+        claimed = [item for item in items if item.claimed is not None]
+        if claimed and self._results is not None:
+            self._results.disown([(item.key, item.owner) for item in claimed])
+        for item in claimed:
+            item.claimed = None
 
     def expired(self, item: WorkItem) -> bool:
         """Whether the message has expired, so that it is claimed and recorded as expired."""
@@ -91,7 +106,7 @@ class PutOffs:
             return
         # Where the service's count goes on, the base rises with it: this delivery does not count.
         base = 0 if self._moves else message.delivery_base + 1
-        clone = message.put_off(delivery_base=base)
+        clone = message.put_off(delivery_base=base, slots=put_off.slots or None)
         settlement = Resubmit(delay=delay, due=now + delay, counted=False)
         item.decide(settlement, clone=clone, put_off=put_off.reason)
 

@@ -30,6 +30,7 @@ from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
 from aztask.settlement import Abandon, Complete, Decision, Lapse, Release
 from aztask.task import Task
+from aztask.worker.limiting.window import Window
 from aztask.workflows.inputs import Input
 
 NAMED = 3  # deliveries that one log line names
@@ -167,10 +168,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PutOff:
-    """A run may not start yet. delay: seconds until it is looked at again. reason: for events."""
+    """A run may not start yet. delay: seconds until it is looked at again. reason: for events.
+
+    slots: those for which it waits, as `aztask.limits.slots` writes them.
+    """
 
     delay: float
     reason: str
+    slots: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -187,6 +192,7 @@ class WorkItem:
     * place: its place in a workflow, if it belongs to one. input: the value that it takes there.
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
     * put_off: it may not start yet; set until that is decided, see `putoffs`.
+    * window: when it may start; None if it has no limits, or has not passed the gate.
     """
 
     number: int
@@ -211,6 +217,7 @@ class WorkItem:
     dropped: bool = False
     refusal: tuple[str, str] | None = None
     put_off: PutOff | None = None
+    window: Window | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:

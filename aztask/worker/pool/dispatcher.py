@@ -33,8 +33,12 @@ class PoolDispatcher:
         *,
         finish: Callable[[Sequence[WorkItem]], None],
         over: Callable[[Sequence[WorkItem]], None],
+        late: Callable[[Sequence[WorkItem]], None],
     ) -> None:
-        """finish: takes items that have an outcome. over: takes items that need nothing more."""
+        """finish: takes items that have an outcome. over: takes items that need nothing more.
+
+        late: takes items that missed their slots before they started.
+        """
         self._mailbox = runtime.mailbox
         self._killed = runtime.app.hooks.killed
         self._deliveries = runtime.deliveries
@@ -45,6 +49,7 @@ class PoolDispatcher:
         self._requests = requests
         self._finish = finish
         self._over = over
+        self._late = late
         pool.on_process = self._watch
         pool.on_server = self._watch_server
 
@@ -112,6 +117,10 @@ class PoolDispatcher:
                 self._pool.observe(seconds)
                 if self._conclude(item, kind, details):
                     concluded.append(item)
+            elif kind == "late":
+                if item := process.items.pop(rest[0], None):
+                    item.taken_back()
+                    self._late([item])
             elif kind == "ready":
                 process.ready = True
                 self._pool.fill()
@@ -224,4 +233,7 @@ def _packet(item: WorkItem) -> list[Any]:
     delivery = item.delivery
     fields = item.message_fields()
     packet = [item.number, fields, delivery.delivery_count, deadline, delivery.enqueued_at]
-    return packet if item.input is None else [*packet, item.input.packet()]
+    given = None if item.input is None else item.input.packet()
+    if item.window is not None and item.window.timed:
+        return [*packet, given, [item.window.opens, item.window.closes]]
+    return packet if given is None else [*packet, given]

@@ -2,11 +2,13 @@
 
 Packets from the worker
     inbox:   [number, message fields, delivery_count, deadline, enqueued_at], and for a task of a
-             workflow that takes a value: its input (`aztask.workflows.inputs`)
+             workflow that takes a value: its input (`aztask.workflows.inputs`); for one that has a
+             slot: its input or None, and the times when it may start [from, until]
     control: ["renewed", number, deadline] | ["lost", number, reason]
              | ["answer", number, error, value] | ["interrupt", number, kind, text]
 Packets to the worker
     ["done", number, started, seconds, value] | ["lost", number, started, seconds]
+    | ["late", number]
     | ["failed", number, started, seconds, settlement, type, text, traceback]
     | ["save", number, state] | ["extend", number, seconds]
     | ["state", number] | ["set-state", number, state] | ["overdue", number, process ends]
@@ -18,9 +20,10 @@ import asyncio
 import inspect
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from aztask.app import App
 from aztask.context import TaskLease, set_current_context
@@ -41,6 +44,9 @@ from aztask.worker.pool.eventloop import EventLoop
 from aztask.worker.pool.interrupt import CoroutineRun, InterruptSlot
 from aztask.worker.pool.leaseguard import LeaseGuard
 from aztask.worker.pool.packets import Packets
+
+TIMED: Final = 7
+"""Values in the packet of a delivery that has a slot."""
 
 INTERRUPTS: dict[str, type[AztaskError]] = {
     "lease": LeaseLost,
@@ -73,6 +79,12 @@ class Runner:
 
     def run(self, slot: InterruptSlot, packet: list[Any]) -> None:
         """Run the delivery in `packet` and send the answer."""
+        if len(packet) == TIMED:
+            opens, closes = packet.pop()
+            time.sleep(max(0.0, opens - boot_seconds()))
+            if boot_seconds() > closes:
+                self._attempts.send(["late", packet[0]])
+                return
         delivery = self._begin(slot, packet)
         answer = ["lost"] if delivery.lease.lost else self._attempt(slot, delivery)
         self._end(slot, delivery, answer)
@@ -81,6 +93,12 @@ class Runner:
         self, slot: InterruptSlot, packet: list[Any], run: CoroutineRun
     ) -> None:
         """As `run`, for a coroutine function; `run` is the asyncio task that calls this."""
+        if len(packet) == TIMED:
+            opens, closes = packet.pop()
+            await asyncio.sleep(max(0.0, opens - boot_seconds()))
+            if boot_seconds() > closes:
+                self._attempts.send(["late", packet[0]])
+                return
         delivery = self._begin(slot, packet)
         lost = delivery.lease.lost
         answer = ["lost"] if lost else await self._attempt_coroutine(slot, delivery, run)
@@ -124,7 +142,8 @@ class Runner:
             self._outbox.send(packet, socket.MSG_DONTWAIT)
 
     def _begin(self, slot: InterruptSlot, packet: list[Any]) -> Delivery:
-        number, fields, delivery_count, deadline, enqueued_at, *given = packet
+        number, fields, delivery_count, deadline, enqueued_at, *more = packet
+        given = [value for value in more if value is not None]
         message = build(TaskMessage, dict(zip(MESSAGE_FIELDS, fields, strict=True)))
         lease = TaskLease(
             deadline, ask=lambda seconds: self._attempts.send(["extend", number, seconds])

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from aztask.errors import AztaskError
 from aztask.events.retention import remove_old
+from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
 from aztask.results.base import ResultStore, WorkerRecord
+from aztask.results.controls import controls_of
 from aztask.results.workflows import workflows_of
 from aztask.worker.lane import Lane
 from aztask.worker.runtime import WorkerRuntime
@@ -136,6 +138,9 @@ class Housekeeping:
     def _purge(self, results: ResultStore, before: float) -> None:
         if self._repair is not None:
             self._repair.purge(before)
+        controls = controls_of(results)
+        if controls is not None and self._app.limits:
+            controls.purge(ENTRY_PREFIX, controls.time().at - ENTRY_SECONDS)
         if results.purge(before) >= PURGED_MANY:
             self._purge_at = min(self._purge_at, self._clock.monotonic() + PURGE_AGAIN_SECONDS)
 

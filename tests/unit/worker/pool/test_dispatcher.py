@@ -152,9 +152,10 @@ class Worker:
             clock=bench.clock,
             app=SimpleNamespace(hooks=self.hooks),
         )
+        self.late: list[WorkItem] = []
         self.dispatcher = PoolDispatcher(
             runtime, pool, bench.pipeline, requests,
-            finish=self.finished.extend, over=self.done.extend,
+            finish=self.finished.extend, over=self.done.extend, late=self.late.extend,
         )  # fmt: skip
         self.process = self.start()
 
@@ -618,3 +619,14 @@ def test_an_end_that_was_not_asked_for_is_logged(
     worker.process.retiring = retiring
     ends(worker, worker.process)
     assert ("SIGKILL" in caplog.text) is warned
+
+
+def test_a_delivery_that_missed_its_slot_is_taken_back(make: Make) -> None:
+    worker = make()
+    (item,) = worker.running("a")
+    worker.answer(["late", item.number])
+    assert worker.late == [item]
+    assert (item.stage, item.run) == (Stage.READY, None)
+    assert item.number not in worker.process.items
+    worker.answer(["late", item.number])
+    assert worker.late == [item], "an answer about another delivery is ignored"

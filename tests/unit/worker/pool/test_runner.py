@@ -133,13 +133,14 @@ class Bench:
         if packet[0] == "save":
             self.runner.handle("answer", packet[1], "", None)
 
-    def run(self, task, *args, lease=60.0, **fields):
+    def run(self, task, *args, lease=60.0, window=None, **fields):
         body, content_type, encoding = app.codec.encode_arguments(args, {})
         message = TaskMessage(
             "id-1", f"shop.{task}", "default", body, content_type, encoding, **fields
         )
         values = [getattr(message, name) for name in MESSAGE_FIELDS]
-        self.runner.run(self.slot, [7, values, 1, boot_seconds() + lease, 5.0])
+        packet = [7, values, 1, boot_seconds() + lease, 5.0]
+        self.runner.run(self.slot, packet if window is None else [*packet, None, window])
         return self.sent[-1]
 
 
@@ -316,3 +317,17 @@ def test_a_recorded_error_tells_no_secret(monkeypatch):
     assert text == "no access with SharedAccessKey=****;"
     assert "SharedAccessKey=****" in trace
     assert "c2VjcmV0c2" not in trace.splitlines()[-1]
+
+
+def test_a_delivery_waits_for_its_slot(bench):
+    opens = boot_seconds() + 0.05
+    kind, number, started, _, encoded = bench.run("add", 1, 2, window=[opens, opens + 60.0])
+    assert (kind, number, app.codec.decode_value(encoded)) == ("done", 7, 3)
+    assert started >= opens
+
+
+def test_a_delivery_that_missed_its_slot_does_not_start(bench):
+    now = boot_seconds()
+    assert bench.run("add", 1, 2, window=[now - 1.0, now - 0.5]) == ["late", 7]
+    assert bench.notes == [{}]
+    assert bench.run("add", 1, 2)[0] == "done", "its slot of the pool is free"

@@ -1,0 +1,97 @@
+"""Limits that hold for all workers together, as `App.limit` declares them.
+
+Rules
+1. A limit is a value; `aztask.limits` has the part that counts, in the result store.
+2. A limit with a key is one limit for each key. The key is made of the task's arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from aztask.errors import ConfigurationError
+from aztask.support.checks import shown
+
+MOST: Final = 1_000_000
+LONGEST_PERIOD: Final = 7 * 86400.0
+KEY_LIMIT: Final = 1024
+
+_RATE: Final = re.compile(r"(\d+)/(\d*)(s|m|h|d)", re.ASCII)
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` starts in each `period` seconds; `burst` of them may come at once."""
+
+    count: int
+    period: float
+    burst: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.count}/{self.period:g}s, burst {self.burst}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A declared limit. `key`: makes the key of the task's arguments; None: one limit for all."""
+
+    name: str
+    rate: Rate
+    key: Callable[..., object] | None = None
+
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The key of a call, "" without `key`; None if the limit does not apply to the call.
+
+        Raises what the function raises, and ConfigurationError for a value that is no key.
+        """
+        if self.key is None:
+            return ""
+        value = self.key(*args, **kwargs)
+        if value is None:
+            return None
+        text = str(value)
+        if not text or len(text) > KEY_LIMIT:
+            raise ConfigurationError(
+                f"limit {self.name!r}: a key has 1 to {KEY_LIMIT} characters, not {len(text)}"
+            )
+        return text
+
+    def entry(self, key: str) -> str:
+        """The name of its entry in the result store; names and keys may be any text."""
+        named = f"{len(self.name)}:{self.name}{key}".encode("utf-8", "surrogatepass")
+        return f"limit-rate-{sha256(named).hexdigest()[:40]}"
+
+
+def limit_of(
+    name: str, *, rate: object, burst: object = 1, key: Callable[..., object] | None = None
+) -> Limit:
+    """The limit with these options. Raises ConfigurationError."""
+    what = f"limit {name!r}"
+    if not name.isprintable() or len(name) > KEY_LIMIT:
+        raise ConfigurationError("a limit's name has at most 1,024 printable characters")
+    if key is not None and not callable(key):
+        raise ConfigurationError(
+            f"{what}: key takes a function of the task's arguments, not {shown(key)}"
+        )
+    count, period = _rate_of(rate, what)
+    if isinstance(burst, bool) or not isinstance(burst, int) or not 1 <= burst <= MOST:
+        raise ConfigurationError(f"{what}: burst takes a whole number above 0, not {shown(burst)}")
+    return Limit(name, Rate(count, period, burst), key)
+
+
+def _rate_of(rate: object, what: str) -> tuple[int, float]:
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is not None:
+        count, period = int(found[1]), float(found[2] or 1) * _UNITS[found[3]]
+        if 1 <= count <= MOST and 0 < period <= LONGEST_PERIOD and math.isfinite(period):
+            return count, period
+    raise ConfigurationError(
+        f'{what}: rate takes a text such as "10/s", "600/m" or "5/10s": starts per time, at most '
+        f"{MOST:,} in 7 days, not {shown(rate)}"
+    )

@@ -1,0 +1,236 @@
+"""The gate: gives deliveries of limited tasks their slots, or puts them off.
+
+Rules
+1. A delivery whose slot comes within `AHEAD` stays in hand, under its lease and outside of the
+   pool. The others are put off once, and carry their slots, so that they come back in order. A
+   message of an at-most-once task that was completed already stays in hand in any case.
+2. A slot that was missed is forfeited: the delivery claims another one.
+3. A task with several limits starts when all of them allow it: each later slot makes the earlier
+   ones claim again, up to `ROUNDS` times.
+4. A key that cannot be made affects its delivery alone, which is dead-lettered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from aztask.app import App
+from aztask.canvas.limits import Limit
+from aztask.errors import BrokerError, ConfigurationError, did_you_mean
+from aztask.limits.claiming import Claims
+from aztask.limits.rates import AHEAD, SLACK
+from aztask.limits.slots import Slot, slots_of, slots_text
+from aztask.limits.storeclock import StoreClock
+from aztask.results.controls import controls_of
+from aztask.settlement import DeadLetter
+from aztask.support.clock import Clock
+from aztask.support.floodlog import FloodLog
+from aztask.worker.limiting.window import ALWAYS, Window
+from aztask.worker.pipeline.putoffs import PutOffs
+from aztask.worker.pipeline.refusals import text_of
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+
+logger = logging.getLogger(__name__)
+
+LIMIT_KEY: Final = "limit-key"
+ROUNDS: Final = 3
+RETURN_SECONDS: Final = 0.9
+"""How long before its slot a put-off message comes back."""
+
+LOCAL_LEAD: Final = 0.03
+REMOTE_LEAD: Final = 0.2
+"""Seconds from a claim until the task can start at the earliest."""
+
+ENTRY_GUARD: Final = 0.01
+"""Seconds before the end of a slot after which a pool process begins no start."""
+
+AFTER_BUSY: Final = 1.0
+REMEMBERED: Final = 10_000
+
+Demand = tuple[Limit, str]
+"""A limit, and the name of the entry of its key."""
+
+
+class Gate:
+    """Decides which deliveries may start; one thread calls `admit`."""
+
+    def __init__(self, app: App, put_offs: PutOffs, floods: FloodLog, clock: Clock) -> None:
+        """Raises ConfigurationError for an unknown limit, or without a store that keeps slots."""
+        self._app = app
+        self._put_offs = put_offs
+        self._floods = floods
+        self._limits = _limits_by_task(app)
+        self._kept: OrderedDict[tuple[str, object], str] = OrderedDict()
+        self._lead = REMOTE_LEAD if app.remote else LOCAL_LEAD
+        if self.on:
+            store = controls_of(app.results)
+            if store is None:
+                raise ConfigurationError(
+                    "limits need a result store, such as local:// or tables://; set AZTASK_RESULTS"
+                )
+            self._time = StoreClock(store, clock)
+            self._claims = Claims(store, self._time)
+
+    @property
+    def on(self) -> bool:
+        """Whether any task has limits."""
+        return bool(self._limits)
+
+    def applies(self, item: WorkItem) -> bool:
+        """Whether the delivery needs slots that it does not have.
+
+        A pointer has no arguments, so its deferred message is received first.
+        """
+        return (
+            item.window is None
+            and item.put_off is None
+            and item.task is not None
+            and item.task.name in self._limits
+            and (item.pointer is not None or message_of(item).pointer is None)
+        )
+
+    def is_far(self, item: WorkItem) -> bool:
+        """Whether the delivery's next slot is so far away that it will be put off."""
+        limits = self._limits.get(item.task.name, ()) if item.task is not None else ()
+        if message_of(item).slots or any(limit.key is not None for limit in limits):
+            return False
+        free_at = max(self._claims.free_at(limit.entry("")) for limit in limits)
+        return free_at > 0.0 and free_at > self._time.now() + AHEAD
+
+    def admit(self, items: Sequence[WorkItem]) -> None:
+        """Give each delivery a window, or put it off.
+
+        If the store is unreachable, the deliveries stay as they are, and it is tried again.
+        """
+        try:
+            self._time.refresh()
+            simple: dict[str, list[tuple[WorkItem, Demand]]] = {}
+            for item in items:
+                self._sort(item, simple)
+            for entry, group in simple.items():
+                self._claim_together(entry, group)
+        except BrokerError as error:
+            waiting = [item for item in items if self.applies(item) and item.decided is None]
+            line = "slots cannot be claimed, %d deliveries are tried again: %s"
+            self._floods.warning(logger, "slots", line, len(waiting), error)
+            for item in waiting:
+                item.tries += 1
+
+    def _sort(self, item: WorkItem, simple: dict[str, list[tuple[WorkItem, Demand]]]) -> None:
+        """Admit the delivery, or add it to those that need one slot of one limit."""
+        if self._put_offs.expired(item):
+            item.window = ALWAYS
+            return
+        try:
+            demands = self._demands(item)
+        except Exception as error:  # noqa: BLE001  # the function for the key is the user's
+            text = text_of(error)
+            line = "%s: the key of its limit cannot be made, it is dead-lettered: %s"
+            self._floods.warning(logger, LIMIT_KEY, line, item.label, text)
+            self._put_offs.give_back([item])
+            item.decide(DeadLetter(LIMIT_KEY, text))
+            return
+        if not demands:
+            item.window = ALWAYS
+        elif (carried := self._carried(item, demands)) is not None:
+            self._grant(item, carried, demands)
+        elif len(demands) == 1:
+            simple.setdefault(demands[0][1], []).append((item, demands[0]))
+        else:
+            self._claim_several(item, demands)
+
+    def _demands(self, item: WorkItem) -> list[Demand]:
+        """The limits that apply to the delivery. Raises whatever the function for the key does."""
+        task, message = item.task, message_of(item)
+        assert task is not None  # noqa: S101  # `applies` has checked that
+        limits = self._limits[task.name]
+        args: tuple[object, ...] = ()
+        kwargs: dict[str, object] = {}
+        if any(limit.key is not None for limit in limits):
+            args, kwargs = task.arguments(self._app.codec, message)
+        keys = [(limit, limit.key_of(args, kwargs)) for limit in limits]
+        return [(limit, limit.entry(key)) for limit, key in keys if key is not None]
+
+    def _carried(self, item: WorkItem, demands: Sequence[Demand]) -> list[Slot] | None:
+        """The slots that the message carries, if they are all valid and none was missed."""
+        if item.stage is Stage.READY:  # it has missed them
+            return None
+        kept = self._kept.pop((item.queue, item.delivery.position), None)
+        carried = slots_of(kept or message_of(item).slots)
+        found = [carried[entry] for _, entry in demands if entry in carried]
+        if len(found) < len(demands):
+            return None
+        start = max(slot.at for slot in found)
+        latest = min(slot.at for slot in found) + SLACK - ENTRY_GUARD
+        if start > latest or self._time.now() > latest:
+            return None
+        return found if all(self._claims.valid(slot) for slot in found) else None
+
+    def _claim_together(self, entry: str, group: list[tuple[WorkItem, Demand]]) -> None:
+        """Claim a slot of the same limit for each of these deliveries, in their order."""
+        earliest = self._time.now() + self._lead
+        slots = self._claims.claim(entry, group[0][1][0].rate, len(group), earliest)
+        for (item, demand), slot in zip(group, slots, strict=False):
+            self._grant(item, [slot], [demand])
+        for item, demand in group[len(slots) :]:
+            self._wait(item, 3600.0, [demand], "")
+
+    def _claim_several(self, item: WorkItem, demands: Sequence[Demand]) -> None:
+        """Claim slots of several limits that come at the same time (rule 3)."""
+        slots: dict[str, Slot] = {}
+        at = self._time.now() + self._lead
+        for _ in range(ROUNDS):
+            for limit, entry in demands:
+                slot = slots.get(entry)
+                if slot is None or at > slot.at + SLACK / 2:
+                    found = self._claims.claim(entry, limit.rate, 1, at)
+                    if not found:
+                        self._wait(item, 3600.0, demands, "")
+                        return
+                    slots[entry] = found[0]
+                    at = max(at, found[0].at)
+            if at <= min(slot.at for slot in slots.values()) + SLACK / 2:
+                self._grant(item, list(slots.values()), demands)
+                return
+        self._wait(item, at - self._time.now() + AFTER_BUSY, demands, "")
+
+    def _grant(self, item: WorkItem, slots: Sequence[Slot], demands: Sequence[Demand]) -> None:
+        """Keep the delivery in hand until its slot comes, or put it off with its slot."""
+        opens = max(slot.at for slot in slots)
+        delay = opens - self._time.now()
+        if delay > AHEAD and not item.settled:
+            self._wait(item, delay - RETURN_SECONDS, demands, slots_text(slots))
+            return
+        error = self._time.error
+        closes = min(slot.at for slot in slots) + SLACK - ENTRY_GUARD
+        first = self._time.deadline(opens) + error
+        item.window = Window(first, max(self._time.deadline(closes) - error, first + ENTRY_GUARD))
+
+    def _wait(self, item: WorkItem, delay: float, demands: Iterable[Demand], slots: str) -> None:
+        if item.settled:  # an at-most-once message cannot go back
+            item.tries += 1
+            return
+        reason = f"limit {', '.join(limit.name for limit, _ in demands)}"
+        if slots and item.in_order:  # the message itself does not change
+            self._kept[item.queue, item.delivery.position] = slots
+            if len(self._kept) > REMEMBERED:
+                self._kept.popitem(last=False)
+        self._put_offs.wait(item, delay, reason, slots)
+
+
+def _limits_by_task(app: App) -> dict[str, tuple[Limit, ...]]:
+    """The limits of each task that has any. Raises ConfigurationError for an unknown name."""
+    found = {}
+    for task in app.tasks.values():
+        for name in task.limits:
+            if name not in app.limits:
+                raise ConfigurationError(
+                    f"task {task.name!r}: there is no limit {name!r}; declare it with "
+                    f"app.limit({name!r}, rate=...).{did_you_mean(name, tuple(app.limits))}"
+                )
+        if task.limits:
+            found[task.name] = tuple(app.limits[name] for name in task.limits)
+    return found

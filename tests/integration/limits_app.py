@@ -1,0 +1,49 @@
+"""Tasks with limits, for the integration tests. They write the ledger of `ledger_app`."""
+
+from __future__ import annotations
+
+import os
+
+from ledger_app import note
+
+from aztask import App, RetryPolicy
+
+app = App(
+    "limits",
+    broker=os.environ.get("LEDGER_BROKER", "local://"),
+    results=os.environ.get("LEDGER_RESULTS", "local://"),
+    retry=RetryPolicy(max_retries=3, delay=0.1, backoff=1.0, jitter=False, max_snoozes=0),
+)
+app.limit("ten", rate="10/s")
+app.limit("fifty", rate="50/s")
+app.limit("tenant", rate="2/s", key=lambda tenant, *_: tenant)
+
+
+@app.task(limits=["ten"])
+def ten(key: str) -> str:
+    note("start", key)
+    return key
+
+
+@app.task(limits=["fifty"])
+def fifty(key: str) -> str:
+    note("start", key)
+    return key
+
+
+@app.task(limits=["tenant"])
+def tenant(name: str, key: str) -> str:
+    note("start", key)
+    return key
+
+
+@app.task(limits=["fifty"], delivery="at-most-once")
+def once(key: str) -> str:
+    note("start", key)
+    return key
+
+
+@app.task
+def free(key: str) -> str:
+    note("start", key)
+    return key

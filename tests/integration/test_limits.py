@@ -1,0 +1,63 @@
+"""Rates that hold for all workers together, on real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import Site, site_in
+from limits_app import fifty, free, once, tenant
+
+from aztask.results.base import State
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with site_in(tmp_path / "site", module="limits_app") as made:
+        yield made
+
+
+def most_in(times: list[float], period: float) -> int:
+    """The most starts in any half-open period."""
+    times = sorted(times)
+    return max(sum(at <= each < at + period for each in times[n:]) for n, at in enumerate(times))
+
+
+def test_two_workers_keep_the_rate_in_order_and_nothing_is_counted(site: Site) -> None:
+    app = site.app()
+    keys = [f"{number:03}" for number in range(120)]
+    sent = [app.send(fifty.name, [key], task_id=key) for key in keys]
+    workers = [site.worker("-c", "2") for _ in range(2)]
+    assert [each.get(timeout=30) for each in sent] == keys
+    starts = site.lines("start")
+    assert len(starts) == 120
+    assert most_in([line.at for line in starts], 1.0) <= 50
+    for key in keys:
+        (run,) = app.results.history(key)
+        assert (run.state, run.key.hop, run.starts) == (State.SUCCEEDED, 0, 1)
+    assert [worker.stop() for worker in workers] == [0, 0], workers[0].log
+    assert any("put off" in worker.log for worker in workers)
+
+
+def test_a_tenant_with_many_tasks_does_not_delay_another(site: Site) -> None:
+    app = site.app()
+    for number in range(200):
+        app.send(tenant.name, ["noisy", f"noisy-{number}"])
+    worker = site.worker("-c", "2")
+    free_one = app.send(free.name, ["free"])
+    quiet = app.send(tenant.name, ["quiet", "quiet"])
+    assert free_one.get(timeout=30) == "free"
+    assert quiet.get(timeout=30) == "quiet"
+    noisy = [line for line in site.lines("start") if line.key.startswith("noisy")]
+    assert len(noisy) < 30
+    worker.kill()
+
+
+def test_an_at_most_once_task_keeps_its_limit_and_is_not_lost(site: Site) -> None:
+    app = site.app()
+    sent = [app.send(once.name, [f"{number}"]) for number in range(70)]
+    worker = site.worker("-c", "4")
+    assert [each.get(timeout=30) for each in sent] == [f"{number}" for number in range(70)]
+    assert most_in([line.at for line in site.lines("start")], 1.0) <= 50
+    assert worker.stop() == 0, worker.log
