@@ -17,6 +17,7 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.apphandlers import AppHandlers
 from aztask.appoptions import AppOptions
 from aztask.appqueues import AppQueues
+from aztask.appschedules import AppSchedules
 from aztask.brokers.base import Broker, Position
 from aztask.config import Settings, environment_options, read_environment
 from aztask.connections import TEST_BROKER, Connections
@@ -53,7 +54,7 @@ R = TypeVar("R")
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
-class App(AppQueues, AppHandlers):
+class App(AppQueues, AppHandlers, AppSchedules):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -73,6 +74,7 @@ class App(AppQueues, AppHandlers):
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
     * `include`: the names of the modules that define tasks.
+    * `schedules`: the `Schedules` of the app, to make, pause or trigger some at run time.
     * `workflows`: ``app.workflows.result(id)`` is the `WorkflowResult` of a workflow's id.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.

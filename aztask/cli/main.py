@@ -33,6 +33,8 @@ COMMANDS = {
     "queues": "List, create, read, empty and delete queues.",
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
+    "schedule": "List, show, pause, resume, trigger and backfill schedules.",
+    "scheduler": "Send the tasks of schedules until stopped, without running tasks.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
@@ -42,7 +44,7 @@ COMMANDS = {
 }
 
 OTHERS = {
-    "beat": "aztask send, from cron or another scheduler",
+    "beat": "aztask scheduler, or aztask worker alone, which sends the tasks of schedules too",
     "call": "aztask send TASK",
     "enqueue": "aztask send TASK",
     "help": "aztask --help",

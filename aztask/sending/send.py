@@ -74,12 +74,14 @@ class Sender:
         calls: Sequence[Invocation],
         options: SendOptions,
         sessions: bool,
+        headers: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Send all calls and return the task ids, once the broker has accepted all.
 
         * `sessions`: True if the app knows that the queue has sessions.
+        * `headers`: further headers of each message.
         """
-        steps = self.steps(name, task, queue, calls, options, sessions)
+        steps = self.steps(name, task, queue, calls, options, sessions, headers)
         try:
             due = next(steps)
             while True:
@@ -101,6 +103,7 @@ class Sender:
         calls: Sequence[Invocation],
         options: SendOptions,
         sessions: bool,
+        headers: Mapping[str, Any] | None = None,
     ) -> Generator[Publication, None, list[str]]:
         """The steps of `send`: yields what is to be published next, and returns the task ids.
 
@@ -129,6 +132,8 @@ class Sender:
             "root_id": (parent.message.root_id or parent.task_id) if parent else None,
             "parent_id": parent.task_id if parent else None,
         }
+        if headers:
+            common["extra"] = dict(headers)
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
@@ -268,7 +273,7 @@ def _with(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
         return common
     traceparent = headers.get("traceparent", common.get("traceparent"))
     extra = {name: value for name, value in headers.items() if name != "traceparent"}
-    return {**common, "traceparent": traceparent, "extra": extra}
+    return {**common, "traceparent": traceparent, "extra": {**common["extra"], **extra}}
 
 
 def new_id() -> str:

@@ -64,7 +64,9 @@ def page():
 
 
 def test_every_rule_is_there_once_and_in_order(page):
-    assert [number for number, *_ in rows(page)] == list(range(1, 32))
+    numbers = [number for number, *_ in rows(page)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= 32
 
 
 def test_every_module_and_every_test_that_is_named_exists(page):

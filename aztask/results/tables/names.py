@@ -8,6 +8,7 @@ Partitions
 * ``i-SHARD-STATE-HOUR``: ended runs, see `aztask.results.tables.index`.
 * ``w``: workers.
 * ``d-QUEUE``: dead letters, see `aztask.results.tables.dead`.
+* ``s-SCHEDULE``: a schedule and its occurrences, see `aztask.results.tables.schedules`.
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD`` and ``e-SHARD``: see `aztask.results.tables.workflows`.
 
 Keys contain only letters, digits and a few signs: all other characters of a task id are escaped,

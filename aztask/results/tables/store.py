@@ -40,6 +40,7 @@ from aztask.results.base import (
     WorkerRecord,
 )
 from aztask.results.deadindex import DeadIndex
+from aztask.results.schedules import ScheduleStore
 from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.dead import TablesDeadIndex
@@ -58,6 +59,7 @@ from aztask.results.tables.names import (
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import Run, pending, run_of, worker_entity, worker_of
 from aztask.results.tables.runs import Runs
+from aztask.results.tables.schedules import TablesSchedules
 from aztask.results.tables.workflows import TablesWorkflows
 from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -108,6 +110,7 @@ class TablesResults:
         self._sweep_at = self._forget_at = clock.monotonic()
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
         self.workflows: WorkflowStore = TablesWorkflows(self._requests, self._blobs)
+        self.schedules: ScheduleStore = TablesSchedules(self._requests, clock)
 
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"
