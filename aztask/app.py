@@ -18,6 +18,7 @@ from aztask.apphandlers import AppHandlers
 from aztask.applimits import AppLimits
 from aztask.appoptions import AppOptions
 from aztask.appqueues import AppQueues
+from aztask.appschedules import AppSchedules
 from aztask.brokers.base import Broker, Position
 from aztask.config import Settings, environment_options, read_environment
 from aztask.connections import TEST_BROKER, Connections
@@ -54,7 +55,7 @@ R = TypeVar("R")
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
-class App(AppQueues, AppHandlers, AppLimits):
+class App(AppQueues, AppHandlers, AppLimits, AppSchedules):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -74,6 +75,7 @@ class App(AppQueues, AppHandlers, AppLimits):
     * `settings`: the app's `Settings`, checked and in seconds.
     * `retry`: the `RetryPolicy` of tasks that set none.
     * `include`: the names of the modules that define tasks.
+    * `schedules`: the `Schedules` of the app, to make, pause or trigger some at run time.
     * `workflows`: ``app.workflows.result(id)`` is the `WorkflowResult` of a workflow's id.
     * `around_send`, `around_run`, `around_worker`, `around_process`, `on_event`: decorators that
       register hooks, see docs/how-to/advanced/hooks.md.

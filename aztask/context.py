@@ -14,10 +14,11 @@ import math
 import threading
 import uuid
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from aztask.errors import LeaseLost
+from aztask.message.headers import TIME_LIMIT
 from aztask.message.message import TaskMessage
 from aztask.session import Session
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -25,6 +26,10 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 CONFIRM_SECONDS = 30.0
 
 DEFAULT_QUEUE: Final = "default"
+
+SCHEDULE: Final = "aztask-schedule"
+SCHEDULED_AT: Final = "aztask-scheduled-at"
+"""Headers of a task that a schedule sends: the schedule's name, and the occurrence's time."""
 
 
 class TaskLease:
@@ -225,6 +230,23 @@ class Context:
     def resubmit_count(self) -> int:
         """How often this invocation failed before; 0 in its first run."""
         return self.message.resubmit_count
+
+    @property
+    def schedule(self) -> str | None:
+        """The full name of the schedule that sent the task; None if none did."""
+        name = self.message.extra.get(SCHEDULE)
+        return name if isinstance(name, str) else None
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """The time for which a schedule sent the task, in UTC; None if none did.
+
+        It is the occurrence's own time, however late the task runs, and the same in every retry.
+        """
+        at = self.message.extra.get(SCHEDULED_AT)
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < TIME_LIMIT:
+            return None
+        return datetime.fromtimestamp(at, UTC)
 
     def checkpoint(self, state: Any) -> None:
         """Store `state` in the message: the next delivery finds it as ``context.saved``.

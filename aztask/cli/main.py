@@ -36,6 +36,8 @@ COMMANDS = {
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
     "migrate": "Check what a Celery project needs before it can move to aztask.",
+    "schedule": "List, show, pause, resume, trigger and backfill schedules.",
+    "scheduler": "Send the tasks of schedules until stopped, without running tasks.",
     "doctor": "Check that broker, queues, permissions, clock, results and events match the app.",
     "top": "Show queues, workers, running tasks, rates and failures live on the terminal.",
     "exporter": "Serve queue depths and worker counts to Prometheus until stopped.",
@@ -45,7 +47,7 @@ COMMANDS = {
 }
 
 OTHERS = {
-    "beat": "aztask send, from cron or another scheduler",
+    "beat": "aztask scheduler, or aztask worker alone, which sends the tasks of schedules too",
     "call": "aztask send TASK",
     "enqueue": "aztask send TASK",
     "help": "aztask --help",

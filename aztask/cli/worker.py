@@ -123,6 +123,11 @@ FULL_PAUSE = 5.0
     help="Name the worker. [default: made of host and process id]",
 )
 @click.option(
+    "--schedules/--no-schedules",
+    default=True,
+    help="Take part in sending the tasks of schedules.",
+)
+@click.option(
     "--http",
     type=Listen(),
     help="Serve /metrics, /healthz and /readyz at HOST:PORT, for example 127.0.0.1:9465; needs "

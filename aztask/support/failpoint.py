@@ -30,6 +30,9 @@ The steps of a workflow:
 * ``followed``: nodes that follow are sent, the message whose end began it is not settled
 * ``ended``: the root says how the workflow ended, the index does not
 
+The steps of a schedule: ``occurrence-made`` (an occurrence is stored, its task is not sent) and
+``occurrence-sent`` (its task is sent, the occurrence is not closed).
+
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
 ``compact-removed`` (after each source).
@@ -57,6 +60,8 @@ STEPS = (
     "fetched",
     "parted",
     "settled",
+    "occurrence-made",
+    "occurrence-sent",
     "graph-parts",
     "graph-root",
     "graph-sent",

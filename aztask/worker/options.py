@@ -33,6 +33,7 @@ class WorkerOptions:
     * session_share: seconds after which a session is given up while other sessions may wait.
     * log_tasks: log a line for each task that ends: "auto" (up to 50 a second, above that a
       summary each minute), "all" or "off". Failures are always logged.
+    * schedules: make occurrences of schedules.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -49,6 +50,7 @@ class WorkerOptions:
     max_sessions: int | None = None
     session_share: float = 5.0
     log_tasks: str = LOG_TASKS[0]
+    schedules: bool = True
 
     def __post_init__(self) -> None:
         if not self.queues:

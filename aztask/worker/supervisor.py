@@ -120,6 +120,7 @@ class Supervisor:
         self._pool.fill()
         self.keeper.start()
         self._intakes.start()
+        self._chores.start()
         try:
             while not self._done():
                 self._turn()

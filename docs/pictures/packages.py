@@ -13,11 +13,15 @@ LAYERS = (
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "limits  deadletters  doctor  explain", "pauses, limits, dead letters, checks"),
-    ("app", "app  apphandlers  applimits  appqueues  loading", "the App, and how commands find it"),
+    (
+        "app",
+        "app  apphandlers  applimits  appqueues  appschedules  loading",
+        "the App, and how commands find it",
+    ),
     (
         "tasks",
-        "task  canvas  workflows  handler  models  context  result  session  hooks  taskoptions"
-        "  taskname  appoptions  sending  transport  receiving",
+        "task  canvas  workflows  schedules  handler  models  context  result  session  hooks"
+        "  taskoptions  taskname  appoptions  sending  transport  receiving",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),
@@ -37,7 +41,7 @@ LAYERS = (
 def draw() -> Canvas:
     """A box for each layer. What is above imports what is below."""
     top, step = 60, 60
-    canvas = Canvas(1300, top + step * len(LAYERS) + 20, "The packages and their direction")
+    canvas = Canvas(1370, top + step * len(LAYERS) + 20, "The packages and their direction")
     canvas.text(
         20, 34, "Imports point down: a package imports its own layer and those below", "title"
     )
@@ -46,7 +50,7 @@ def draw() -> Canvas:
         style = {"worker": "amber", "values": "green", "tasks": "blue", "app": "blue"}
         canvas.text(20, y + 28, name, "dim")
         canvas.box(
-            110, y, 1130, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
+            110, y, 1210, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
         )
     canvas.arrow((1270, top), (1270, top + step * len(LAYERS) - 12))
     return canvas

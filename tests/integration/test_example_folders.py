@@ -19,6 +19,7 @@ ENDS = {
     "quickstart": ["shop.count_words", "succeeded", "6"],
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],
+    "schedules": ["tick of ", "0 2 * * * Europe/Berlin", "eu: 2026-01-02"],
     "workflow": ["chord of 100", "shipped, 100 images: order-1/0.png, order-1/1.png"],
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
     "testing": ["5 passed"],

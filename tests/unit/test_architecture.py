@@ -23,9 +23,9 @@ LAYERS = {
     "leases": "lease",
     "stores": "config results connections",
     "advice": "events adaptive",
-    "tasks": "appoptions session context result hooks canvas workflows taskname taskoptions task"
-    " handler models transport sending receiving",
-    "app": "app apphandlers applimits appqueues loading __init__",
+    "tasks": "appoptions session context result hooks canvas workflows schedules taskname"
+    " taskoptions task handler models transport sending receiving",
+    "app": "app apphandlers applimits appqueues appschedules loading __init__",
     "care": "limits deadletters doctor explain",
     "worker": "worker",
     "telemetry": "telemetry",

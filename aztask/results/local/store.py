@@ -52,7 +52,9 @@ from aztask.results.local.rows import (
     worker_of,
     worker_row,
 )
+from aztask.results.local.schedules import LocalSchedules
 from aztask.results.local.workflows import KEPT, LocalWorkflows
+from aztask.results.schedules import ScheduleStore
 from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
@@ -161,6 +163,7 @@ class LocalResults:
         self.dead_index: DeadIndex = LocalDeadIndex(database)
         self.workflows: WorkflowStore = LocalWorkflows(database)
         self.controls: ControlStore = LocalControls(database, clock)
+        self.schedules: ScheduleStore = LocalSchedules(database, clock)
 
     @property
     def transaction_key(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -326,16 +327,36 @@ class TableRequests:
         )
         return not missing
 
-    def together(self, call: TimeBudget, changes: Sequence[tuple[str, Entity]]) -> None:
-        """Change several rows of one partition, all or nothing: ("create" | "delete", row) each.
+    def together(self, call: TimeBudget, changes: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Change several rows of one partition, all or nothing; returns the answer for each.
 
-        Raises AlreadyExists, RowNotFound, OutcomeUnknown.
+        Each change is ("create" | "update" | "delete", row), perhaps with a dict of options.
+        Raises AlreadyExists, RowConflict, RowNotFound, OutcomeUnknown.
         """
-        call.request(
+        answers = call.request(
             lambda **times: self._batches.submit_transaction(list(changes), **times),
             self.place,
             TABLE_ROLE,
         )
+        return list(answers)
+
+    def date(self, call: TimeBudget, partition: str, row: str) -> str | None:
+        """The ``Date`` of the answer to a read of this row, which need not exist."""
+        dates: list[str] = []
+
+        def note(response: Any) -> None:
+            dates.append(str(response.http_response.headers.get("Date", "")))
+
+        with suppress(RowNotFound):
+            call.request(
+                lambda **times: self._table.get_entity(
+                    partition, row, raw_response_hook=note, **times
+                ),
+                self.place,
+                TABLE_ROLE,
+                again=True,
+            )
+        return (dates[-1] or None) if dates else None
 
     def create(self, call: TimeBudget) -> bool:
         """Create the table; False if it exists."""

@@ -41,6 +41,7 @@ from aztask.results.base import (
 )
 from aztask.results.controls import ControlStore
 from aztask.results.deadindex import DeadIndex
+from aztask.results.schedules import ScheduleStore
 from aztask.results.tables.blobs import Blobs
 from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.controls import TablesControls
@@ -60,6 +61,7 @@ from aztask.results.tables.names import (
 from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import Run, pending, run_of, worker_entity, worker_of
 from aztask.results.tables.runs import Runs
+from aztask.results.tables.schedules import TablesSchedules
 from aztask.results.tables.workflows import TablesWorkflows
 from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -112,6 +114,7 @@ class TablesResults:
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
         self.workflows: WorkflowStore = workflows
         self.controls: ControlStore = TablesControls(self._requests, clock)
+        self.schedules: ScheduleStore = TablesSchedules(self._requests, clock)
 
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"

@@ -13,10 +13,12 @@ from aztask.events.retention import remove_old
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.results.controls import controls_of
+from aztask.results.schedules import schedules_of
 from aztask.results.workflows import workflows_of
 from aztask.worker.lane import Lane
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.deadwatch import DeadWatch
+from aztask.worker.upkeep.scheduling import Scheduling
 from aztask.workflows.repair import Repair
 from aztask.workflows.starting import Starter
 
@@ -66,6 +68,14 @@ class Housekeeping:
         self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)  # noqa: S311  # no secret
         self._events_at = self._purge_at
         self._look_at = 0.0
+        self._scheduling = (
+            Scheduling(self._app, runtime.name) if runtime.options.schedules else None
+        )
+
+    def start(self) -> None:
+        """Begin to make occurrences if the app declares schedules."""
+        if self._scheduling is not None and self._app.schedules.declared:
+            self._scheduling.start()
 
     def tick(
         self,
@@ -100,6 +110,8 @@ class Housekeeping:
             self._lane.submit([partial(self._look_after_workflows, results)])
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
+            if self._scheduling is not None and schedules_of(results) is not None:
+                self._lane.submit([self._scheduling.start_if_wanted])
             before = self._clock.wall() - self._app.settings.result_retention_seconds
             self._lane.submit([partial(self._purge, results, before)])
 
@@ -164,7 +176,9 @@ class Housekeeping:
         return not any(each.active or each.leased or each.scheduled or each.total for each in stats)
 
     def stop(self) -> None:
-        """Finish the pending chores and end the thread."""
+        """Finish the pending chores and end the threads."""
+        if self._scheduling is not None:
+            self._scheduling.stop()
         self._lane.stop()
 
     def _run(self, chores: Sequence[Callable[[], object]]) -> None:

@@ -1,0 +1,330 @@
+"""``app.schedules``: the schedules of an app, those of its code and those made at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final, TypedDict, Unpack, cast
+from uuid import uuid4
+
+from aztask.canvas.graphs import Signature
+from aztask.errors import ConfigurationError, DuplicateTask
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.results.base import ResultStore
+from aztask.results.damage import Damaged
+from aztask.results.schedules import COMMITTED, schedules_of
+from aztask.schedules.deciding import task_id_of
+from aztask.schedules.engine import OccurrenceSender, ScheduleEngine, View
+from aztask.schedules.rules import Missed, Overlap, Rules, checked_rules
+from aztask.schedules.runner import Declared, Runner
+from aztask.schedules.stored import BACKFILLED, DUE, SENT, TRIGGERED, Made, Schedule, key_of
+from aztask.schedules.template import Definition
+from aztask.schedules.triggers import Trigger, latest_times, trigger_of
+from aztask.support.durations import to_epoch_seconds
+from aztask.task import Task
+from aztask.taskoptions import check_options
+
+NAME_CHARACTERS: Final = 200
+MOST_BACKFILLED: Final = 10_000
+NO_RESULTS: Final = (
+    "schedules need a result store, which keeps when each was last due: give the App "
+    'results="local://" or another'
+)
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of `App.schedule` and `Schedules.create`. Give one of the first three.
+
+    Durations are seconds or a ``timedelta``.
+
+    * `cron`: a cron expression of five fields. Needs ``pip install "aztask[schedules]"``.
+    * `every`: a duration of at least 1 second, counted from midnight UTC.
+    * `at`: one time, a ``datetime`` with a time zone.
+    * `tz`: the time zone of `cron`, such as "Europe/Berlin"; "UTC" by default.
+    * `jitter`: sends each task up to this much later, each always by the same time.
+    * `missed`: which occurrences are sent when no worker ran, or all were late: the "latest" one
+      (default), "all" of them, or with "skip" those that are at most `grace` late.
+    * `max_missed`: the most that "all" and "skip" send at once, the latest ones; 100 by default.
+    * `grace`: how late an occurrence is still sent; however late by default, with "skip" 60
+      seconds.
+    * `overlap`: if the task of the last occurrence has not ended: "allow" (default) sends the next,
+      "skip" skips it, "queue" sends it afterwards.
+    * `overlap_limit`: after this time, a task that has not ended counts as lost; a day by default.
+    * `release`: while workers with different code run, the definition with the higher release
+      stays; of equal ones that of the worker that started last. 0 by default.
+    """
+
+    cron: str
+    every: float | timedelta
+    at: datetime
+    tz: str
+    jitter: float | timedelta
+    missed: Missed
+    max_missed: int
+    grace: float | timedelta
+    overlap: Overlap
+    overlap_limit: float | timedelta
+    release: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule as it was written in the code: what is sent, when, and by which rules."""
+
+    name: str
+    call: Signature
+    trigger: Trigger
+    rules: Rules
+    release: int = 0
+
+
+class Schedules:
+    """The schedules of one app, as ``app.schedules``. Any thread may call.
+
+    Names without the app's name in front get it: ``"nightly"`` is ``"shop.nightly"``. Every method
+    but `declare` raises ConfigurationError without a result store, and BrokerUnavailable.
+    """
+
+    def __init__(
+        self,
+        app_name: str,
+        default_queue: str,
+        results: Callable[[], ResultStore | None],
+        codec: Codec,
+        send: OccurrenceSender,
+    ) -> None:
+        """The app makes it, and gives it what it needs of itself."""
+        self._app_name = app_name
+        self._default_queue = default_queue
+        self._results = results
+        self._codec = codec
+        self._send = send
+        self._engine: ScheduleEngine | None = None
+        self.declared: dict[str, Plan] = {}
+
+    @property
+    def engine(self) -> ScheduleEngine:
+        """The engine on this process's connections."""
+        results = self._results()
+        store = schedules_of(results)
+        if results is None or store is None:
+            raise ConfigurationError(NO_RESULTS)
+        if self._engine is None or self._engine.store is not store:
+            self._engine = ScheduleEngine(results, store, self._codec, self._send)
+        return self._engine
+
+    def full_name(self, name: str) -> str:
+        """The name with the app's in front, unless it has it. Raises ConfigurationError."""
+        if (
+            not isinstance(name, str)
+            or not 0 < len(name) <= NAME_CHARACTERS
+            or (not name.isprintable())
+        ):
+            raise ConfigurationError(
+                f"a schedule's name is a text of 1 to {NAME_CHARACTERS} printable characters, not "
+                f"{name!r:.80}"
+            )
+        return name if name.startswith(f"{self._app_name}.") else f"{self._app_name}.{name}"
+
+    # -- definitions -------------------------------------------------------------------------
+
+    def plan(self, name: str, call: Signature, **options: Unpack[ScheduleOptions]) -> Plan:
+        """Check a schedule. Raises ConfigurationError, and TypeError for wrong arguments."""
+        full, where = self.full_name(name), f"schedule {name!r}"
+        check_options(options, ScheduleOptions, where)
+        if not isinstance(call, Signature):
+            raise ConfigurationError(
+                f"{where} takes one call of a task, such as report.s(), not {call!r:.80}; a task "
+                "can start a workflow"
+            )
+        call.task.check_arguments(call.args, dict(call.kwargs))
+        release: object = options.get("release", 0)
+        if type(release) is not int or not 0 <= release < 10**9:
+            raise ConfigurationError(f"{where}: release takes a whole number, not {release!r}")
+        times = (options.get("cron"), options.get("every"), options.get("at"))
+        trigger = trigger_of(where, *times, options.get("tz", "UTC"))
+        return Plan(full, call, trigger, checked_rules(where, options), release)
+
+    def declare(self, plan: Plan) -> Plan:
+        """Add a schedule of the code. Raises DuplicateTask if the name is taken."""
+        if plan.name in self.declared:
+            raise DuplicateTask(f"two schedules have the name {plan.name}; rename one of them")
+        self.declared[plan.name] = plan
+        return plan
+
+    def create(self, name: str, call: Signature, **options: Unpack[ScheduleOptions]) -> None:
+        """Make a schedule at run time, or replace one that was made at run time.
+
+        ::
+
+            app.schedules.create(f"report-{customer}", report.s(customer), cron="0 6 * * 1")
+
+        It lasts until `delete`, whatever code runs. Options and errors are those of `App.schedule`.
+        Workers notice it within 2 seconds, and within 30 seconds on Azure Tables. Raises
+        DuplicateTask if the code of an app declares a schedule of that name.
+        """
+        plan = self.plan(name, call, **options)
+        engine = self.engine
+        definition = self._definition(plan)
+        for _ in range(4):
+            view = _readable(engine, plan.name)
+            if plan.name in self.declared or (view and view.schedule.claimed_at is not None):
+                raise DuplicateTask(f"schedule {plan.name} is one of the code; choose another name")
+            if view is not None and view.schedule.digest == definition.digest:
+                return
+            now = engine.store.now()
+            if engine.define(definition, plan.release, now, "", view, claimed=False):
+                return
+        raise ConfigurationError(f"schedule {plan.name} is being changed by others; try again")
+
+    def delete(self, name: str) -> bool:
+        """Delete a schedule with its occurrences; False if there was none.
+
+        Tasks that were sent stay. Workers whose code declares the schedule make it again.
+        """
+        return self.engine.store.delete(self.full_name(name))
+
+    def _definition(self, plan: Plan) -> Definition:
+        task, options = cast("Task[..., Any]", plan.call.task), plan.call.options
+        body, content_type, encoding = self._codec.encode_arguments(
+            plan.call.args, dict(plan.call.kwargs)
+        )
+        message = TaskMessage(
+            plan.name,
+            task.name,
+            str(options.get("queue") or task.queue or self._default_queue),
+            body,
+            content_type,
+            encoding,
+            session=options.get("session"),
+            ordered=options.get("ordered", task.ordered),
+        )
+        expires = options.get("expires", task.expires)
+        return Definition(
+            message, plan.trigger, plan.rules, float(options.get("delay", 0.0)), expires
+        )
+
+    # -- control -----------------------------------------------------------------------------
+
+    def view(self, name: str) -> View | None:
+        """A schedule as the store has it; None if there is none. Raises Damaged."""
+        return self.engine.view(self.full_name(name))
+
+    def pause(self, name: str) -> bool:
+        """Make no occurrences until `resume`; False if there is no such schedule."""
+
+        def paused(view: View) -> Schedule | None:
+            if view.schedule.paused_at is not None:
+                return None
+            return replace(view.schedule, paused_at=self.engine.store.now())
+
+        return self.engine.change(self.full_name(name), paused) is not None
+
+    def resume(self, name: str) -> bool:
+        """Go on after `pause`; False if there is no such schedule.
+
+        Occurrences of the time in between are not made: `backfill` makes them.
+        """
+
+        def resumed(view: View) -> Schedule | None:
+            if view.schedule.paused_at is None:
+                return None
+            return replace(view.schedule, paused_at=None, watermark=self.engine.store.now())
+
+        return self.engine.change(self.full_name(name), resumed) is not None
+
+    def trigger(self, name: str) -> str | None:
+        """Send the schedule's task now; returns the task's id, None if there is no such schedule.
+
+        The other occurrences stay as they are, and `overlap` does not matter. If the process dies
+        on the way, workers send the task. Raises ConfigurationError if its definition is damaged.
+        """
+        engine, full = self.engine, self.full_name(name)
+        token = uuid4().hex[:8]
+
+        def add(view: View) -> tuple[Schedule, list[Made]]:
+            now = round(engine.store.now(), 3)
+            task_id = f"{task_id_of(full, now)}-{token}"
+            made = Made(now, task_id, now, TRIGGERED, DUE, "", "command")
+            return replace(view.schedule, made=view.schedule.made + 1), [made]
+
+        view = engine.transact(full, add)
+        if view is None:
+            return None
+        made = next(each for each in view.open if each.task_id.endswith(token))
+        sent = engine.send(view, made)
+        if sent.state != SENT:
+            raise ConfigurationError(f"schedule {full}: its task was not sent: {sent.why}")
+        return sent.task_id
+
+    def backfill(self, name: str, start: datetime, end: datetime) -> list[str] | None:
+        """Send the tasks of past times from `start` to `end`, those that were not sent before.
+
+        Returns the ids of the tasks, at most `MOST_BACKFILLED`; None if there is no such schedule.
+        A time whose occurrence was sent is skipped, as long as its row or its result is kept. Times
+        after the schedule's watermark come by themselves, and are skipped, too.
+        """
+        engine, full = self.engine, self.full_name(name)
+        view = engine.view(full)
+        if view is None:
+            return None
+        first, last = to_epoch_seconds(start, "start"), to_epoch_seconds(end, "end")
+        last = min(last, view.schedule.watermark)
+        trigger = engine.definition(view).trigger
+        times = latest_times(trigger, first - 0.001, last, MOST_BACKFILLED) if first < last else []
+        ids: list[str] = []
+        for number in range(0, len(times), COMMITTED):
+            ids += self._backfill(full, times[number : number + COMMITTED])
+        return ids
+
+    def _backfill(self, full: str, times: Sequence[float]) -> list[str]:
+        engine = self.engine
+        rows = engine.store.newest(full, 10 * MOST_BACKFILLED, key_of(times[-1]))
+        known = {row.key for row in rows}
+        new = [at for at in times if key_of(at) not in known]
+        if not new:
+            return []
+
+        def add(view: View) -> tuple[Schedule, list[Made]]:
+            now = engine.store.now()
+            made = [
+                Made(at, task_id_of(full, at), now, BACKFILLED, DUE, "", "command") for at in new
+            ]
+            return replace(view.schedule, made=view.schedule.made + len(made)), made
+
+        view = engine.transact(full, add)
+        if view is None:
+            return []
+        keys = {key_of(at) for at in new}
+        sent = [each for each in view.open if each.key in keys]
+        ended = [engine.send(view, made) for made in sent]
+        return [made.task_id for made in ended if made.state == SENT]
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def runner(self, by: str) -> Runner:
+        """What a worker does for schedules, see `Runner`. `by`: its name."""
+        declared = [
+            Declared(plan.name, plan.release, lambda plan=plan: self._definition(plan))  # type: ignore[misc]
+            for plan in self.declared.values()
+        ]
+        return Runner(self.engine, declared, by)
+
+    @property
+    def wanted(self) -> bool:
+        """True if there is something to do: a schedule in the code, or one in the store."""
+        if self.declared:
+            return True
+        store = schedules_of(self._results())
+        return store is not None and store.any()
+
+
+def _readable(engine: ScheduleEngine, name: str) -> View | None:
+    try:
+        return engine.view(name)
+    except Damaged as damage:
+        raise ConfigurationError(
+            f"schedule {name} cannot be read ({damage.reason}); delete it and make it again"
+        ) from None

@@ -1,0 +1,208 @@
+"""When a schedule is due: by a cron expression, every so many seconds, or once.
+
+Times are UTC epoch seconds. Daylight saving is that of Debian's cron, which `cronsim` follows: a
+time in the hour that is skipped is due right after it, a time in the hour that is repeated is due
+once, and expressions whose minute or hour begins with ``*`` go by the elapsed time (cron(8),
+"Notes").
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from itertools import takewhile
+from math import floor
+from typing import Any, Final, Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from aztask.errors import ConfigurationError
+from aztask.results.damage import Damaged
+from aztask.support.checks import shown
+from aztask.support.durations import to_epoch_seconds, to_seconds
+from aztask.support.extras import install_command
+
+SHORTEST_SECONDS: Final = 1.0
+SPAN_SECONDS: Final = 2 * 86400.0
+_DAY: Final = timedelta(days=1)
+_LATEST: Final = 2.5e11
+"""Epoch seconds near the year 9900: `datetime` cannot go on behind it."""
+
+
+class Trigger(Protocol):
+    """Says at which times the occurrences of a schedule are due."""
+
+    def after(self, at: float) -> Iterator[float]:
+        """The times after `at`, in order."""
+        ...
+
+    def packed(self) -> list[Any]:
+        """The trigger as plain values; `read_trigger` reads them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cron:
+    """Times by a cron expression of five fields, or six with seconds first, in a time zone."""
+
+    expression: str
+    tz: str = "UTC"
+    zone: ZoneInfo = field(init=False, repr=False, compare=False)
+    _iterate: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError: a wrong expression, an unknown zone, a missing library."""
+        object.__setattr__(self, "zone", zone_of(self.tz))
+        cronsim = _library()
+        object.__setattr__(self, "_iterate", cronsim.CronSim)
+        try:
+            cronsim.CronSim(self.expression, datetime(2026, 1, 1, tzinfo=UTC))
+        except (cronsim.CronSimError, AttributeError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"cron takes five fields such as '0 2 * * *', not {shown(self.expression)}: {error}"
+            ) from None
+
+    def after(self, at: float) -> Iterator[float]:
+        """The times after `at`. Near a change of the clocks, it begins a day earlier.
+
+        `cronsim` moves from one local time to the next, and a start within the repeated hour would
+        leave open which of the two it is.
+        """
+        start = datetime.fromtimestamp(at, self.zone)
+        if (start - _DAY).utcoffset() != (start + _DAY).utcoffset():
+            start = (start - _DAY).replace(hour=0, minute=0, second=0, microsecond=0)
+        last = at
+        for each in self._iterate(self.expression, start):
+            due = each.timestamp()
+            if due > last:
+                last = due
+                yield due
+
+    def packed(self) -> list[Any]:
+        """A list: ``["cron", expression, zone]``."""
+        return ["cron", self.expression, self.tz]
+
+    def __str__(self) -> str:
+        return f"{self.expression} {self.tz}"
+
+
+@dataclass(frozen=True)
+class Every:
+    """Times that are multiples of some seconds since 1970-01-01 00:00 UTC."""
+
+    seconds: float
+
+    def after(self, at: float) -> Iterator[float]:
+        """The multiples after `at`, in order."""
+        number = floor(at / self.seconds) + 1
+        while number * self.seconds < _LATEST:
+            due = round(number * self.seconds, 3)
+            if due > at:
+                yield due
+            number += 1
+
+    def packed(self) -> list[Any]:
+        """The list ``["every", seconds]``, as `read_trigger` takes it."""
+        return ["every", self.seconds]
+
+    def __str__(self) -> str:
+        return f"every {self.seconds:g} s"
+
+
+@dataclass(frozen=True)
+class At:
+    """One time, after which nothing is due."""
+
+    at: float
+
+    def after(self, at: float) -> Iterator[float]:
+        """The time itself, if it is after `at`."""
+        if self.at > at:
+            yield self.at
+
+    def packed(self) -> list[Any]:
+        """The list ``["at", time]``, as `read_trigger` takes it."""
+        return ["at", self.at]
+
+    def __str__(self) -> str:
+        return f"at {datetime.fromtimestamp(self.at, UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def trigger_of(
+    where: str, cron: str | None, every: object | None, at: object | None, tz: str
+) -> Trigger:
+    """The trigger of these options, of which exactly one is given. Raises ConfigurationError.
+
+    * `where`: the schedule, for the errors.
+    """
+    if sum(each is not None for each in (cron, every, at)) != 1:
+        raise ConfigurationError(f"{where} takes one of cron=, every= and at=")
+    if cron is not None:
+        return Cron(cron, tz)
+    if every is not None:
+        return Every(to_seconds(every, f"{where}: every", minimum=SHORTEST_SECONDS))
+    return At(round(to_epoch_seconds(at, f"{where}: at"), 3))
+
+
+def read_trigger(packed: object) -> Trigger:
+    """The trigger that `Trigger.packed` gave. Raises Damaged, and ConfigurationError."""
+    match packed:
+        case ["cron", str() as expression, str() as tz]:
+            return Cron(expression, tz)
+        case ["every", int() | float() as seconds] if seconds >= SHORTEST_SECONDS:
+            return Every(seconds)
+        case ["at", int() | float() as at] if 0 <= at < _LATEST:
+            return At(at)
+    raise Damaged("its times are unknown; a newer aztask may know them")
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """The time zone of that name. Raises ConfigurationError."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
+        raise ConfigurationError(
+            f"tz takes the name of a time zone, such as 'Europe/Berlin', not {shown(name)}; if the "
+            "name is right, install the system's time zones or: pip install tzdata"
+        ) from None
+
+
+def next_time(trigger: Trigger, after: float) -> float | None:
+    """The first time after `after`; None if there is none."""
+    return next(trigger.after(after), None)
+
+
+def latest_times(trigger: Trigger, after: float, until: float, limit: int) -> list[float]:
+    """The last `limit` times that are after `after` and not after `until`, in order.
+
+    It looks back step by step, so that a watermark of last year costs no more than one of
+    yesterday.
+    """
+    span = SPAN_SECONDS
+    while True:
+        start = max(after, until - span)
+        found = deque(takewhile(lambda due: due <= until, trigger.after(start)), maxlen=limit)
+        if start == after or len(found) == limit:
+            return list(found)
+        span *= 8
+
+
+class _Library(Protocol):
+    """The parts of `cronsim` that are used here."""
+
+    CronSim: Any
+    CronSimError: type[Exception]
+
+
+def _library() -> _Library:
+    try:
+        found: Any = import_module("cronsim")
+    except ImportError:
+        raise ConfigurationError(
+            "a schedule with cron= needs a package that is missing (cronsim); install it with: "
+            f"{install_command('schedules')}"
+        ) from None
+    library: _Library = found
+    return library

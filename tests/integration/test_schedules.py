@@ -1,0 +1,130 @@
+"""Schedules with real workers, which die by real signals between any two steps."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import azurite
+import pytest
+from harness import Site, site_in, wait_until
+
+from aztask import App
+from aztask.results.base import State
+from aztask.results.schedules import schedules_of
+from aztask.schedules.stored import Made, read_made
+
+SECONDS = 12.0
+ARGUMENTS = ("-c", "1", "--pool", "threads", "--lease", "2s", "--max-lease", "60s")
+
+
+@contextmanager
+def site_on(where: str, folder: Path) -> Iterator[Site]:
+    if where == "local":
+        with site_in(folder / "site", module="schedule_app") as site:
+            yield site
+        return
+    with azurite.storing(folder / "azurite") as services:
+        account = azurite.account_of(*services)
+        with site_in(folder / "site", module="schedule_app", results=account) as site:
+            site.app().results.create()  # type: ignore[union-attr]
+            yield site
+
+
+def occurrences(app: App) -> list[Made]:
+    """All occurrences, the oldest first."""
+    store = schedules_of(app.results)
+    assert store is not None
+    return [read_made(row) for row in store.newest("ledger.tick", 1000)][::-1]
+
+
+def recorded_once(site: Site, *, least: int) -> None:
+    """No second is missing between the first and the last, and each has one outcome."""
+    app = site.app()
+    made = occurrences(app)
+    times = [round(each.at) for each in made]
+    assert times == list(range(times[0], times[0] + len(times)))
+    assert len(times) >= least
+    assert {each.state for each in made} == {"sent"}
+    for each in made:
+        runs = app.results.history(each.task_id)  # type: ignore[union-attr]
+        assert [run.state for run in runs] == [State.SUCCEEDED], each
+        value = runs[0].outcome.value  # type: ignore[union-attr]
+        assert app.codec.decode_value(value or b"") == each.at
+
+
+def is_done(site: Site) -> bool:
+    app = site.app()
+    made = occurrences(app)
+    return all(each.state == "sent" and app.result(each.task_id).ready() for each in made)
+
+
+def pause(site: Site) -> None:
+    """Let what was made be sent and run, and make no more."""
+    assert site.app().schedules.pause("tick")
+
+
+@pytest.mark.parametrize("step", ["occurrence-made", "occurrence-sent"])
+def test_another_worker_completes_what_one_that_died_began(step: str, tmp_path: Path) -> None:
+    with site_on("local", tmp_path) as site:
+        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL:2")
+        assert first.wait(60) == -signal.SIGKILL, first.log
+        assert [each.state for each in occurrences(site.app())] == ["sent", "due"]
+        second = site.worker(*ARGUMENTS)
+        wait_until(lambda: len(occurrences(site.app())) >= 5, 60, "five occurrences")
+        pause(site)
+        wait_until(lambda: is_done(site), 60, "all have run")
+        recorded_once(site, least=5)
+        assert "was not sent by" in second.log
+        assert second.stop() == 0, second.log
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("where", ["local", "tables"])
+def test_workers_that_are_killed_lose_no_occurrence(where: str, tmp_path: Path) -> None:
+    """Three workers, one of which is killed each second or so and replaced."""
+    dice = random.Random(7)
+    with site_on(where, tmp_path) as site:
+        workers = [site.worker(*ARGUMENTS) for _ in range(3)]
+        wait_until(lambda: len(occurrences(site.app())) >= 2, 60, "they have begun")
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            time.sleep(dice.uniform(0.3, 1.5))
+            victim = dice.randrange(3)
+            workers[victim].kill()
+            workers[victim].wait()
+            workers[victim] = site.worker(*ARGUMENTS)
+        wait_until(lambda: len(occurrences(site.app())) >= SECONDS, 90, "they go on")
+        pause(site)
+        wait_until(lambda: is_done(site), 90, "all have run")
+        recorded_once(site, least=int(SECONDS))
+
+
+def test_the_scheduler_alone_and_workers_without(tmp_path: Path) -> None:
+    with site_on("local", tmp_path) as site:
+        worker = site.worker(*ARGUMENTS, "--no-schedules")
+        command = [sys.executable, "-m", "aztask", "-A", "schedule_app", "scheduler"]
+        with (
+            (site.folder / "scheduler.log").open("w+") as log,
+            subprocess.Popen(
+                command, env=site.environment, cwd=site.folder, stderr=log
+            ) as scheduler,
+        ):
+            try:
+                wait_until(lambda: len(site.lines("end")) >= 3, 60, "three runs")
+            finally:
+                scheduler.terminate()
+            assert scheduler.wait(30) == 0
+        made = occurrences(site.app())
+        assert {each.by.partition("-")[0] for each in made} == {"scheduler"}
+        wait_until(lambda: is_done(site), 60, "all have run")
+        recorded_once(site, least=3)
+        assert len(set(itertools.chain(site.counts("end")))) == len(made)
+        assert worker.stop() == 0, worker.log

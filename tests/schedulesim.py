@@ -1,0 +1,177 @@
+"""Workers that make occurrences on an injected clock, and die at random between any two steps."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aztask.canvas.graphs import Signature
+from aztask.message.codec import Codec
+from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
+from aztask.results.schedules import Kept, Occurrence, ScheduleStore, schedules_of
+from aztask.schedules.engine import ScheduleEngine
+from aztask.schedules.runner import Runner
+from aztask.schedules.schedules import Schedules
+from aztask.schedules.stored import read_schedule
+from aztask.settlement import Complete
+
+
+class Killed(BaseException):
+    """The process of this worker dies here."""
+
+
+@dataclass
+class World:
+    """The time, the tasks that were sent, and the occurrences that were made.
+
+    deaths: the share of writes and sends at which a worker dies, half of them before, half after.
+    """
+
+    results: ResultStore
+    now: float
+    dice: random.Random
+    deaths: float = 0.0
+    sent: Counter[str] = field(default_factory=Counter)
+    headers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    delays: dict[str, float] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+    kills: int = 0
+    engines: list[ScheduleEngine] = field(default_factory=list)
+    ends: bool = True
+
+    def die(self) -> None:
+        if self.dice.random() < self.deaths / 2:
+            self.kills += 1
+            raise Killed
+
+    def worker(
+        self, name: str, declare: Callable[[Schedules], None], codec: Codec | None = None
+    ) -> Runner:
+        """A new process: it has read nothing."""
+        return self.schedules(declare, codec).runner(name)
+
+    def schedules(
+        self, declare: Callable[[Schedules], None] = lambda _: None, codec: Codec | None = None
+    ) -> Schedules:
+        inner = schedules_of(self.results)
+        assert inner is not None
+        store = DyingStore(self, inner)
+        results: Any = WithSchedules(self.results, store)
+        made = Schedules("shop", "default", lambda: results, codec or Codec(), self._send)
+        declare(made)
+        self.engines.append(made.engine)
+        return made
+
+    def _send(self, name: str, args: Any, kwargs: Any, options: Any, headers: Any) -> None:
+        self.die()
+        task_id = options["task_id"]
+        self.sent[task_id] += 1
+        self.headers[task_id] = dict(headers)
+        self.delays.setdefault(task_id, options["delay"])
+        if self.ends:
+            self.end(task_id)
+        self.die()
+
+    def end(self, task_id: str) -> None:
+        """Its task has run."""
+        outcome = Outcome(State.SUCCEEDED, Complete(), at=self.now)
+        record = RunRecord(
+            RunKey(task_id), "shop.work", "default", State.SUCCEEDED, outcome=outcome
+        )
+        self.results.bury([record])
+
+    def by(self, name: str) -> int:
+        """For how many schedules this worker made the last occurrence."""
+        found = schedules_of(self.results)
+        assert found is not None
+        return sum(read_schedule(each.head.data).by == name for each in found.overview())
+
+    def run(
+        self,
+        workers: Sequence[Runner],
+        seconds: float,
+        step: tuple[float, float],
+        again: Callable[[int], Runner] | None = None,
+    ) -> list[Runner]:
+        """Let all workers take turns, in random order. again: replaces a dead one."""
+        living, until = list(workers), self.now + seconds
+        while self.now < until:
+            for index in self.dice.sample(range(len(living)), len(living)):
+                try:
+                    living[index].turn()
+                except Killed:
+                    assert again is not None
+                    living[index] = again(index)
+            self.now = min(until, self.now + self.dice.uniform(*step))
+        return living
+
+
+class WithSchedules:
+    """A result store with other schedules."""
+
+    def __init__(self, inner: ResultStore, schedules: ScheduleStore) -> None:
+        self._inner = inner
+        self.schedules = schedules
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class DyingStore:
+    """The schedules of a store, at the world's time."""
+
+    def __init__(self, world: World, inner: ScheduleStore) -> None:
+        self._world = world
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def now(self) -> float:
+        return self._world.now
+
+    def overview(self) -> list[Kept]:
+        return self._inner.overview()
+
+    def commit(
+        self,
+        schedule: str,
+        data: bytes,
+        tag: str | None,
+        made: Sequence[Occurrence] = (),
+        changed: Sequence[Occurrence] = (),
+    ) -> str | None:
+        self._world.die()
+        found = self._inner.commit(schedule, data, tag, made, changed)
+        if found is not None:
+            self._world.made += [f"{schedule} {each.key}" for each in made]
+        self._world.die()
+        return found
+
+    def close_occurrence(self, schedule: str, key: str, data: bytes) -> bool:
+        self._world.die()
+        found = self._inner.close_occurrence(schedule, key, data)
+        self._world.die()
+        return found
+
+
+class Work:
+    """A task that needs no app."""
+
+    name = "shop.work"
+    queue = None
+    expires = None
+    ordered = True
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kwargs:
+            raise TypeError("it takes no keywords")
+
+
+def call(*args: Any) -> Signature:
+    """A call of the task, for a schedule."""
+    work: Any = Work()
+    return Signature(work, args)

@@ -1,0 +1,126 @@
+"""``aztask schedule``: schedules as a list and one by one, paused, triggered and filled in."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from aztask.schedules.stored import read_schedule
+
+
+@pytest.fixture
+def shop(cli, monkeypatch):
+    monkeypatch.setenv("AZTASK_BROKER", cli.address)
+    monkeypatch.setenv("AZTASK_RESULTS", cli.address)
+    monkeypatch.setenv("AZTASK_APP", "shopapp:app")
+    cli.module(
+        "shopapp",
+        "from aztask import App\n"
+        "app = App('shop')\n"
+        "@app.task\n"
+        "def report(region):\n    return region\n"
+        "app.schedule('nightly', report.s('eu'), cron='0 2 * * *', tz='Europe/Berlin')\n",
+    )
+    app = cli.app()
+
+    @app.task
+    def report(region):
+        return region
+
+    app.schedule("nightly", report.s("eu"), cron="0 2 * * *", tz="Europe/Berlin")
+    runner = app.schedules.runner("worker")
+    runner.turn()
+    runner._look_at = 0.0
+    runner.turn()
+    return app
+
+
+def test_the_list_has_the_next_time_in_local_time_and_utc(cli, shop):
+    head, line = cli("schedule", "list").out.splitlines()
+    assert " ".join(head.split()) == "NAME STATE WHEN NEXT, LOCAL NEXT, UTC TASK"
+    assert line.startswith("shop.nightly  active  0 2 * * * Europe/Berlin  20")
+    (found,) = [json.loads(line) for line in cli("schedule", "list", "--json").out.splitlines()]
+    assert (found["name"], found["task"], found["origin"]) == (
+        "shop.nightly",
+        "shop.report",
+        "code",
+    )
+    assert len(found["next"]) == 5
+    first = found["next"][0]
+    utc, local = (datetime.fromisoformat(first[name]) for name in ("utc", "local"))
+    assert utc == local > datetime.now(UTC)
+    assert (local.hour, utc.tzinfo) == (2, UTC)
+
+
+def test_show_has_rules_times_and_occurrences(cli, shop):
+    task_id = cli("schedule", "trigger", "nightly").out.strip()
+    shown = cli("schedule", "show", "nightly").out
+    assert "missed:       latest" in shown
+    assert shown.count("next:") == 5
+    assert task_id in shown
+    found = json.loads(cli("schedule", "show", "shop.nightly", "--json").out)
+    (occurrence,) = found["occurrences"]
+    assert (occurrence["task_id"], occurrence["state"]) == (task_id, "sent")
+    assert occurrence["kind"] == "trigger"
+    assert shop.broker.stats("default").active == 1
+
+
+def test_pause_and_resume(cli, shop):
+    assert cli("schedule", "pause", "nightly").out == "nightly is paused\n"
+    found = json.loads(cli("schedule", "show", "nightly", "--json").out)
+    assert (found["state"], found["next"]) == ("paused", [])
+    assert cli("schedule", "resume", "nightly").code == 0
+    assert json.loads(cli("schedule", "show", "nightly", "--json").out)["state"] == "active"
+
+
+def test_backfill_takes_the_schedules_own_zone(cli, shop):
+    command = (
+        "schedule",
+        "backfill",
+        "nightly",
+        "--from",
+        "2026-01-01",
+        "--to",
+        "2026-01-02T03:00",
+    )
+    ended = cli(*command)
+    assert ended.out.splitlines() == [
+        "shop.nightly@2026-01-01T01:00:00Z",
+        "shop.nightly@2026-01-02T01:00:00Z",
+    ]
+    assert cli(*command).out == ""
+    message = shop.broker.peek("default", limit=1)[0].envelope
+    assert message.headers["aztask-scheduled-at"] == 1767229200.0
+    wrong = cli("schedule", "backfill", "nightly", "--from", "2026-01-02", "--to", "2026-01-01")
+    assert (wrong.code, "--from is after --to" in wrong.err) == (2, True)
+    wrong = cli("schedule", "backfill", "nightly", "--from", "yesterday", "--to", "2026-01-01")
+    assert wrong.code == 2
+    assert "'yesterday' is not a time; write 2026-11-01T02:00:00Z" in wrong.err
+
+
+@pytest.mark.parametrize(
+    "command", [["show"], ["pause"], ["resume"], ["trigger"], ["backfill", "--from", "2026-01-01"]]
+)
+def test_an_unknown_schedule(cli, shop, command):
+    more = ["--to", "2026-01-02"] if command[0] == "backfill" else []
+    ended = cli("schedule", *command, *more, "unknown")
+    assert ended.code == 5
+    assert ended.error == ("no schedule has the name shop.unknown; aztask schedule list shows all")
+
+
+def test_without_results_one_line_says_so(cli, monkeypatch):
+    monkeypatch.setenv("AZTASK_BROKER", cli.address)
+    cli.app().broker.declare("default")
+    ended = cli("schedule", "list")
+    assert ended.code == 4
+    assert "no result store is configured" in ended.error
+
+
+def test_a_damaged_schedule_is_listed(cli, shop):
+    store = shop.schedules.engine.store
+    store.commit("shop.damaged", b"\xc1", None)
+    assert "unreadable" in cli("schedule", "list").out
+    ended = cli("schedule", "show", "damaged")
+    assert ended.code == 1
+    assert "schedule damaged cannot be read" in ended.error
+    assert read_schedule(store.read("shop.nightly").head.data).paused_at is None
