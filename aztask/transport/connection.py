@@ -21,6 +21,7 @@ from aztask.lease.keeper import LeaseKeeper
 from aztask.message.codec import CONTENT_TYPES, Codec
 from aztask.support.display import one_line
 from aztask.transport.address import address_of, broker_of, shown
+from aztask.transport.boxes import Boxes
 from aztask.transport.channel import Channel
 from aztask.transport.names import translated_name
 from aztask.transport.options import TransportOptions, nothing
@@ -28,7 +29,8 @@ from aztask.transport.reaching import check_reachable, quiet_requests
 from aztask.transport.unacked import log_lost
 
 _LONGEST_WAIT = 1.0
-_LOCAL_WAIT = 0.1
+_LOCAL_WAIT = 0.05
+_PUMP_WAIT = 0.2
 
 
 class Transport(virtual.Transport):
@@ -52,6 +54,10 @@ class Transport(virtual.Transport):
         self._broker: Broker | None = None
         self._close_broker: Callable[[], None] = nothing
         self._keeper: LeaseKeeper | None = None
+        self._boxes: Boxes | None = None
+        if self.options.remote_control:
+            exchanges = frozenset({"direct", "topic", "fanout"})
+            self.implements = self.implements.extend(exchange_type=exchanges)
         self._pid = 0
         self._turn = 0
 
@@ -69,7 +75,7 @@ class Transport(virtual.Transport):
         """The broker of this process; a child opens its own after a fork."""
         if self._broker is None or self._pid != os.getpid():
             self._broker, self._close_broker = self.options.open()
-            self._keeper, self._pid = None, os.getpid()
+            self._keeper, self._boxes, self._pid = None, None, os.getpid()
             quiet_requests(self._broker)
         return self._broker
 
@@ -80,6 +86,14 @@ class Transport(virtual.Transport):
         if self._keeper is None:
             self._keeper = LeaseKeeper(broker, on_lost=log_lost).start()
         return self._keeper
+
+    @property
+    def boxes(self) -> Boxes:
+        """The mailboxes of this connection; made at the first use."""
+        broker = self.broker
+        if self._boxes is None:
+            self._boxes = Boxes(broker, enabled=self.options.remote_control)
+        return self._boxes
 
     def address(self, queue: str) -> str:
         """The queue's name in the broker, translated if the options say so."""
@@ -130,6 +144,8 @@ class Transport(virtual.Transport):
         self._turn += 1
         first = self._turn % len(sources)
         turns = sources[first:] + sources[:first]
+        if any(channel.has_pumps for channel in list(self.channels)):
+            wait = min(wait, _PUMP_WAIT)
         if len(turns) > 1:
             if any(channel.fetch(source, 0.0) for channel, source in turns):
                 return True
@@ -143,7 +159,9 @@ class Transport(virtual.Transport):
         super().close_connection(connection)
         if self._pid != os.getpid():
             return
+        if self._boxes is not None:
+            self._boxes.close()
         if self._keeper is not None:
             self._keeper.stop()
         self._close_broker()
-        self._keeper = self._broker = None
+        self._keeper = self._broker = self._boxes = None
