@@ -26,10 +26,17 @@ from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line
 from aztask.transport.consumers import MailboxConsumer, QueueConsumer, source_of
+from aztask.transport.early import EarlyMessages
 from aztask.transport.options import nothing
 from aztask.transport.pump import Pump
 from aztask.transport.routing import ChannelConnection, RoutingChannel
-from aztask.transport.translation import seconds_early, to_message
+from aztask.transport.translation import (
+    HELD_SECONDS,
+    LEADS,
+    LONGEST_DELAY,
+    seconds_early,
+    to_message,
+)
 from aztask.transport.unacked import Unacked, UnackedDelivery
 
 logger = logging.getLogger(__name__)
@@ -56,6 +63,7 @@ class Channel(RoutingChannel):
         self._retired: list[QueueConsumer] = []
         self._pumps: dict[str, Pump] = {}
         self._ready: deque[UnackedDelivery] = deque()
+        self._early = EarlyMessages()
         self._unacked: Unacked | None = None
         self._prefetch = 0
         self._tags = count(1)
@@ -100,6 +108,7 @@ class Channel(RoutingChannel):
         mine = [holding for holding in self._ready if holding.consumer_tag == consumer_tag]
         for holding in mine:
             self._ready.remove(holding)
+        mine += self._early.take(consumer_tag)
         self.unacked.give_back([holding.tag for holding in mine if holding.lease], Release())
         # Messages already delivered must still be settled through this receiver.
         self._retired.append(source)
@@ -146,8 +155,16 @@ class Channel(RoutingChannel):
 
     def open_sources(self) -> Iterator[QueueConsumer]:
         """The consumers that may receive now, as far as the prefetch count allows."""
-        if not self._prefetch or len(self.unacked) < self._prefetch:
+        if not self._prefetch or self._handed_out() < self._prefetch:
             yield from (each for tag, each in self._sources.items() if tag not in self._pumps)
+
+    def _handed_out(self) -> int:
+        """How many messages count for the prefetch count."""
+        return len(self.unacked) - len(self._early)
+
+    def seconds_to_due(self) -> float | None:
+        """Seconds until a message that is held until its time is due; None without one."""
+        return self._early.seconds(time())
 
     @property
     def has_pumps(self) -> bool:
@@ -157,6 +174,7 @@ class Channel(RoutingChannel):
     def deliver_one(self) -> bool:
         """Deliver one message that was received before; False if there was none."""
         self._notice_fork()
+        self._ready.extendleft(reversed(self._early.due(time())))
         while self._ready:
             holding = self._ready.popleft()
             if holding.lapsed():
@@ -172,7 +190,7 @@ class Channel(RoutingChannel):
     def fetch(self, source: QueueConsumer, wait: float, limit: int = BATCH) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; True if any message came."""
         if self._prefetch and source.consumer_tag:
-            limit = min(limit, self._prefetch - len(self.unacked))
+            limit = min(limit, self._prefetch - self._handed_out())
         if source.no_ack:
             limit = 1  # a message deleted at receipt and not delivered would be lost
         if source.source.sessions and self.unacked.holds(source.receiver):
@@ -210,8 +228,16 @@ class Channel(RoutingChannel):
 
     def _hand_out(self, source: QueueConsumer, holding: UnackedDelivery) -> bool:
         """Deliver one message to its consumer, unless no consumer may get it now."""
-        delivery = holding.delivery
-        verdict = self._judge(delivery.envelope, time())
+        delivery, now = holding.delivery, time()
+        early = seconds_early(delivery.envelope, now)
+        if (
+            early
+            and early <= HELD_SECONDS
+            and source.consumer_tag
+            and self._early.hold(holding, now + early)
+        ):
+            return False
+        verdict = self._judge(delivery.envelope, now, early)
         if not isinstance(verdict, dict):
             self._keep_back(holding, verdict)
             return False
@@ -229,12 +255,18 @@ class Channel(RoutingChannel):
         )
         return True
 
-    def _judge(self, envelope: Envelope, now: float) -> dict[str, Any] | Settlement:
-        """The arguments of Kombu's Message, or the settlement if it must not be delivered."""
-        early = seconds_early(envelope, now)
+    def _judge(
+        self, envelope: Envelope, now: float, early: float | None
+    ) -> dict[str, Any] | Settlement:
+        """The arguments of Kombu's Message, or the settlement if it must not be delivered.
+
+        early: seconds until its eta, None if it has none.
+        """
         if early:
-            clone = replace(envelope, message_id=next_link(envelope), delay=early)
-            return Resubmit(early, counted=False, envelope=clone)
+            lead = LEADS.get(self.link.broker.capabilities.name, 0.0)
+            delay = min(LONGEST_DELAY, max(0.1, early - lead))
+            clone = replace(envelope, message_id=next_link(envelope), delay=delay)
+            return Resubmit(delay, counted=False, envelope=clone)
         # Celery's messages carry the expiry as a header, too: Celery records them as revoked.
         expires_at = envelope.expires_at
         if expires_at is not None and expires_at <= now and not envelope.headers.get("expires"):
@@ -244,6 +276,8 @@ class Channel(RoutingChannel):
             self.link.check_body(fields["body"], fields["content_type"])
         except CodecError as error:
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
+        if early is not None and "task" in envelope.headers:
+            del fields["headers"]["eta"]  # its time has come: Celery's timer would start it late
         return fields
 
     def _keep_back(self, holding: UnackedDelivery, settlement: Settlement) -> None:
@@ -281,6 +315,7 @@ class Channel(RoutingChannel):
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._ready.clear()
+            self._early.clear()
             self._unacked = None
             self._retired.clear()
             self._getters.clear()

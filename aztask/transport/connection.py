@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from kombu.transport import virtual
@@ -31,6 +31,7 @@ from aztask.transport.unacked import log_lost
 _LONGEST_WAIT = 1.0
 _LOCAL_WAIT = 0.05
 _PUMP_WAIT = 0.2
+_SHORTEST_WAIT = 0.15
 
 
 class Transport(virtual.Transport):
@@ -131,8 +132,17 @@ class Transport(virtual.Transport):
         ends_at = None if timeout is None else monotonic() + timeout
         while not any(channel.deliver_one() for channel in list(self.channels)):
             left = _LONGEST_WAIT if ends_at is None else ends_at - monotonic()
-            if not self._fetch(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
+            if not self._wait(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
                 raise TimeoutError
+
+    def _wait(self, wait: float) -> bool:
+        """Receive, waiting at most `wait` seconds and at most until a held message is due."""
+        due = [channel.seconds_to_due() for channel in list(self.channels)]
+        wait = min([wait, *(each for each in due if each is not None)])
+        if wait < _SHORTEST_WAIT and any(each is not None for each in due):
+            sleep(wait)  # a receive from a remote service may take longer
+            return False
+        return self._fetch(wait)
 
     def _fetch(self, wait: float) -> bool:
         """Receive from the consumers' queues in turns, waiting at most `wait` seconds in all."""

@@ -22,7 +22,7 @@ from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.transport.boxes import NO_CONTROL, Boxes
 from aztask.transport.options import TransportOptions
-from aztask.transport.translation import to_envelope
+from aztask.transport.translation import LEADS, to_envelope
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,8 @@ class RoutingChannel(virtual.Channel):
         Raises EncodeError, or what `Broker.send` raises.
         """
         self._declare_undecided()
-        envelope = to_envelope(message, time())
+        lead = LEADS.get(self.link.broker.capabilities.name, 0.0)
+        envelope = to_envelope(message, time(), lead)
         queues = self._routes(exchange, routing_key) if exchange else [routing_key]
         for queue in queues:
             self._send(queue, envelope)

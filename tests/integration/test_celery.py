@@ -44,6 +44,10 @@ APP = """
         time.sleep(seconds)
         note(f"slow {number}")
 
+    @app.task
+    def late(due):
+        note(f"late {time.time() - due:.3f}")
+
     @app.task(bind=True, max_retries=2, default_retry_delay=0.2)
     def flaky(self):
         note(f"flaky {self.request.retries}")
@@ -151,6 +155,31 @@ def test_a_celery_worker_that_is_killed_loses_nothing(site):
     assert {note for note in site.notes() if note.startswith("slow")} == {
         f"slow {n}" for n in range(6)
     }
+
+
+ETAS = """
+import time
+from datetime import datetime, timezone
+for number in range(12):
+    due = time.time() + 2 + number * 0.37
+    late.apply_async((due,), eta=datetime.fromtimestamp(due, timezone.utc))
+"""
+
+
+def check_on_time(site) -> None:
+    """Tasks with an eta start at their time, and never before it."""
+    site.worker("prefork")
+    site.send("add.delay(0, 0)")
+    site.until(lambda: "add 0" in site.notes())
+    site.send(ETAS)
+    site.until(lambda: len(site.notes()) == 13)
+    delays = sorted(float(note.split()[1]) for note in site.notes() if note.startswith("late"))
+    assert delays[0] >= 0.0, delays
+    assert delays[6] < 0.25, delays  # 0.5 s, if Celery's timer starts them
+
+
+def test_tasks_with_an_eta_start_at_their_time(site):
+    check_on_time(site)
 
 
 CONTROL = """

@@ -220,6 +220,10 @@ def test_a_celery_app_over_service_bus(site: Site) -> None:
     assert site.broker.peek("celery", dead_letter=True)[0].dead_letter_reason == "undecodable"
 
 
+def test_tasks_with_an_eta_start_at_their_time(site: Site) -> None:
+    test_celery.check_on_time(site)
+
+
 def test_remote_control_and_events(site: Site) -> None:
     test_celery.check_remote_control(site, 3.0)
 

@@ -135,13 +135,21 @@ def test_every_mailbox_gets_a_copy_in_whatever_process_it_is(server):
     broker.close()
 
 
-def test_remote_control_and_events(server, tmp_path):
+@pytest.fixture
+def site(server, tmp_path):
     site = test_celery.Site(tmp_path)
     site.environment["BROKER"] = server.connection_string
     broker = broker_at(server.connection_string)
     broker.declare("celery")
-    try:
-        test_celery.check_remote_control(site, 3.0)
-    finally:
-        site.end()
-        broker.close()
+    yield site
+    site.end()
+    broker.delete("celery")
+    broker.close()
+
+
+def test_remote_control_and_events(site):
+    test_celery.check_remote_control(site, 3.0)
+
+
+def test_tasks_with_an_eta_start_at_their_time(site):
+    test_celery.check_on_time(site)

@@ -1,8 +1,9 @@
 """Mailboxes on Service Bus: one topic, with a subscription for each mailbox.
 
 Rules
-1. Publishing is one request for any number of listeners, and needs only the permission to send. Opening a
-   mailbox needs the permission to manage, and the Standard or Premium tier: Basic has no topics.
+1. Publishing is one request for any number of listeners, and needs only the permission to send.
+   Opening a mailbox needs the permission to manage, and the Standard or Premium tier: Basic has no
+   topics.
 2. The service deletes a subscription that is idle for `IDLE`, its shortest time. A receiver that
    waits for messages keeps the subscription.
 3. A subscription filters by exchange, and by key for a direct exchange. The listener compares the
