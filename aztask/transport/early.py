@@ -3,7 +3,7 @@
 Rules
 1. A message is handed out at its eta or up to 0.1 s later, never before. Celery's own timer would
    start it up to a second late, because that timer's thread sleeps for a second at a time.
-2. Meanwhile its lease is renewed, as that of any message that was not acknowledged. It does not
+2. Until then its lease is renewed, as that of any message that was not acknowledged. It does not
    count for the prefetch count, so it delays no other message.
 3. At most `MOST` are held; a message that is earlier or more than that is hidden again.
 """
@@ -55,5 +55,5 @@ class EarlyMessages:
         return mine
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget the messages, in a child that did not receive them."""
         self._heap.clear()
