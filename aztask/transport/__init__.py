@@ -13,10 +13,12 @@ Rules
 1. An acknowledgement completes, a reject dead-letters, a requeue abandons. Every delivered message
    is renewed until then; closing the channel gives the rest back.
 2. A body that cannot be decoded is dead-lettered here, once, and never reaches a consumer.
-3. A message that arrives before its ``eta`` is hidden again, not held.
+3. A message that arrives before its ``eta`` is held until then if that is within a few seconds, and
+   otherwise hidden again. It is delivered at its time, never before.
 4. After a fork the child opens its own broker, if the option is a function or a text, and does no
    I/O for its parent's messages. A broker object that was opened before belongs to the parent.
-5. Fanout is not advertised, because it does not exist.
+5. A temporary queue that is bound to an exchange is a mailbox, to which every process can publish;
+   so fanout, remote control and events work. See `aztask.transport.boxes`.
 """
 
 from __future__ import annotations

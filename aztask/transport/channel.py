@@ -1,4 +1,4 @@
-"""The Kombu channel: publishing, consuming and settling over a broker.
+"""The Kombu channel: consuming and settling over a broker; `RoutingChannel` publishes.
 
 Rules: publishing and settling are safe from any thread; receiving belongs to one thread, as in
 Kombu. See `aztask.transport` for the rest.
@@ -11,24 +11,32 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from time import time
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from amqp.protocol import queue_declare_ok_t
-from kombu.transport import base, virtual
+from kombu.transport import base
 
-from aztask.brokers.base import Broker, QueueOptions
-from aztask.errors import CodecError, QueueNotFound
-from aztask.lease.keeper import LeaseKeeper
+from aztask.brokers.mailboxes import EXCHANGE, ROUTING_KEY
+from aztask.errors import CodecError
 from aztask.message.cloneids import next_link
 from aztask.message.envelope import Envelope
 from aztask.retry import EXPIRED, UNDECODABLE
 from aztask.settlement import Abandon, Complete, DeadLetter, Release, Resubmit, Settlement
 from aztask.support.display import one_line
-from aztask.transport.consumers import QueueConsumer, source_of
-from aztask.transport.options import TransportOptions, nothing
-from aztask.transport.translation import seconds_early, to_envelope, to_message
+from aztask.transport.consumers import MailboxConsumer, QueueConsumer, source_of
+from aztask.transport.early import EarlyMessages
+from aztask.transport.options import nothing
+from aztask.transport.pump import Pump
+from aztask.transport.routing import ChannelConnection, RoutingChannel
+from aztask.transport.translation import (
+    HELD_SECONDS,
+    LEADS,
+    LONGEST_DELAY,
+    seconds_early,
+    to_message,
+)
 from aztask.transport.unacked import Unacked, UnackedDelivery
 
 logger = logging.getLogger(__name__)
@@ -41,152 +49,25 @@ BATCH: Final = 32
 _REMOTE_WAIT = 1.0
 
 
-class ChannelConnection(Protocol):
-    """The part of a connection that a channel needs."""
-
-    client: Any
-    options: TransportOptions
-
-    @property
-    def broker(self) -> Broker:
-        """The broker of this process."""
-        ...
-
-    @property
-    def keeper(self) -> LeaseKeeper:
-        """The keeper that renews this connection's leases."""
-        ...
-
-    def check_body(self, body: bytes, content_type: str) -> None:
-        """Raise CodecError unless a consumer can decode `body` safely."""
-        ...
-
-    def address(self, queue: str) -> str:
-        """The queue's name in the broker. Raises InvalidQueueName."""
-        ...
-
-
-class Channel(virtual.Channel):
+class Channel(RoutingChannel):
     """The channel of producers and consumers. Any thread may publish and settle."""
 
     Message = base.Message
     do_restore = False
-    supports_fanout = False
 
     def __init__(self, connection: ChannelConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self.link = connection
         self.no_ack_consumers: set[str] = set()
         self._sources: dict[str, QueueConsumer] = {}
         self._getters: dict[tuple[str, bool], QueueConsumer] = {}
         self._retired: list[QueueConsumer] = []
+        self._pumps: dict[str, Pump] = {}
         self._ready: deque[UnackedDelivery] = deque()
+        self._early = EarlyMessages()
         self._unacked: Unacked | None = None
         self._prefetch = 0
         self._tags = count(1)
         self._pid = os.getpid()
-
-    # -- producers ---------------------------------------------------------------------------
-
-    def prepare_message(
-        self,
-        body: Any,
-        priority: int | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        headers: dict[str, Any] | None = None,
-        properties: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Build Kombu's message dict; Kombu's producer calls this for each message."""
-        properties = {} if properties is None else properties
-        if priority:
-            properties["priority"] = priority
-        return {
-            "body": body,
-            "content-type": content_type,
-            "content-encoding": content_encoding,
-            "headers": headers or {},
-            "properties": properties,
-        }
-
-    def basic_publish(
-        self,
-        message: dict[str, Any],
-        exchange: str,
-        routing_key: str,
-        mandatory: bool = False,
-        **_: Any,
-    ) -> None:
-        """Send to one queue, or to every queue that is bound to the exchange.
-
-        What no queue is bound for is dropped with a log line, as in AMQP. It raises QueueNotFound
-        for a Celery task, for a `mandatory` message, and for an exchange that was not declared.
-        Raises EncodeError, or what `Broker.send` raises.
-        """
-        envelopes = [to_envelope(message, time())]
-        broker = self.link.broker
-        queues = self._routes(exchange, routing_key) if exchange else [routing_key]
-        for queue in queues:
-            broker.send(self.link.address(queue), envelopes)
-        if not queues:
-            self._unroutable(message, exchange, routing_key, mandatory)
-
-    def _routes(self, exchange: str, routing_key: str) -> list[str]:
-        if exchange not in self.state.exchanges:
-            raise QueueNotFound(
-                f"exchange {exchange!r} was not declared in this process; declare it before"
-                " publishing, or publish to the queue itself"
-            )
-        table = self.get_table(exchange)
-        found = self.typeof(exchange).lookup(table, exchange, routing_key, None)
-        return sorted(found) or ([self.deadletter_queue] if self.deadletter_queue else [])
-
-    @staticmethod
-    def _unroutable(
-        message: dict[str, Any], exchange: str, routing_key: str, mandatory: bool
-    ) -> None:
-        """Drop a message that no queue is bound for, or raise QueueNotFound."""
-        if mandatory or "task" in message["headers"]:
-            raise QueueNotFound(
-                f"no queue is bound to exchange {exchange!r} with key {routing_key!r} in this"
-                " process; declare the queue before publishing, or publish to the queue itself"
-            )
-        logger.info(
-            "dropped a message: no queue is bound to exchange %r with key %r", exchange, routing_key
-        )
-
-    # -- queues ------------------------------------------------------------------------------
-
-    def queue_declare(self, queue: str, passive: bool = False, **_: Any) -> Any:
-        """Create the queue if it is missing, unless the option ``declare`` is False.
-
-        A new queue gets the lease and the sessions that the options name; an existing one keeps
-        its own. With `passive` it raises QueueNotFound if the queue is missing.
-        """
-        options = self.link.options
-        if not passive and options.declare:
-            lease = options.leases.get(queue, options.lease)
-            sessions = True if queue in options.sessions else None
-            wanted = QueueOptions(lease=lease, sessions=sessions, implied=frozenset({"lease"}))
-            self.link.broker.declare(self.link.address(queue), wanted)
-        return queue_declare_ok_t(queue, self._size(queue) if passive else 0, 0)
-
-    def _size(self, queue: str) -> int:
-        stats = self.link.broker.stats(self.link.address(queue))
-        return stats.living if stats.active is None else stats.active
-
-    def _purge(self, queue: str) -> int:
-        return self.link.broker.purge(self.link.address(queue))
-
-    def queue_delete(
-        self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
-    ) -> None:
-        """Delete the queue with its messages; with `if_empty` only if it has none."""
-        if not (if_empty and self._size(queue)):
-            for exchange, routing_key, _arguments in list(self.state.queue_bindings(queue)):
-                self.queue_unbind(queue, exchange, routing_key)
-            self.state.queue_bindings_delete(queue)
-            self.link.broker.delete(self.link.address(queue))
 
     # -- consumers ---------------------------------------------------------------------------
 
@@ -205,18 +86,29 @@ class Channel(virtual.Channel):
         **_: Any,
     ) -> None:
         """Deliver messages of `queue` to `callback`; with `no_ack` they are deleted at receipt."""
-        self._sources[consumer_tag] = self._source(queue, no_ack, consumer_tag, callback)
+        self._declare_undecided(queue)
+        source = self._sources[consumer_tag] = self._source(queue, no_ack, consumer_tag, callback)
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
+        if isinstance(source, MailboxConsumer) and self.link.broker.capabilities.remote:
+            self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
+
+    def _pump(self, source: QueueConsumer, wait: float) -> None:
+        if self.fetch(source, wait):
+            self.unacked.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop the consumer; messages that were received but not delivered are given back."""
         source = self._sources.pop(consumer_tag, None)
         if source is None:
             return
+        pump = self._pumps.pop(consumer_tag, None)
+        if pump is not None:
+            pump.stop()
         mine = [holding for holding in self._ready if holding.consumer_tag == consumer_tag]
         for holding in mine:
             self._ready.remove(holding)
+        mine += self._early.take(consumer_tag)
         self.unacked.give_back([holding.tag for holding in mine if holding.lease], Release())
         # Messages already delivered must still be settled through this receiver.
         self._retired.append(source)
@@ -263,12 +155,26 @@ class Channel(virtual.Channel):
 
     def open_sources(self) -> Iterator[QueueConsumer]:
         """The consumers that may receive now, as far as the prefetch count allows."""
-        if not self._prefetch or len(self.unacked) < self._prefetch:
-            yield from self._sources.values()
+        if not self._prefetch or self._handed_out() < self._prefetch:
+            yield from (each for tag, each in self._sources.items() if tag not in self._pumps)
+
+    def _handed_out(self) -> int:
+        """How many messages count for the prefetch count."""
+        return len(self.unacked) - len(self._early)
+
+    def seconds_to_due(self) -> float | None:
+        """Seconds until a message that is held until its time is due; None without one."""
+        return self._early.seconds(time())
+
+    @property
+    def has_pumps(self) -> bool:
+        """True if messages may also come on another thread."""
+        return bool(self._pumps)
 
     def deliver_one(self) -> bool:
         """Deliver one message that was received before; False if there was none."""
         self._notice_fork()
+        self._ready.extendleft(reversed(self._early.due(time())))
         while self._ready:
             holding = self._ready.popleft()
             if holding.lapsed():
@@ -284,7 +190,7 @@ class Channel(virtual.Channel):
     def fetch(self, source: QueueConsumer, wait: float, limit: int = BATCH) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; True if any message came."""
         if self._prefetch and source.consumer_tag:
-            limit = min(limit, self._prefetch - len(self.unacked))
+            limit = min(limit, self._prefetch - self._handed_out())
         if source.no_ack:
             limit = 1  # a message deleted at receipt and not delivered would be lost
         if source.source.sessions and self.unacked.holds(source.receiver):
@@ -302,7 +208,16 @@ class Channel(virtual.Channel):
     def _source(
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
     ) -> QueueConsumer:
-        broker = self.link.broker
+        broker, boxes = self.link.broker, self.link.boxes
+        if boxes.has(queue):
+            return MailboxConsumer(
+                boxes,
+                broker,
+                queue,
+                no_ack=bool(no_ack),
+                consumer_tag=consumer_tag,
+                callback=callback,
+            )
         return QueueConsumer(
             broker,
             source_of(broker, self.link.options, queue, self.link.address(queue)),
@@ -313,14 +228,23 @@ class Channel(virtual.Channel):
 
     def _hand_out(self, source: QueueConsumer, holding: UnackedDelivery) -> bool:
         """Deliver one message to its consumer, unless no consumer may get it now."""
-        delivery = holding.delivery
-        verdict = self._judge(delivery.envelope, time())
+        delivery, now = holding.delivery, time()
+        early = seconds_early(delivery.envelope, now)
+        if (
+            early
+            and early <= HELD_SECONDS
+            and source.consumer_tag
+            and self._early.hold(holding, now + early)
+        ):
+            return False
+        verdict = self._judge(delivery.envelope, now, early)
         if not isinstance(verdict, dict):
             self._keep_back(holding, verdict)
             return False
+        headers = verdict["headers"]
         info = {
-            "exchange": "",
-            "routing_key": source.source.queue,
+            "exchange": headers.pop(EXCHANGE, ""),
+            "routing_key": headers.pop(ROUTING_KEY, source.source.queue),
             "consumer_tag": holding.consumer_tag,
             "redelivered": delivery.delivery_count > 1,
             "delivery_count": delivery.delivery_count,
@@ -331,12 +255,18 @@ class Channel(virtual.Channel):
         )
         return True
 
-    def _judge(self, envelope: Envelope, now: float) -> dict[str, Any] | Settlement:
-        """The arguments of Kombu's Message, or the settlement if it must not be delivered."""
-        early = seconds_early(envelope, now)
+    def _judge(
+        self, envelope: Envelope, now: float, early: float | None
+    ) -> dict[str, Any] | Settlement:
+        """The arguments of Kombu's Message, or the settlement if it must not be delivered.
+
+        early: seconds until its eta, None if it has none.
+        """
         if early:
-            clone = replace(envelope, message_id=next_link(envelope), delay=early)
-            return Resubmit(early, counted=False, envelope=clone)
+            lead = LEADS.get(self.link.broker.capabilities.name, 0.0)
+            delay = min(LONGEST_DELAY, max(0.1, early - lead))
+            clone = replace(envelope, message_id=next_link(envelope), delay=delay)
+            return Resubmit(delay, counted=False, envelope=clone)
         # Celery's messages carry the expiry as a header, too: Celery records them as revoked.
         expires_at = envelope.expires_at
         if expires_at is not None and expires_at <= now and not envelope.headers.get("expires"):
@@ -346,6 +276,8 @@ class Channel(virtual.Channel):
             self.link.check_body(fields["body"], fields["content_type"])
         except CodecError as error:
             return DeadLetter(UNDECODABLE, one_line(f"{type(error).__name__}: {error}", 1000))
+        if early is not None and "task" in envelope.headers:
+            del fields["headers"]["eta"]  # its time has come: Celery's timer would start it late
         return fields
 
     def _keep_back(self, holding: UnackedDelivery, settlement: Settlement) -> None:
@@ -374,6 +306,8 @@ class Channel(virtual.Channel):
                 self.basic_recover(requeue=True)
             for source in (*self._retired, *self._getters.values()):
                 source.close()
+            for queue in self.mailboxes:
+                self.link.boxes.delete(queue)
         super().close()
 
     def _notice_fork(self) -> None:
@@ -381,8 +315,14 @@ class Channel(virtual.Channel):
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._ready.clear()
+            self._early.clear()
             self._unacked = None
             self._retired.clear()
             self._getters.clear()
-            for source in self._sources.values():
-                source.reopen(self.link.broker)
+            self._pumps.clear()
+            self.mailboxes.clear()
+            for tag, source in list(self._sources.items()):
+                if isinstance(source, MailboxConsumer):
+                    del self._sources[tag]
+                else:
+                    source.reopen(self.link.broker)

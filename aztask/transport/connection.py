@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from kombu.transport import virtual
@@ -21,6 +21,7 @@ from aztask.lease.keeper import LeaseKeeper
 from aztask.message.codec import CONTENT_TYPES, Codec
 from aztask.support.display import one_line
 from aztask.transport.address import address_of, broker_of, shown
+from aztask.transport.boxes import Boxes
 from aztask.transport.channel import Channel
 from aztask.transport.names import translated_name
 from aztask.transport.options import TransportOptions, nothing
@@ -28,7 +29,9 @@ from aztask.transport.reaching import check_reachable, quiet_requests
 from aztask.transport.unacked import log_lost
 
 _LONGEST_WAIT = 1.0
-_LOCAL_WAIT = 0.1
+_LOCAL_WAIT = 0.05
+_PUMP_WAIT = 0.2
+_SHORTEST_WAIT = 0.15
 
 
 class Transport(virtual.Transport):
@@ -52,6 +55,10 @@ class Transport(virtual.Transport):
         self._broker: Broker | None = None
         self._close_broker: Callable[[], None] = nothing
         self._keeper: LeaseKeeper | None = None
+        self._boxes: Boxes | None = None
+        if self.options.remote_control:
+            exchanges = frozenset({"direct", "topic", "fanout"})
+            self.implements = self.implements.extend(exchange_type=exchanges)
         self._pid = 0
         self._turn = 0
 
@@ -69,7 +76,7 @@ class Transport(virtual.Transport):
         """The broker of this process; a child opens its own after a fork."""
         if self._broker is None or self._pid != os.getpid():
             self._broker, self._close_broker = self.options.open()
-            self._keeper, self._pid = None, os.getpid()
+            self._keeper, self._boxes, self._pid = None, None, os.getpid()
             quiet_requests(self._broker)
         return self._broker
 
@@ -80,6 +87,14 @@ class Transport(virtual.Transport):
         if self._keeper is None:
             self._keeper = LeaseKeeper(broker, on_lost=log_lost).start()
         return self._keeper
+
+    @property
+    def boxes(self) -> Boxes:
+        """The mailboxes of this connection; made at the first use."""
+        broker = self.broker
+        if self._boxes is None:
+            self._boxes = Boxes(broker, enabled=self.options.remote_control)
+        return self._boxes
 
     def address(self, queue: str) -> str:
         """The queue's name in the broker, translated if the options say so."""
@@ -117,8 +132,17 @@ class Transport(virtual.Transport):
         ends_at = None if timeout is None else monotonic() + timeout
         while not any(channel.deliver_one() for channel in list(self.channels)):
             left = _LONGEST_WAIT if ends_at is None else ends_at - monotonic()
-            if not self._fetch(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
+            if not self._wait(max(0.0, min(left, _LONGEST_WAIT))) and left <= 0:
                 raise TimeoutError
+
+    def _wait(self, wait: float) -> bool:
+        """Receive, waiting at most `wait` seconds and at most until a held message is due."""
+        due = [channel.seconds_to_due() for channel in list(self.channels)]
+        wait = min([wait, *(each for each in due if each is not None)])
+        if wait < _SHORTEST_WAIT and any(each is not None for each in due):
+            sleep(wait)  # a receive from a remote service may take longer
+            return False
+        return self._fetch(wait)
 
     def _fetch(self, wait: float) -> bool:
         """Receive from the consumers' queues in turns, waiting at most `wait` seconds in all."""
@@ -130,6 +154,8 @@ class Transport(virtual.Transport):
         self._turn += 1
         first = self._turn % len(sources)
         turns = sources[first:] + sources[:first]
+        if any(channel.has_pumps for channel in list(self.channels)):
+            wait = min(wait, _PUMP_WAIT)
         if len(turns) > 1:
             if any(channel.fetch(source, 0.0) for channel, source in turns):
                 return True
@@ -143,7 +169,9 @@ class Transport(virtual.Transport):
         super().close_connection(connection)
         if self._pid != os.getpid():
             return
+        if self._boxes is not None:
+            self._boxes.close()
         if self._keeper is not None:
             self._keeper.stop()
         self._close_broker()
-        self._keeper = self._broker = None
+        self._keeper = self._broker = self._boxes = None

@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from aztask.brokers.base import ANY_SESSION, Broker, Receiver, SessionHolder
 from aztask.brokers.delivery import Delivery
 from aztask.brokers.inspection import Inspectable, QueueFacts
-from aztask.errors import LeaseRefused
+from aztask.errors import LeaseRefused, QueueNotFound
+from aztask.settlement import Complete
+from aztask.transport.boxes import Boxes
 from aztask.transport.options import TransportOptions
 
 logger = logging.getLogger(__name__)
@@ -159,3 +161,55 @@ class QueueConsumer:
         """Close the receiver, if it is open."""
         if self._receiver is not None:
             self._receiver.close()
+
+
+class MailboxConsumer(QueueConsumer):
+    """A consumer of a mailbox."""
+
+    def __init__(
+        self,
+        boxes: Boxes,
+        broker: Broker,
+        queue: str,
+        *,
+        no_ack: bool,
+        consumer_tag: str,
+        callback: Callable[[Any], Any],
+    ) -> None:
+        super().__init__(
+            broker,
+            QueueSource(queue, queue, broker.capabilities.default_lease_seconds, given=True),
+            no_ack=no_ack,
+            consumer_tag=consumer_tag,
+            callback=callback,
+        )
+        self._boxes = boxes
+
+    @property
+    def receiver(self) -> Receiver:
+        """The receiver, opened if it is not open yet."""
+        if self._receiver is None:
+            self._receiver = self._boxes.receiver(self.source.queue, self.no_ack)
+        return self._receiver
+
+    def receive(self, limit: int, wait: float) -> list[Delivery]:
+        """Up to `limit` messages that the mailbox is bound for; [] after `wait` seconds.
+
+        A mailbox that the broker has removed, because this process did not keep it for long, is
+        created again.
+        """
+        if not self._boxes.usable(self.source.queue):
+            sleep(wait)
+            return []
+        try:
+            found = self.receiver.receive(limit, wait)
+        except QueueNotFound:
+            self.close()
+            self._receiver = None
+            self._boxes.renew(self.source.queue)
+            return []
+        wanted = [each for each in found if self._boxes.wanted(self.source.queue, each.envelope)]
+        if len(wanted) < len(found) and not self.no_ack:
+            rest = [each for each in found if each not in wanted]
+            self.receiver.settle([(each, Complete()) for each in rest])
+        return wanted

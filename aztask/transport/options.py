@@ -30,6 +30,7 @@ class TransportOptions:
     * `sessions`: the queues that have sessions, by name. Needed only where the transport may not
       read the queue's settings, and to create such a queue.
     * `declare`: True if missing queues are created, with the lease and sessions given here.
+    * `remote_control`: True if workers can be controlled and events are sent to all who listen.
     * `translate_names`: True if a queue name that the service does not allow is translated into one
       that it allows; see `aztask.transport.names`. False: such a name is refused.
     * `accept`: content types that consumers receive.
@@ -41,6 +42,7 @@ class TransportOptions:
     leases: Mapping[str, float] = field(default_factory=dict)
     sessions: frozenset[str] = frozenset()
     declare: bool = True
+    remote_control: bool = True
     translate_names: bool = False
     accept: frozenset[str] = frozenset()
     limits: MessageLimits = field(default_factory=MessageLimits)
@@ -66,6 +68,7 @@ class TransportOptions:
             leases=_leases(options.get("leases", {})),
             sessions=_names(options.get("sessions", ()), "sessions"),
             declare=_flag(options, "declare", default=True),
+            remote_control=_flag(options, "remote_control", default=True),
             translate_names=_flag(options, "translate_names", default=False),
             accept=_accepted(options.get("accept", ())),
             limits=limits,

@@ -26,8 +26,15 @@ from aztask.support.durations import to_seconds
 LONGEST_DELAY: Final = 6 * 86400.0
 """Seconds: longer delays are chained, as a Storage queue hides a message for at most seven days."""
 
-EARLY_SECONDS: Final = 0.1
-"""Seconds before its eta at which a message may be delivered: clocks differ by as much."""
+HELD_SECONDS: Final = 3.0
+"""A message that arrives so many seconds before its eta, or less, is held until then."""
+
+LEADS: Final = {"servicebus": 1.0, "storagequeue": 2.2}
+"""Seconds before its eta at which a message becomes visible, so that a consumer has it in time.
+
+Storage queues hide messages for whole seconds and are polled each second at least; Service Bus says
+only that a scheduled message is not there before its time.
+"""
 
 _PLACED: Final = frozenset(
     {
@@ -48,8 +55,10 @@ _PLACED: Final = frozenset(
 )
 
 
-def to_envelope(message: dict[str, Any], now: float) -> Envelope:
+def to_envelope(message: dict[str, Any], now: float, lead: float = 0.0) -> Envelope:
     """The envelope of a message that Kombu publishes; `now` is in UTC epoch seconds.
+
+    lead: seconds before its eta at which a message becomes visible.
 
     Raises EncodeError for an impossible delay or expiry.
     """
@@ -63,7 +72,7 @@ def to_envelope(message: dict[str, Any], now: float) -> Envelope:
         raise EncodeError(f"message_id must be a text of 1 to {MESSAGE_ID_LIMIT} characters")
     delay = properties.get("delay")
     if delay is None:
-        delay, headers = _delay(properties, headers, now)
+        delay, headers = _delay(properties, headers, now, lead)
     expires_at = properties.get("expires_at")
     if expires_at is None and "expiration" in properties:
         expires_at = now + _milliseconds(properties["expiration"])
@@ -88,7 +97,7 @@ def to_envelope(message: dict[str, Any], now: float) -> Envelope:
 
 
 def _delay(
-    properties: Mapping[str, Any], headers: Mapping[str, Any], now: float
+    properties: Mapping[str, Any], headers: Mapping[str, Any], now: float, lead: float
 ) -> tuple[float, Mapping[str, Any]]:
     """(seconds to hide the message, its headers): a long delay needs an eta for its chain."""
     delay = 0.0
@@ -99,9 +108,10 @@ def _delay(
             raise EncodeError(str(error)) from None
     elif headers.get("eta") is not None:
         try:
-            return min(LONGEST_DELAY, max(0.0, read_time("eta", headers["eta"]) - now)), headers
+            left = read_time("eta", headers["eta"]) - lead - now
         except DecodeError as error:
             raise EncodeError(str(error)) from None
+        return min(LONGEST_DELAY, max(0.0, left)), headers
     if delay > LONGEST_DELAY:
         return LONGEST_DELAY, {**headers, "eta": to_iso(now + delay)}
     return delay, headers
@@ -150,13 +160,12 @@ def to_message(envelope: Envelope, limits: MessageLimits) -> dict[str, Any]:
     }
 
 
-def seconds_early(envelope: Envelope, now: float) -> float:
-    """Seconds until the ``eta`` in the headers, if it is in the future; else 0."""
+def seconds_early(envelope: Envelope, now: float) -> float | None:
+    """Seconds until the ``eta`` in the headers, 0 if it has passed; None if there is none."""
     eta = envelope.headers.get("eta")
     if eta is None:
-        return 0.0
+        return None
     try:
-        left = read_time("eta", eta) - now
+        return max(0.0, read_time("eta", eta) - now)
     except DecodeError:
-        return 0.0  # a header of another program: its consumer knows the meaning
-    return min(left, LONGEST_DELAY) if left > EARLY_SECONDS else 0.0
+        return None  # a header of another program: its consumer knows the meaning

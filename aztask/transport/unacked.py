@@ -91,8 +91,7 @@ class Unacked:
         try:
             return self._settle(holding, holding.lease, settlement)
         finally:
-            with self._changed:
-                self._changed.notify_all()
+            self.wake()
 
     def give_back(self, tags: Sequence[int], settlement: Settlement) -> None:
         """Settle messages that will not be acknowledged; never raises.
@@ -123,6 +122,11 @@ class Unacked:
             holding.delivery.envelope.message_id,
             holding.delivery.queue,
         )
+
+    def wake(self) -> None:
+        """End the waits of `wait_for_change`."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait_for_change(self, seconds: float) -> None:
         """Wait until a message is settled, at most `seconds`."""

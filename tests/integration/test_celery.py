@@ -1,5 +1,6 @@
 """An unchanged Celery app on an aztask broker: real workers, a real kill."""
 
+import json
 import os
 import signal
 import subprocess
@@ -43,6 +44,10 @@ APP = """
         time.sleep(seconds)
         note(f"slow {number}")
 
+    @app.task
+    def late(due):
+        note(f"late {time.time() - due:.3f}")
+
     @app.task(bind=True, max_retries=2, default_retry_delay=0.2)
     def flaky(self):
         note(f"flaky {self.request.retries}")
@@ -67,8 +72,8 @@ class Site:
         self.broker = LocalBroker(Database(str(folder / "queues.db")))
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def worker(self, pool: str) -> subprocess.Popen[bytes]:
-        command = ["-m", "celery", "-A", "celery_app", "worker", "-c", "2", "-P", pool]
+    def worker(self, pool: str, *options: str) -> subprocess.Popen[bytes]:
+        command = ["-m", "celery", "-A", "celery_app", "worker", "-c", "2", "-P", pool, *options]
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *command],
@@ -81,13 +86,17 @@ class Site:
         self.processes.append(process)
         return process
 
-    def send(self, code: str) -> None:
-        subprocess.run(
+    def send(self, code: str, seconds: float = 30.0) -> str:
+        """Run code beside the app; returns what it prints."""
+        done = subprocess.run(
             [sys.executable, "-c", f"from celery_app import *\n{code}"],
             env=self.environment,
             check=True,
-            timeout=30,
+            timeout=seconds,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        return done.stdout
 
     def notes(self) -> list[str]:
         return self.notes_file.read_text().split("\n")[:-1] if self.notes_file.exists() else []
@@ -99,6 +108,12 @@ class Site:
             assert time.monotonic() < ends_at, f"not in time; {self.notes()}\n{log}"
             time.sleep(0.05)
 
+    def end(self):
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
     def counts(self):
         stats = self.broker.stats("celery")
         return (stats.active, stats.leased, stats.scheduled, stats.dead)
@@ -108,10 +123,7 @@ class Site:
 def site(tmp_path):
     site = Site(tmp_path)
     yield site
-    for process in site.processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+    site.end()
 
 
 def test_a_celery_worker_runs_retries_and_renews_and_never_sees_garbage(site):
@@ -143,3 +155,94 @@ def test_a_celery_worker_that_is_killed_loses_nothing(site):
     assert {note for note in site.notes() if note.startswith("slow")} == {
         f"slow {n}" for n in range(6)
     }
+
+
+ETAS = """
+import time
+from datetime import datetime, timezone
+for number in range(12):
+    due = time.time() + 2 + number * 0.37
+    late.apply_async((due,), eta=datetime.fromtimestamp(due, timezone.utc))
+"""
+
+
+def check_on_time(site) -> None:
+    """Tasks with an eta start at their time, and never before it."""
+    site.worker("prefork")
+    site.send("add.delay(0, 0)")
+    site.until(lambda: "add 0" in site.notes())
+    site.send(ETAS)
+    site.until(lambda: len(site.notes()) == 13)
+    delays = sorted(float(note.split()[1]) for note in site.notes() if note.startswith("late"))
+    assert delays[0] >= 0.0, delays
+    assert delays[6] < 0.25, delays  # 0.5 s, if Celery's timer starts them
+
+
+def test_tasks_with_an_eta_start_at_their_time(site):
+    check_on_time(site)
+
+
+CONTROL = """
+import json, threading, time
+events, ready = [], threading.Event()
+
+def listen():
+    with app.connection() as connection:
+        receiver = app.events.Receiver(connection, handlers={"*": events.append})
+        ready.set()
+        receiver.capture(limit=None, timeout=None, wakeup=True)
+
+threading.Thread(target=listen, daemon=True).start()
+ready.wait(10)
+ends_at = time.monotonic() + 60
+
+def until(check):
+    while not check():
+        assert time.monotonic() < ends_at, (check, [each["type"] for each in events])
+        time.sleep(0.1)
+
+inspect = app.control.inspect(timeout=SECONDS)
+pong = None
+while not pong:
+    assert time.monotonic() < ends_at
+    pong = inspect.ping()
+(name,) = pong
+first = slow.delay(1, 2.0)
+until(lambda: any(each["type"] == "task-started" for each in events))
+active = [each["id"] for each in inspect.active()[name]]
+app.control.revoke("never", destination=[name])
+revoked = inspect.revoked()[name]
+limited = app.control.rate_limit("celery_app.add", "10/m", reply=True, timeout=SECONDS)
+late = slow.apply_async((2, 60.0))
+until(lambda: len(inspect.active()[name]) == 2 or any(
+    each["type"] == "task-started" and each["uuid"] == late.id for each in events))
+app.control.revoke(late.id, terminate=True)
+until(lambda: any(each["type"] == "task-revoked" and each["uuid"] == late.id for each in events))
+until(lambda: any(each["type"] == "worker-heartbeat" for each in events))
+app.control.pool_grow(1, destination=[name])
+processes = lambda: len(inspect.stats()[name]["pool"]["processes"])
+until(lambda: processes() == 3)
+app.control.shutdown()
+print(json.dumps({
+    "pong": pong[name], "active": first.id in active, "revoked": revoked,
+    "limited": list(limited[0].values())[0],
+}))
+"""
+
+
+def check_remote_control(site, seconds: float) -> None:
+    """Inspect, control, revoke, rate limits and events of a prefork worker."""
+    worker = site.worker("prefork", "-E")
+    out = json.loads(site.send(CONTROL.replace("SECONDS", str(seconds)), 90))
+    assert out["pong"] == {"ok": "pong"}
+    assert out["active"]
+    assert out["revoked"] == ["never"]
+    assert "new rate limit set successfully" in out["limited"]["ok"]
+    assert worker.wait(20) == 0
+    assert "slow 1" in site.notes()
+    assert "slow 2" not in site.notes()
+
+
+def test_remote_control_and_events(site):
+    check_remote_control(site, 1.0)
+    assert site.broker.queues() == ["celery"]

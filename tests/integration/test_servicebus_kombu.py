@@ -17,6 +17,7 @@ from bus import broker_at
 import aztask.transport
 from aztask.brokers.base import QueueOptions
 from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.brokers.servicebus.administration import administration_client
 from aztask.brokers.servicebus.broker import ServiceBusBroker
 from aztask.errors import ConfigurationError
 from aztask.message.envelope import Envelope
@@ -41,10 +42,11 @@ def broker(bus: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
 class Consumer:
     """A started consumer of one queue."""
 
-    def __init__(self, connection: kombu.Connection, queue: str = "plain") -> None:
+    def __init__(self, connection: kombu.Connection, queue: str | kombu.Queue = "plain") -> None:
         self.got: list[kombu.Message] = []
         self._connection = connection
-        self._consumer = kombu.Consumer(connection.channel(), [kombu.Queue(queue)])
+        queue = kombu.Queue(queue) if isinstance(queue, str) else queue
+        self._consumer = kombu.Consumer(connection.channel(), [queue])
         self._consumer.register_callback(lambda body, message: self.got.append(message))
         self._consumer.consume()
 
@@ -216,3 +218,38 @@ def test_a_celery_app_over_service_bus(site: Site) -> None:
     site.until(lambda: (site.counts()[0], *site.counts()[2:]) == (0, 0, 1))
     assert site.notes().count("slow 1") + site.notes().count("slow 2") == 2
     assert site.broker.peek("celery", dead_letter=True)[0].dead_letter_reason == "undecodable"
+
+
+def test_tasks_with_an_eta_start_at_their_time(site: Site) -> None:
+    test_celery.check_on_time(site)
+
+
+def test_remote_control_and_events(site: Site) -> None:
+    test_celery.check_remote_control(site, 3.0)
+
+
+def test_every_mailbox_gets_a_copy_in_whatever_process_it_is(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    control = kombu.Exchange("control", "fanout", durable=False)
+    events = kombu.Exchange("events", "topic")
+    with connected(bus) as one, connected(bus) as two, connected(bus) as sender:
+        boxes = [
+            Consumer(one, kombu.Queue("one@host", control, auto_delete=True)),
+            Consumer(two, kombu.Queue("two@host", control, auto_delete=True)),
+            Consumer(two, kombu.Queue("events", events, routing_key="task.*", auto_delete=True)),
+        ]
+        producer = sender.Producer()
+        for key in ("worker.online", "task.sent"):
+            producer.publish(key, exchange=events, routing_key=key, declare=[events])
+        producer.publish("hello", exchange=control, declare=[control])
+        for box, wanted in zip(boxes, ("hello", "hello", "task.sent"), strict=True):
+            message = box.drain(1)
+            assert message.payload == wanted
+            message.ack()
+        with pytest.raises(socket.timeout):
+            two.drain_events(timeout=0.5)
+    admin = administration_client(bus.admin_connection_string)
+    left = {each.user_metadata for each in admin.list_subscriptions("aztask-mailboxes")}
+    assert not left & {"one@host", "two@host", "events"}
+    assert "aztask-mailboxes" not in broker.queues()

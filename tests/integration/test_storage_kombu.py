@@ -12,6 +12,7 @@ from pathlib import Path
 import azurite
 import kombu
 import pytest
+import test_celery
 from harness import ROOT
 from storage import broker_at
 
@@ -106,3 +107,49 @@ def test_every_queue_has_its_own_lease(server):
         with app.receive(queue) as lease:
             assert lease.delivery.lease_seconds == app.queue_settings(queue).lease_seconds
     app.close()
+
+
+# -- Celery --------------------------------------------------------------------------------------
+
+
+def test_every_mailbox_gets_a_copy_in_whatever_process_it_is(server):
+    broker = broker_at(server.connection_string)
+    options = {"broker": server.connection_string}
+    control = kombu.Exchange("control", "fanout", durable=False)
+    connections = [kombu.Connection("aztask://", transport_options=options) for _ in range(3)]
+    got: list[list[kombu.Message]] = [[], []]
+    for number, (connection, messages) in enumerate(zip(connections, got, strict=False)):
+        queue = kombu.Queue(f"worker{number}@host.pidbox", control, exclusive=True)
+        consumer = kombu.Consumer(connection.channel(), [queue], no_ack=True)
+        consumer.register_callback(lambda body, message, messages=messages: messages.append(body))
+        consumer.consume()
+    connections[2].Producer().publish("hello", exchange=control, declare=[control])
+    for connection, messages in zip(connections, got, strict=False):
+        drain(connection, messages, 1)
+        assert messages == ["hello"]
+    assert not [name for name in broker.queues() if "mailbox" in name]
+    for connection in connections:
+        connection.release()
+    names = [each.name for each in broker._client.service.list_queues()]
+    assert not [name for name in names if "mailbox" in name], "removed with their connections"
+    broker.close()
+
+
+@pytest.fixture
+def site(server, tmp_path):
+    site = test_celery.Site(tmp_path)
+    site.environment["BROKER"] = server.connection_string
+    broker = broker_at(server.connection_string)
+    broker.declare("celery")
+    yield site
+    site.end()
+    broker.delete("celery")
+    broker.close()
+
+
+def test_remote_control_and_events(site):
+    test_celery.check_remote_control(site, 3.0)
+
+
+def test_tasks_with_an_eta_start_at_their_time(site):
+    test_celery.check_on_time(site)

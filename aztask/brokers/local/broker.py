@@ -32,9 +32,11 @@ from aztask.brokers.base import (
 )
 from aztask.brokers.listing import Listing, listing
 from aztask.brokers.local.inspection import LocalInspector
+from aztask.brokers.local.mailboxes import LocalMailboxes
 from aztask.brokers.local.payload import MESSAGE_LIMIT, envelope_of, new_message, payload_of
 from aztask.brokers.local.receiver import LocalReceiver, WakeUp, sequence_number
 from aztask.brokers.local.session import SessionReceiver
+from aztask.brokers.mailboxes import PREFIX
 from aztask.engine import Database, Engine, PeekedMessage, QueueSettings
 from aztask.errors import (
     BrokerError,
@@ -64,6 +66,8 @@ CAPABILITIES: Final = Capabilities(
 )
 DEFAULTS: Final = QueueSettings(max_deliveries=1000, dead_letter_expired=True)
 """High limits: aztask has its own delivery limit, which is lower and gives a clearer reason."""
+
+MAILBOX_LEASE: Final = 60.0
 
 _NAME: Final = re.compile(r"[a-z0-9._](?:-?[a-z0-9._])*", re.ASCII)
 _NAME_LIMIT: Final = 63
@@ -111,9 +115,10 @@ class LocalBroker:
         self._ensured.discard(queue)
 
     def listing(self) -> Listing:
-        """All queues of the file; an emulator may have created some of them."""
+        """All queues of the file, except mailboxes; an emulator may have created some of them."""
         self._usable()
-        return listing(self.engine.queues(), check_name)
+        names = [name for name in self.engine.queues() if not name.startswith(PREFIX)]
+        return listing(names, check_name)
 
     def queues(self) -> list[str]:
         """The sorted names of the queues that aztask can use."""
@@ -202,6 +207,15 @@ class LocalBroker:
         """The inspector that ``aztask doctor`` and a starting worker use."""
         self._usable()
         return LocalInspector(self.engine, check_name)
+
+    def mailboxes(self) -> LocalMailboxes:
+        """The mailboxes of this file."""
+        self._usable()
+
+        def receiver(queue: str, delete: bool) -> Receiver:
+            return self.receiver(queue, lease=MAILBOX_LEASE, delete=delete)
+
+        return LocalMailboxes(self._database, self.engine, self.send, receiver)
 
     def close(self) -> None:
         """End all receivers. Leased messages stay leased until their leases end."""

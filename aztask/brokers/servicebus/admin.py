@@ -174,6 +174,10 @@ class Administration:
                 return found.total_seconds()
         return None
 
+    def client(self) -> ServiceBusAdministrationClient:
+        """The SDK's client, for entities other than queues. Raises ConfigurationError."""
+        return self._open()
+
     def close(self) -> None:
         """Close the connections of the management client."""
         with self._lock:

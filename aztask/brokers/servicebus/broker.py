@@ -46,6 +46,7 @@ from aztask.brokers.servicebus.clock import ServiceClock
 from aztask.brokers.servicebus.errors import SDK_ERRORS
 from aztask.brokers.servicebus.inspection import BusInspector
 from aztask.brokers.servicebus.lock import LockWatch
+from aztask.brokers.servicebus.mailboxes import BusMailboxes
 from aztask.brokers.servicebus.peeking import Peeking
 from aztask.brokers.servicebus.purging import Purge
 from aztask.brokers.servicebus.receiver import BusReceiver
@@ -309,6 +310,18 @@ class ServiceBusBroker:
         calibration = ClockCalibration(self._service_clock, self._clock, probe, peek)
         managed = self._lock_seconds.get(queue) is not None
         return LockWatch(queue, lease, calibration, ask, managed=managed)
+
+    def mailboxes(self) -> BusMailboxes:
+        """The mailboxes of this namespace; see the module `mailboxes` for the permissions."""
+        self._usable()
+
+        def receiver(entity: str, lease: float, delete: bool) -> Receiver:
+            options = ReceiverOptions(entity, lease, delete=delete)
+            opened = BusReceiver(self._client, options, self.send, clock=self._clock)
+            self._receivers.append(opened)
+            return opened
+
+        return BusMailboxes(self._admin, self.send, receiver)
 
     def inspector(self) -> BusInspector:
         """The inspector that ``aztask doctor`` and a starting worker use."""

@@ -38,10 +38,12 @@ from aztask.brokers.base import (
     ReceiverOptions,
 )
 from aztask.brokers.listing import Listing, listing
+from aztask.brokers.mailboxes import PREFIX
 from aztask.brokers.storagequeue.client import StorageClient
 from aztask.brokers.storagequeue.delivery import CONNECTIONS, QueueRequests
 from aztask.brokers.storagequeue.errors import failure_of
 from aztask.brokers.storagequeue.inspection import StorageInspector
+from aztask.brokers.storagequeue.mailboxes import POLL, StorageMailboxes
 from aztask.brokers.storagequeue.names import POISON_SUFFIX, check_name, poison_name
 from aztask.brokers.storagequeue.polling import CEILING, Polling
 from aztask.brokers.storagequeue.receiver import RECEIVE_LIMIT, StorageReceiver
@@ -64,6 +66,7 @@ from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.threadpool import ThreadPool
 
 RENEWERS: Final = 64
+MAILBOX_LEASE: Final = 60.0
 MANAGE_SECONDS: Final = 30.0
 READ_SECONDS: Final = 10.0
 PEEK_LIMIT: Final = 32
@@ -168,7 +171,7 @@ class StorageQueueBroker:
         self._if_there(poison_name(queue), "delete_queue")
 
     def listing(self) -> Listing:
-        """All queues of the account, except the dead-letter queues of other queues.
+        """All queues of the account, except mailboxes and the dead-letter queues of other queues.
 
         A queue whose name has 57 characters or more is foreign. So is ``NAME-poison`` without a
         queue ``NAME``.
@@ -179,7 +182,7 @@ class StorageQueueBroker:
         except AzureError as error:
             raise failure_of(error, "all queues").error from None
         living = [n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n}]
-        return listing(living, check_name)
+        return listing([name for name in living if not name.startswith(PREFIX)], check_name)
 
     def queues(self) -> list[str]:
         """The sorted names of the queues that aztask can use, without dead-letter queues."""
@@ -328,6 +331,15 @@ class StorageQueueBroker:
             workers=self._workers,
             renewers=self._renewers,
         )
+
+    def mailboxes(self) -> StorageMailboxes:
+        """The mailboxes of this account; see the module `mailboxes` for cost and permissions."""
+        self._usable()
+
+        def receiver(queue: str, delete: bool) -> Receiver:
+            return self.receiver(queue, lease=MAILBOX_LEASE, delete=delete, poll_ceiling=POLL)
+
+        return StorageMailboxes(self._client, self._clock, self.send, receiver)
 
     def inspector(self) -> StorageInspector:
         """The inspector that ``aztask doctor`` and a starting worker use."""

@@ -1,5 +1,7 @@
 """The Kombu channel over the local broker: publishing, consuming, settling."""
 
+import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,9 @@ from kombu import Connection
 
 from aztask import App
 from aztask.errors import QueueNotFound
+from aztask.message.envelope import Envelope
 from aztask.transport.connection import Transport
+from aztask.transport.early import EarlyMessages
 
 
 @pytest.fixture
@@ -112,3 +116,84 @@ def test_what_cannot_be_decoded_is_dead_lettered_and_not_delivered(site):
     site.channel.basic_publish(message, "", "orders")
     assert site.channel.basic_get("orders") is None
     assert counts(site) == (0, 0, 1)
+
+
+def iso(moment):
+    return datetime.fromtimestamp(moment, UTC).isoformat()
+
+
+@pytest.fixture
+def early(site, monkeypatch):
+    """A consumer on a clock that the test moves, with a function that delivers what is due."""
+    clock = SimpleNamespace(now=time.time())
+    monkeypatch.setattr("aztask.transport.channel.time", lambda: clock.now)
+    delivered = []
+    site.channel.basic_qos(prefetch_count=1)
+    site.channel.basic_consume("orders", False, delivered.append, "tag")
+
+    def deliver():
+        for source in site.channel.open_sources():
+            site.channel.fetch(source, 0.0)
+        while site.channel.deliver_one():
+            pass
+        return [message.body for message in delivered]
+
+    return SimpleNamespace(clock=clock, deliver=deliver, delivered=delivered)
+
+
+def send_early(site, *messages):
+    """Store messages that are visible before their eta, as a service may show them."""
+    for body, eta in messages:
+        headers = {"eta": iso(eta), "task": "shop.pay"}
+        site.broker.send("orders", [Envelope(body, headers, content_type="text/plain")])
+
+
+def test_a_message_is_delivered_at_its_time_and_never_early(site, early):
+    due = early.clock.now + 1.0
+    send_early(site, (b"task", due))
+    assert early.deliver() == []
+    assert site.channel.seconds_to_due() == pytest.approx(1.0)
+    assert counts(site) == (0, 1, 0), "held under its lease"
+    early.clock.now = due - 0.001
+    assert early.deliver() == []
+    early.clock.now = due + 0.001
+    assert early.deliver() == [b"task"]
+    assert "eta" not in early.delivered[0].headers, "Celery's timer would start it late"
+    assert site.channel.seconds_to_due() is None
+
+
+def test_a_message_that_waits_for_its_time_delays_no_other(site, early):
+    send_early(site, (b"later", early.clock.now + 2.0))
+    assert early.deliver() == []
+    publish(site, "now")
+    assert early.deliver() == [b"now"], "the prefetch count is 1"
+
+
+def test_a_message_that_is_much_too_early_is_hidden_again(site, early):
+    send_early(site, (b"later", early.clock.now + 60.0))
+    assert early.deliver() == []
+    assert counts(site)[1] == 0
+    assert site.broker.stats("orders").scheduled == 1
+
+
+def test_a_cancelled_consumer_gives_back_what_waits_for_its_time(site, early):
+    send_early(site, (b"later", early.clock.now + 2.0))
+    assert early.deliver() == []
+    site.channel.basic_cancel("tag")
+    assert counts(site) == (1, 0, 0)
+
+
+def test_not_more_than_some_are_held(monkeypatch):
+    monkeypatch.setattr("aztask.transport.early.MOST", 2)
+    messages = EarlyMessages()
+    first, second, third = (SimpleNamespace(consumer_tag=tag) for tag in "aab")
+    assert messages.hold(first, 20.0)
+    assert messages.hold(second, 10.0)
+    assert not messages.hold(third, 5.0)
+    assert messages.seconds(4.0) == 6.0
+    assert messages.due(9.0) == []
+    assert messages.due(30.0) == [second, first]
+    messages.hold(third, 5.0)
+    messages.hold(first, 4.0)
+    assert messages.take("a") == [first]
+    assert messages.due(9.0) == [third]
