@@ -13,7 +13,7 @@ LAYERS = (
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),
     ("care", "deadletters  doctor", "dead letters, checks of a setup"),
-    ("app", "app  apphandlers  appqueues  loading", "the App, and how commands find it"),
+    ("app", "app  apphandlers  appqueues  embedded  loading", "the App, and how commands find it"),
     (
         "tasks",
         "task  canvas  workflows  handler  models  context  result  session  hooks  taskoptions"

@@ -25,7 +25,7 @@ LAYERS = {
     "advice": "events adaptive",
     "tasks": "appoptions session context result hooks canvas workflows taskname taskoptions task"
     " handler models transport sending receiving",
-    "app": "app apphandlers appqueues loading __init__",
+    "app": "app apphandlers appqueues embedded loading __init__",
     "care": "deadletters doctor",
     "worker": "worker",
     "telemetry": "telemetry",
