@@ -1,8 +1,8 @@
 """The members of Celery's chords: each notes its end in the result store, the last one is told.
 
 Rules
-1. A chord is a set of documents in the result store: ``chord`` has its size, its body and the
-   places of the members that have ended; ``part-N`` has the value of one member.
+1. A chord is a set of documents in the result store: ``chord`` has its size and the places
+   of the members that have ended; ``part-N`` has the value of one member.
 2. Every change is compare-and-set, and a member's place is set once: a member that ends twice
    counts once. So no chord is polled, and no counter can be raised twice.
 3. The documents are deleted `result_retention` after the chord was started, by the housekeeping of
@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
@@ -50,11 +50,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ChordState:
-    """A chord after a change. `size`: None until it is known. `parts`: set once it is full."""
+    """A chord after a change.
+
+    * `size`: None until it is known.
+    * `ended`: the places of the members that have ended.
+    * `sent`: the body was sent, or its failure was recorded.
+    * `parts`: the ends of the members, once it is full.
+    """
 
     size: int | None
     ended: frozenset[int]
-    body: bytes
+    sent: bool = False
     parts: tuple[Part, ...] = ()
 
     @property
@@ -77,26 +83,22 @@ class Chords:
         self._clock = clock
         self._sleep = sleep
 
-    def start(self, group: str, body: bytes, size: int | None = None) -> ChordState:
+    def start(self, group: str, size: int | None = None) -> ChordState:
         """Note a chord before its members are sent. Idempotent.
 
-        * `body`: the body's signature, in a format of the caller.
-        * `size`: the number of members, if it is known yet: see `set_size`.
+        * `size`: the number of members, if it is known yet; call again when it is.
 
         Raises BrokerUnavailable.
         """
         name, now = chord_name(group), self._clock()
         # Listed as ended now, so that rule 3 holds whatever becomes of its members.
         self._store.close_workflow(name, now, now)
-        state: ChordState = self._change(group, lambda found: _started(found, body, size))
+        state: ChordState = self._change(group, lambda found: _started(found, size))
         return state
 
-    def set_size(self, group: str, size: int) -> ChordState | None:
-        """Note how many members the chord has; None if it is not known here."""
-        state: ChordState | None = self._change(
-            group, lambda found: None if found is None else _sized(found, size)
-        )
-        return state
+    def note_sent(self, group: str) -> None:
+        """Note that the body was sent, so that a repeated end does not send it again."""
+        self._change(group, lambda found: None if found is None else replace(found, sent=True))
 
     def known(self, group: str) -> bool:
         """Whether the chord was started in this store."""
@@ -129,7 +131,7 @@ class Chords:
             _read_part(index, each.data) if each is not None else Part(index, "", None, "lost")
             for index, each in zip(indexes, found, strict=True)
         ]
-        return ChordState(state.size, state.ended, state.body, tuple(parts))
+        return replace(state, parts=tuple(parts))
 
     def _change(self, group: str, change: Callable[[ChordState | None], ChordState | None]) -> Any:
         """The state after `change`, written unless it is equal; None if `change` returns None."""
@@ -157,22 +159,18 @@ def _part_name(index: int) -> str:
     return f"part-{index}"
 
 
-def _started(found: ChordState | None, body: bytes, size: int | None) -> ChordState:
+def _started(found: ChordState | None, size: int | None) -> ChordState:
     if found is None:
-        return ChordState(size, frozenset(), body)
-    return ChordState(found.size if size is None else size, found.ended, found.body or body)
-
-
-def _sized(found: ChordState, size: int) -> ChordState:
-    return ChordState(size, found.ended, found.body)
+        return ChordState(size, frozenset())
+    return found if size is None else replace(found, size=size)
 
 
 def _with_end(found: ChordState | None, index: int) -> ChordState | None:
-    return None if found is None else ChordState(found.size, found.ended | {index}, found.body)
+    return None if found is None else replace(found, ended=found.ended | {index})
 
 
 def _packed(state: ChordState) -> bytes:
-    packed: bytes = msgpack.packb([VERSION, state.size, sorted(state.ended), state.body])
+    packed: bytes = msgpack.packb([VERSION, state.size, sorted(state.ended), state.sent])
     return packed
 
 
@@ -180,12 +178,12 @@ def _read(data: bytes) -> ChordState:
     found = Columns({"chord": data}).unpacked("chord")
     if not isinstance(found, list) or len(found) != 4 or found[0] != VERSION:
         raise Damaged("the document of a chord is unknown or wrong; a newer aztask may know it")
-    _, size, ended, body = found
-    if not (size is None or type(size) is int) or not isinstance(body, bytes):
-        raise Damaged("the document of a chord has a size or a body that is none")
+    _, size, ended, sent = found
+    if not (size is None or type(size) is int) or not isinstance(sent, bool):
+        raise Damaged("the document of a chord has no size")
     if not isinstance(ended, list) or not all(type(each) is int for each in ended):
         raise Damaged("the document of a chord lists no members")
-    return ChordState(size, frozenset(ended), body)
+    return ChordState(size, frozenset(ended), sent)
 
 
 def _packed_part(part: Part) -> bytes:

@@ -69,9 +69,11 @@ class Membership:
 
 @dataclass
 class Launch:
-    """Makes the messages that follow one message. `messages` and `chords` collect what to send.
+    """Makes the messages that follow one message.
 
     * `now`: UTC epoch seconds.
+    * `messages`, `chords`: what to send, and the chords to note before.
+    * `full`: the chords whose bodies are among the messages.
     """
 
     codec: Codec
@@ -80,6 +82,7 @@ class Launch:
     now: float
     messages: list[Launched] = field(default_factory=list)
     chords: list[Chord] = field(default_factory=list)
+    full: list[str] = field(default_factory=list)
 
     def follow(
         self, sig: Signature, values: Sequence[Any], seed: str, chain: Sequence[Signature] = ()

@@ -7,7 +7,7 @@ from canvas import Canvas
 LAYERS = (
     (
         "edges",
-        "cli  emulator  migration  spark  testing  top",
+        "backend  cli  emulator  migration  spark  testing  top",
         "commands, a local Service Bus, the data pipeline",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),

@@ -25,9 +25,12 @@ SECONDS = 60.0
 class Place:
     """A folder with a queue file, and the programs that share it."""
 
-    def __init__(self, folder: Path, backend: str, results: str = "queues.db") -> None:
+    def __init__(
+        self, folder: Path, backend: str, results: str = "queues.db", store: str | None = None
+    ) -> None:
+        """results: the file of the aztask workers; store: another address in its place."""
         self.folder = folder
-        self.results = f"local://{folder}/{results}"
+        self.results = store or f"local://{folder}/{results}"
         self.app = App("reader", broker=f"local://{folder}/queues.db", results=self.results)
         self.environment = {
             **os.environ,

@@ -29,7 +29,7 @@ LAYERS = {
     "care": "deadletters doctor",
     "worker": "worker",
     "telemetry": "telemetry",
-    "edges": "emulator testing top migration cli spark __main__",
+    "edges": "backend emulator testing top migration cli spark __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 
@@ -49,6 +49,7 @@ LIBRARIES = {
     "textual": ("top",),
     "rich": ("top",),
     "libcst": ("migration",),
+    "celery": ("backend",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")

@@ -162,8 +162,9 @@ class Embedding:
                 " store differs or the chord is older than result_retention",
                 group,
             )
-        elif state.full:
+        elif state.full and not state.sent:
             self._full(launch, embedded.chord, state)
+            launch.full.append(group)
 
     def _full(self, launch: Launch, body: Signature, state: ChordState) -> None:
         failures = [part for part in state.parts if part.value is None]
@@ -190,7 +191,7 @@ class Embedding:
         """Send what was launched, chords first. Of a repeated end, only what is not known yet."""
         for chord in launch.chords:
             if self._chords is not None:
-                self._chords.start(chord.group, b"", chord.size)
+                self._chords.start(chord.group, chord.size)
         queues: dict[str, list[Launched]] = {}
         for each in launch.messages:
             if not (repeated and self._known(each.message.id)):
@@ -200,6 +201,9 @@ class Embedding:
             envelopes = [codec.to_envelope(each.message, delay=each.delay) for each in launched]
             self._app.broker.send(queue, envelopes)
             hit("followed", len(envelopes))
+        for group in launch.full:
+            if self._chords is not None:
+                self._chords.note_sent(group)
 
     def _known(self, task_id: str) -> bool:
         return self._app.results is not None and self._app.results.get(task_id) is not None
