@@ -188,6 +188,14 @@ def test_a_chord_of_another_store_is_dead_lettered_with_the_reason(place: Place)
     assert place.notes() == []
 
 
+def test_what_cannot_be_sent_makes_its_message_a_dead_letter(place: Place) -> None:
+    place.send("out = (add.s(1, 2) | add.s(3).set(queue='no such/queue')).apply_async().id")
+    place.burst()
+    [letter] = DeadLetters(place.app, "celery").list()
+    assert letter.reason == "unprocessable" and "no such/queue" in letter.description
+    assert place.notes() == ["aztask add 1 2"], "the task itself ran once"
+
+
 @pytest.mark.kills
 @pytest.mark.parametrize("step", ["recorded", "followed", "settled"])
 def test_a_worker_that_is_killed_in_between_repeats_what_follows(apart: Place, step: str) -> None:

@@ -18,6 +18,7 @@ from aztask.app import App
 from aztask.embedded.chords import Chords, ChordState, Part
 from aztask.embedded.embed import Embedded, Signature, may_embed, read_embedded, signature
 from aztask.embedded.launch import Launch, Launched
+from aztask.errors import EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.results.workflows import workflows_of
@@ -199,7 +200,11 @@ class Embedding:
         for queue, launched in queues.items():
             codec = self._app.codec
             envelopes = [codec.to_envelope(each.message, delay=each.delay) for each in launched]
-            self._app.broker.send(queue, envelopes)
+            try:
+                self._app.broker.send(queue, envelopes)
+            except (InvalidQueueName, QueueNotFound) as error:
+                # No outage: trying again would repeat it without end, so the message is refused.
+                raise EncodeError(f"what follows cannot be sent to {queue!r}: {error}") from None
             hit("followed", len(envelopes))
         for group in launch.full:
             if self._chords is not None:
