@@ -4,7 +4,9 @@ Rules
 1. A success is never overwritten. Every write is compare-and-set.
 2. The members of a chord count themselves, see `aztask.embedded.chords`. The last one sends the
    body: there is no ``chord_unlock``. Members on aztask workers count in the same place.
-3. The results of tasks that ran on aztask workers are read from their records.
+3. The results of tasks that ran on aztask workers are read from their records. The ends of tasks
+   that aztask sent are recorded for aztask, so that ``app.result(id).get()`` sees them and a
+   redelivery to an aztask worker does not run them again.
 4. Results are deleted `result_expires` after their task ended, by Celery's ``backend_cleanup``, or
    after `result_retention` by the workers of an aztask app that has the same store.
 
@@ -26,7 +28,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError, ImproperlyConfigured
 
-from aztask.backend.records import meta_of
+from aztask.backend.records import meta_of, record_of
 from aztask.config import read_environment
 from aztask.connections import Connections
 from aztask.embedded.chords import Chords, ChordState, Part
@@ -126,6 +128,22 @@ class Backend(KeyValueStoreBackend):
             found = self.documents.read([(key, DOCUMENT)])[0]
             tag = None if found is None else found.tag
         raise BrokerUnavailable(f"other workers keep changing {key}; try again")
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Store a result; the end of a task that aztask sent is recorded for aztask, too.
+
+        If the process dies in between, the redelivered task runs again and stores both.
+        """
+        stored = super()._store_result(
+            task_id, result, state, traceback=traceback, request=request, **kwargs
+        )
+        record = record_of(request, result, state, str(traceback or ""), self._value)
+        if record is not None:
+            self.results.bury([record])
+        return stored
 
     def _set_with_state(self, key: str, value: str | bytes, state: str) -> None:
         self.set(key, value)

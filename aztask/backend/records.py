@@ -1,14 +1,19 @@
-"""The record of a run on an aztask worker, as Celery writes the result of a task."""
+"""The record of a run on an aztask worker as Celery's result of a task, and the reverse."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from celery import states
 
 from aztask.message.codec import Codec
-from aztask.results.base import RunRecord, State
+from aztask.message.headers import VERSION
+from aztask.message.message import COUNTER_LIMIT
+from aztask.results.base import Outcome, RunKey, RunRecord, State
+from aztask.settlement import Complete
 
 _STATES: Final = {
     State.STARTED: states.STARTED,
@@ -19,6 +24,48 @@ _STATES: Final = {
     State.CANCELLED: states.REVOKED,
     State.EXPIRED: states.REVOKED,
 }
+
+
+_ENDS: Final = {
+    states.SUCCESS: State.SUCCEEDED,
+    states.FAILURE: State.FAILED,
+    states.REVOKED: State.CANCELLED,
+}
+
+
+def record_of(
+    request: Any, result: Any, state: str, traceback: str, encode: Callable[[Any], bytes]
+) -> RunRecord | None:
+    """The record of a task that a Celery worker ran; None if aztask did not send it.
+
+    * `result`: the value, or for an error the map that Celery stores.
+    """
+    end = _ENDS.get(state)
+    headers = getattr(request, "headers", None) or {}
+    if end is None or VERSION not in headers:
+        return None
+    error = result if isinstance(result, dict) and end is not State.SUCCEEDED else {}
+    message = error.get("exc_message", "")
+    text = " ".join(map(str, message)) if isinstance(message, list | tuple) else str(message)
+    outcome = Outcome(
+        end,
+        Complete(),
+        encode(result) if end is State.SUCCEEDED else None,
+        str(error.get("exc_type", "")),
+        text,
+        traceback,
+        at=time.time(),
+    )
+    key = RunKey(str(request.id), *(_count(headers.get(name)) for name in _COUNTS))
+    queue = (request.delivery_info or {}).get("routing_key") or ""
+    return RunRecord(key, str(request.task), queue, end, str(request.hostname), outcome=outcome)
+
+
+_COUNTS: Final = ("aztask-generation", "aztask-hop")
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value <= COUNTER_LIMIT else 0
 
 
 def meta_of(record: RunRecord, codec: Codec) -> dict[str, Any]:

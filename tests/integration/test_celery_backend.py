@@ -74,6 +74,18 @@ def test_results_and_chords(place: Place, kinds: str) -> None:
     assert sum(" total " in note for note in place.notes()) == 5, place.notes()
 
 
+def test_aztask_sees_the_results_of_celery_workers(place: Place) -> None:
+    place.celery()
+    out = place.send(
+        "good, bad = app.send('embedded.add', [1, 2]), app.send('embedded.fail', [7])\n"
+        "out = [good.get(timeout=50)]\n"
+        "try:\n    bad.get(timeout=50)\nexcept Exception as error:\n"
+        "    out += [type(error).__name__, str(error), bad.state]"
+    )
+    assert out[:2] == [3, "TaskFailed"] and "no (7,)" in out[2] and out[3] == "failed"
+    assert [note.split()[0] for note in place.notes()] == ["celery", "celery"]
+
+
 def test_a_prefork_worker_opens_its_own_store_after_the_fork(place: Place) -> None:
     command = ("-m", "celery", "-A", "embedded_app:celery", "worker", "-c", "2", "-l", "warning")
     place.start(*command, "-P", "prefork", KIND="celery")
