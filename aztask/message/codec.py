@@ -127,21 +127,54 @@ class Codec:
     def decode_arguments(self, message: TaskMessage) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` from the message's body.
 
-        Raises DecodeError (damaged) and ContentRefused (a format, a size or an embedded workflow
-        that is not accepted). Needs at most about 80 bytes of memory per value, plus the body.
+        Raises DecodeError (damaged) and ContentRefused (a format or a size that is not accepted).
+        Needs at most about 80 bytes of memory per value, plus the body.
         """
-        content_type = self._check_content(message.content_type, message.content_encoding)
-        value = self.decode_body(message.body, content_type, "the arguments")
-        if not isinstance(value, list) or len(value) != 3:
-            raise DecodeError("the body is not a list [args, kwargs, embed] of message protocol 2")
-        args, kwargs, embed = value
+        args, kwargs, _ = self._decode_parts(message)
         if not isinstance(args, list):
             raise DecodeError(f"args must be a list, not {type(args).__name__}")
         if not isinstance(kwargs, dict):
             raise DecodeError(f"kwargs must be a map, not {type(kwargs).__name__}")
         _check_keywords(kwargs, DecodeError)
-        _check_embed(embed)
         return tuple(args), kwargs
+
+    def decode_embed(self, message: TaskMessage) -> dict[str, Any]:
+        """The third part of the body: what follows the task, as Celery embeds it.
+
+        Raises what `decode_arguments` raises.
+        """
+        return self._decode_parts(message)[2]
+
+    def encode_embedding(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        embed: Mapping[str, Any],
+        content_type: str,
+    ) -> tuple[bytes, str, str]:
+        """`encode_arguments` with a third part that is not empty, in a format of the caller.
+
+        Raises what `encode_arguments` raises.
+        """
+        writer = self if content_type == self.content_type else self._in_other_format()
+        _check_keywords(kwargs, EncodeError)
+        parts = [list(args), dict(kwargs), dict(embed)]
+        written, encoding, body = writer._dumps(parts, "the arguments")
+        return body, written, encoding
+
+    def _in_other_format(self) -> Codec:
+        other = "json" if self.serializer == "msgpack" else "msgpack"
+        return Codec(serializer=other, accept=(other,), limits=self.limits)
+
+    def _decode_parts(self, message: TaskMessage) -> tuple[Any, Any, dict[str, Any]]:
+        content_type = self._check_content(message.content_type, message.content_encoding)
+        value = self.decode_body(message.body, content_type, "the arguments")
+        if not isinstance(value, list) or len(value) != 3:
+            raise DecodeError("the body is not a list [args, kwargs, embed] of message protocol 2")
+        args, kwargs, embed = value
+        if embed is not None and not isinstance(embed, dict):
+            raise DecodeError(f"embed must be a map, not {type(embed).__name__}")
+        return args, kwargs, embed or {}
 
     # -- values ------------------------------------------------------------------------------
 
@@ -357,20 +390,6 @@ def _check_keywords(kwargs: Mapping[Any, Any], error: type[CodecError]) -> None:
             raise error(f"a keyword must be text, not {type(name).__name__}")
     if "self" in kwargs:
         raise error("a keyword argument cannot be called self; rename the task's parameter")
-
-
-def _check_embed(embed: object) -> None:
-    """Refuse embedded tasks that would run before or after this one: none is dropped silently."""
-    if embed is None:
-        return
-    if not isinstance(embed, dict):
-        raise DecodeError(f"embed must be a map, not {type(embed).__name__}")
-    asked = [str(name) for name, value in embed.items() if value]
-    if asked:
-        raise ContentRefused(
-            f"the message embeds {one_line(', '.join(asked), 100)}, which aztask does not run;"
-            " send each task by itself"
-        )
 
 
 def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from canvas import Canvas
 LAYERS = (
     (
         "edges",
-        "cli  emulator  migration  spark  testing  top",
+        "backend  cli  emulator  migration  spark  testing  top",
         "commands, a local Service Bus, the data pipeline",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
@@ -15,7 +15,7 @@ LAYERS = (
     ("care", "limits  deadletters  doctor  explain", "pauses, limits, dead letters, checks"),
     (
         "app",
-        "app  apphandlers  applimits  appqueues  appschedules  loading",
+        "app  apphandlers  applimits  appqueues  appschedules  embedded  loading",
         "the App, and how commands find it",
     ),
     (

@@ -25,11 +25,11 @@ LAYERS = {
     "advice": "events adaptive",
     "tasks": "appoptions session context result hooks canvas workflows schedules taskname"
     " taskoptions task handler models transport sending receiving",
-    "app": "app apphandlers applimits appqueues appschedules loading __init__",
+    "app": "app apphandlers applimits appqueues appschedules embedded loading __init__",
     "care": "limits deadletters doctor explain",
     "worker": "worker",
     "telemetry": "telemetry",
-    "edges": "emulator testing top migration cli spark __main__",
+    "edges": "backend emulator testing top migration cli spark __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 
@@ -49,6 +49,7 @@ LIBRARIES = {
     "textual": ("top",),
     "rich": ("top",),
     "libcst": ("migration",),
+    "celery": ("backend",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")

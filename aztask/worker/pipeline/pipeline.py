@@ -35,6 +35,7 @@ from aztask.settlement import Abandon, DeadLetter, Release
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.failpoint import hit
 from aztask.support.floodlog import FloodLog
+from aztask.worker.pipeline.embedding import Embedding
 from aztask.worker.pipeline.following import Following
 from aztask.worker.pipeline.isolation import isolated
 from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
@@ -80,6 +81,7 @@ class Pipeline:
         self._refusals = Refusals(
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
+        self._embedding = Embedding(app, clock)
         self.following = Following(
             engine_for(
                 app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
@@ -96,6 +98,7 @@ class Pipeline:
                     item.delivery.envelope, item.queue, item.delivery.position
                 )
                 item.open(message, self._app.tasks.get(message.task))
+                self._embedding.open(item)
                 self.verdicts.early(item)
             except CodecError as error:
                 item.decide(DeadLetter(UNDECODABLE, str(error)))
@@ -130,6 +133,7 @@ class Pipeline:
             return
         if any(item.place is not None for item in items):
             self.following.prepare(items)
+        self._embedding.prepare(items)
         answers = self._started(items)
         if any(item.put_off is not None for item in items):
             self.put_offs.answered(items, answers)
@@ -204,6 +208,7 @@ class Pipeline:
             kept = self._record(items)
             hit("recorded", len(kept))
             self.following.follow(kept)
+            self._embedding.follow(kept)
             self._redelivery.write_counts(kept)
             now = [item for item in kept if not self._redelivery.waits(item)]
             answers = self._settling.carry_out(now)

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery
 from aztask.canvas.place import Place
+from aztask.embedded.embed import Embedded
 from aztask.lease.state import Lease
 from aztask.message.message import MESSAGE_FIELDS, TaskMessage
 from aztask.results.base import Outcome, RunKey
@@ -190,6 +191,7 @@ class WorkItem:
     * pointer: the pointer on whose behalf a deferred message is held.
     * session: the slot that holds its session.
     * place: its place in a workflow, if it belongs to one. input: the value that it takes there.
+    * embedded: what a Celery message embeds, to be sent when it ends.
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
     * put_off: it may not start yet; set until that is decided, see `putoffs`.
     * window: when it may start; None if it has no limits, or has not passed the gate.
@@ -214,6 +216,7 @@ class WorkItem:
     tries: int = 0
     place: Place | None = None
     input: Input | None = None
+    embedded: Embedded | None = None
     dropped: bool = False
     refusal: tuple[str, str] | None = None
     put_off: PutOff | None = None

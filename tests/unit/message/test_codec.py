@@ -663,11 +663,11 @@ def test_a_compressed_bomb_is_refused():
         codec.from_envelope(bomb, "q")
 
 
-@pytest.mark.parametrize("part", ["callbacks", "errbacks", "chain", "chord", "novelty"])
-def test_embedded_workflows_are_refused_not_dropped(part):
+@pytest.mark.parametrize("part", ["callbacks", "errbacks", "chain", "chord"])
+def test_what_a_message_embeds_is_decoded_apart(part):
     message = CODEC.from_envelope(celery_envelope(embed={part: [{"task": "x"}]}), "q")
-    with pytest.raises(ContentRefused, match=f"embeds {part}"):
-        CODEC.decode_arguments(message)
+    assert CODEC.decode_arguments(message)[0] == (1, 2)
+    assert CODEC.decode_embed(message)[part] == [{"task": "x"}]
 
 
 def test_protocol_1_is_refused_with_the_setting_that_helps():
