@@ -31,6 +31,8 @@ class Sending:
     * `headers`: what you put here travels with every message of the send: text, numbers, bytes, or
       lists and maps of those. The task reads them in ``context.message.extra``.
     * `each`: None, or a map for each id, in their order: further headers of that message alone.
+    * `note`: None, or up to 60 KiB that the result store keeps until it purges the task. Only for a
+      `task_id` of your own. Read it in ``app.results.history(task_id)[0].note``.
     """
 
     task: str
@@ -38,6 +40,7 @@ class Sending:
     ids: Sequence[str]
     headers: dict[str, Any] = field(default_factory=dict)
     each: Sequence[dict[str, Any]] | None = None
+    note: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ class State(StrEnum):
         return self in _FINAL
 
 
+NOTE_BYTES: Final = 60 * 1024
+"""The longest `RunRecord.note`: a property of an Azure table holds 64 KiB."""
+
 UNFINISHED_SECONDS: Final = 30 * 86400.0
 """How long after the retention a run that started and never ended is kept: it may be running."""
 
@@ -176,6 +179,8 @@ class RunRecord:
 
     `due` is only for `ResultStore.expect`: UTC epoch seconds from which the message can be
     received; None means now.
+
+    `note` is what the sender stored with the first run of a task, at most `NOTE_BYTES`.
     """
 
     key: RunKey
@@ -188,6 +193,7 @@ class RunRecord:
     outcome: Outcome | None = None
     damage: str = ""
     due: float | None = None
+    note: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +278,10 @@ class ResultStore(Protocol):
         ...
 
     def expect(self, runs: Iterable[RunRecord]) -> None:
-        """Store runs that are sent but not started, unless they are known already."""
+        """Store runs that are sent but not started, unless they are known already.
+
+        A known run without a `note` gets that of the record: a fast worker may have started it.
+        """
         ...
 
     def get(self, task_id: str) -> RunRecord | None:

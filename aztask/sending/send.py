@@ -19,12 +19,12 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
-from aztask.errors import SendUnconfirmed
+from aztask.errors import EncodeError, SendUnconfirmed
 from aztask.events.sink import Event, EventKind, EventSink
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
-from aztask.results.base import RunKey, RunRecord, State
+from aztask.results.base import NOTE_BYTES, RunKey, RunRecord, State
 from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
 from aztask.support.display import short_repr
@@ -133,17 +133,19 @@ class Sender:
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
             batch_ids = [own_id or new_id() for _ in batch]
+            note = None
             if self._hooks.send:
                 sent = Sending(name, queue, batch_ids)
                 with self._hooks.send.around(sent):
                     fields = _with_headers(common, sent)
                     messages = yield from self._send_batch(queue, fields, batch, batch_ids, delay)
+                note = sent.note
             else:
                 fields = [common] * len(batch)
                 messages = yield from self._send_batch(queue, fields, batch, batch_ids, delay)
             ids += batch_ids
             if own_id:
-                self._expect(messages, delay)
+                self._expect(messages, delay, note)
             self._emit("enqueued", messages)
         return ids
 
@@ -198,8 +200,10 @@ class Sender:
             return 0
         return known.key.generation + 1 if force else None
 
-    def _expect(self, messages: Sequence[TaskMessage], delay: float | timedelta) -> None:
-        """Store the sent task ids, so that sending them again finds them.
+    def _expect(
+        self, messages: Sequence[TaskMessage], delay: float | timedelta, note: bytes | None
+    ) -> None:
+        """Store the sent task ids, so that sending them again finds them, and what hooks noted.
 
         If the process dies before this, a second send of the id is stored as well; the worker then
         drops one of the two.
@@ -208,7 +212,14 @@ class Sender:
         if results is not None:
             due = time.time() + to_seconds(delay, "delay")
             results.expect(
-                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING, due=due)
+                RunRecord(
+                    RunKey(*message.key),
+                    message.task,
+                    message.queue,
+                    State.PENDING,
+                    due=due,
+                    note=note,
+                )
                 for message in messages
             )
 
@@ -257,7 +268,12 @@ class Sender:
 
 
 def _with_headers(common: dict[str, Any], sent: Sending) -> list[dict[str, Any]]:
-    """The fields of each message of a send, with the headers that hooks have set."""
+    """The fields of each message of a send, with the headers that hooks have set.
+
+    Raises EncodeError for a note that no store keeps, before anything is sent.
+    """
+    if sent.note is not None and len(sent.note) > NOTE_BYTES:
+        raise EncodeError(f"a note has at most {NOTE_BYTES} bytes, not {len(sent.note)}")
     if sent.each is None:
         return [_with(common, sent.headers)] * len(sent.ids)
     return [_with(common, {**sent.headers, **headers}) for headers in sent.each]

@@ -126,6 +126,7 @@ class InlineWorker:
             self._jump(due)
             self.run()
         self._move(end - self._clock.wall())
+        self.run()  # an eta becomes a delay twice, milliseconds apart: here and in the message
 
     def run(self) -> bool:
         """Run all that is due, and retries when their delays have passed; True if anything ran."""
@@ -250,8 +251,9 @@ class InlineWorker:
             clock=self._clock,
         )
         received = item.delivery
+        given = [] if item.input is None else [item.input.packet()]
         delivery = Delivery(
-            item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0
+            item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0, given
         )
         try:
             with self._requests.of(item, lease):

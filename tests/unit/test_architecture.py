@@ -29,7 +29,7 @@ LAYERS = {
     "care": "deadletters doctor",
     "worker": "worker",
     "telemetry": "telemetry",
-    "edges": "emulator testing top cli spark __main__",
+    "edges": "emulator testing top django cli spark __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 
@@ -48,6 +48,9 @@ LIBRARIES = {
     "prometheus_client": ("telemetry.prometheus",),
     "textual": ("top",),
     "rich": ("top",),
+    "django": ("django",),
+    "django_tasks": ("django",),
+    "asgiref": ("django",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")
