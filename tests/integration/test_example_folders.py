@@ -23,6 +23,8 @@ ENDS = {
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],
     "workflow": ["chord of 100", "100 parcels: order-1/0, order-1/1"],
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
+    "sentry": ["error CardDeclined: order 7", "error TaskKilled: the time limit of 0.5 s"],
+    "structlog": ['"attempt": 2', '"request_id": "r-3"'],
     "testing": ["5 passed"],
     "deadletters": ["Hello -> Analytical Engine Street 1", "purged 1 dead letter"],
 }
