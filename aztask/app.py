@@ -359,22 +359,27 @@ class App(AppQueues, AppHandlers):
         return AsyncResult(task_id, self._connections.results, self.codec.decode_value)
 
     def redirect(
-        self, broker: Broker, results: ResultStore, on_sent: Callable[..., None] | None = None
+        self,
+        broker: Broker,
+        results: ResultStore,
+        on_sent: Callable[..., None] | None = None,
+        on_started: Callable[[], None] | None = None,
     ) -> Callable[[], None]:
         """Use these instead, until the returned function is called. `aztask.testing` does so.
 
         * `on_sent`: called after each send with the task's name, the queue, the calls, the task ids
           and the options.
+        * `on_started`: called after each start of a workflow.
 
         Raises ConfigurationError if an inline block is open.
         """
         if self._on_sent is not None:
             raise ConfigurationError("the app is inline already; leave the outer block first")
         restore = self._connections.replace(broker, results)
-        self._on_sent = on_sent
+        self._on_sent, self.workflows.on_started = on_sent, on_started
 
         def back() -> None:
-            self._on_sent = None
+            self._on_sent = self.workflows.on_started = None
             restore()
 
         return back

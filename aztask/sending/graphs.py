@@ -53,6 +53,7 @@ class GraphSender:
         self._default_queue = default_queue
         self._has_sessions = has_sessions
         self._engine: WorkflowEngine | None = None
+        self.on_started: Callable[[], None] | None = None  # for inline mode
 
     @property
     def engine(self) -> WorkflowEngine:
@@ -95,6 +96,8 @@ class GraphSender:
             )
             starter = Starter(engine, self._connections.broker(), self._codec, SYSTEM_CLOCK)
             starter.start(workflow, compiled, sender)
+        if self.on_started is not None:
+            self.on_started()
         return self.result(workflow)
 
     def _queue_of(self, signature: Signature) -> str:

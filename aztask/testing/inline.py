@@ -50,7 +50,7 @@ class Inline:
         results = InlineResults(self._database, clock.clock, self)
         with ExitStack() as undo:
             undo.callback(self._database.close)
-            self._restore = self._app.redirect(broker, results, self._sent)
+            self._restore = self._app.redirect(broker, results, self._sent, self._started)
             undo.callback(self._restore)
             self._worker = InlineWorker(self._app, broker, clock)
             undo.pop_all()
@@ -145,6 +145,10 @@ class Inline:
         for call, task_id in zip(calls, ids, strict=True):
             self.sent.append(Sent(task_id, name, queue, call.args, call.kwargs, given))
         self._worker.expect(delay_seconds(options, time.time()))
+        self._started()
+
+    def _started(self) -> None:
+        """Run what was sent, unless the block only keeps it."""
         if self._runs and self._worker.depth < DEEPEST:
             self._worker.run()
 

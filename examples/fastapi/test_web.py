@@ -24,18 +24,16 @@ def client(inline: Inline) -> Iterator[TestClient]:
         yield made
 
 
-def test_a_report(client: TestClient, inline: Inline) -> None:
+def test_a_report(client: TestClient) -> None:
     started = client.post("/reports", json={"title": "Sales", "pages": 2})
     assert started.status_code == 202
-    inline.run()  # the tasks of a workflow
     answer = client.get(f"/reports/{started.json()['id']}").json()
     assert answer["state"] == "succeeded"
     assert answer["text"] == "2 pages, from 'Sales, page 1' to 'Sales, page 2'"
 
 
-def test_the_events_of_a_report_that_fails(client: TestClient, inline: Inline) -> None:
+def test_the_events_of_a_report_that_fails(client: TestClient) -> None:
     started = client.post("/reports", json={"title": "", "pages": 1}).json()
-    inline.run()
     text = client.get(f"/reports/{started['id']}/events").text
     assert '"state": "failed"' in text
     assert "a report needs a title" in text

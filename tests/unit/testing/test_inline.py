@@ -141,8 +141,15 @@ def test_a_workflow_runs_inline(app):
         return sum(numbers)
 
     with app.inline():
-        assert chain(add.s(1, 2), add.s(10)).delay().get() == 13
-        assert chord([add.s(number, number) for number in range(4)], total.s()).delay().get() == 12
+        first = chain(add.s(1, 2), add.s(10)).delay()
+        second = chord([add.s(number, number) for number in range(4)], total.s()).delay()
+        assert (first.state, second.state) == ("succeeded", "succeeded")
+        assert (first.get(), second.get()) == (13, 12)
+    with app.inline(run=False) as inline:
+        kept = chain(add.s(1, 2), add.s(10)).delay()
+        assert kept.state == "started"
+        inline.run()
+        assert kept.get() == 13
 
 
 def test_an_eta_is_reached(app):
