@@ -33,6 +33,8 @@ class Sending:
     * `each`: None, or a map for each id, in their order: further headers of that message alone.
     * `workflow`: the workflow's id if a graph is started. Then `ids` are those of all its tasks, of
       those that follow later too, and `task` and `queue` are those of the first.
+    * `note`: None, or up to 60 KiB that the result store keeps until it purges the task. Only for a
+      `task_id` of your own. Read it in ``app.results.history(task_id)[0].note``.
     """
 
     task: str
@@ -41,6 +43,7 @@ class Sending:
     headers: dict[str, Any] = field(default_factory=dict)
     each: Sequence[dict[str, Any]] | None = None
     workflow: str | None = None
+    note: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

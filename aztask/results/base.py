@@ -51,6 +51,9 @@ class State(StrEnum):
         return self in _FINAL
 
 
+NOTE_BYTES: Final = 60 * 1024
+"""The longest `RunRecord.note`: a property of an Azure table holds 64 KiB."""
+
 UNFINISHED_SECONDS: Final = 30 * 86400.0
 """How long after the retention a run that started and never ended is kept: it may be running."""
 
@@ -179,6 +182,8 @@ class RunRecord:
 
     `due` is only for `ResultStore.expect`: UTC epoch seconds from which the message can be
     received; None means now.
+
+    `note` is what the sender stored with the first run of a task, at most `NOTE_BYTES`.
     """
 
     key: RunKey
@@ -192,6 +197,7 @@ class RunRecord:
     damage: str = ""
     due: float | None = None
     earlier: EarlierStarts = NO_STARTS
+    note: bytes | None = None
 
     def starts_before(self, *, owned: bool) -> EarlierStarts:
         """The earlier starts of the next start: this run's, and its last one.
@@ -288,7 +294,10 @@ class ResultStore(Protocol):
         ...
 
     def expect(self, runs: Iterable[RunRecord]) -> None:
-        """Store runs that are sent but not started, unless they are known already."""
+        """Store runs that are sent but not started, unless they are known already.
+
+        A known run without a `note` gets that of the record: a fast worker may have started it.
+        """
         ...
 
     def get(self, task_id: str) -> RunRecord | None:

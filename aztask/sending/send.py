@@ -20,12 +20,12 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
-from aztask.errors import SendUnconfirmed
+from aztask.errors import EncodeError, SendUnconfirmed
 from aztask.events.sink import Event, EventKind, EventSink
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
-from aztask.results.base import RunKey, RunRecord, State
+from aztask.results.base import NOTE_BYTES, RunKey, RunRecord, State
 from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
 from aztask.support.display import short_repr
@@ -102,14 +102,16 @@ class Sender:
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
+            note = None
             if self._hooks.send:
-                with self._in_hooks(plan, batch) as messages:
+                with self._in_hooks(plan, batch) as (messages, sent):
                     self._publish(plan, messages)
+                note = sent.note if sent else None
             else:
                 messages = self._messages(plan, batch)
                 self._publish(plan, messages)
             if plan.own_id:
-                self._expect(messages, plan.delay)
+                self._expect(messages, plan.delay, note)
             self._emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
@@ -135,14 +137,14 @@ class Sender:
             return [str(options.get("task_id"))]
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
-            with self._in_hooks(plan, calls[first : first + BATCH]) as messages:
+            with self._in_hooks(plan, calls[first : first + BATCH]) as (messages, sent):
                 try:
                     yield Publication(queue, messages, plan.delay)
                 except SendUnconfirmed as error:
                     self._emit_unconfirmed(messages, error)
                     raise
             if plan.own_id:
-                self._expect(messages, plan.delay)
+                self._expect(messages, plan.delay, sent.note if sent else None)
             self._emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
@@ -216,16 +218,21 @@ class Sender:
         return [self._message(plan.fields, call, plan.own_id or new_id()) for call in calls]
 
     @contextmanager
-    def _in_hooks(self, plan: _Plan, calls: Sequence[Invocation]) -> Iterator[list[TaskMessage]]:
-        """The messages of these calls; they are published within the block, and so in the hooks."""
+    def _in_hooks(
+        self, plan: _Plan, calls: Sequence[Invocation]
+    ) -> Iterator[tuple[list[TaskMessage], Sending | None]]:
+        """The messages of these calls, to be published within the block and so within the hooks.
+
+        Also yields what the hooks were given, if there are any.
+        """
         if not self._hooks.send:
-            yield self._messages(plan, calls)
+            yield self._messages(plan, calls), None
             return
         sent = Sending(plan.fields["task"], plan.queue, [plan.own_id or new_id() for _ in calls])
         with self._hooks.send.around(sent):
             fields = _with_headers(plan.fields, sent)
             parts = zip(fields, calls, sent.ids, strict=True)
-            yield [self._message(*each) for each in parts]
+            yield [self._message(*each) for each in parts], sent
 
     def _publish(self, plan: _Plan, messages: Sequence[TaskMessage]) -> None:
         try:
@@ -246,8 +253,10 @@ class Sender:
             return 0
         return known.key.generation + 1 if force else None
 
-    def _expect(self, messages: Sequence[TaskMessage], delay: float | timedelta) -> None:
-        """Store the sent task ids, so that sending them again finds them.
+    def _expect(
+        self, messages: Sequence[TaskMessage], delay: float | timedelta, note: bytes | None
+    ) -> None:
+        """Store the sent task ids, so that sending them again finds them, and what hooks noted.
 
         If the process dies before this, a second send of the id is stored as well; the worker then
         drops one of the two.
@@ -256,7 +265,14 @@ class Sender:
         if results is not None:
             due = time.time() + to_seconds(delay, "delay")
             results.expect(
-                RunRecord(RunKey(*message.key), message.task, message.queue, State.PENDING, due=due)
+                RunRecord(
+                    RunKey(*message.key),
+                    message.task,
+                    message.queue,
+                    State.PENDING,
+                    due=due,
+                    note=note,
+                )
                 for message in messages
             )
 
@@ -317,7 +333,12 @@ class Sender:
 
 
 def _with_headers(common: dict[str, Any], sent: Sending) -> list[dict[str, Any]]:
-    """The fields of each message of a send, with the headers that hooks have set."""
+    """The fields of each message of a send, with the headers that hooks have set.
+
+    Raises EncodeError for a note that no store keeps, before anything is sent.
+    """
+    if sent.note is not None and len(sent.note) > NOTE_BYTES:
+        raise EncodeError(f"a note has at most {NOTE_BYTES} bytes, not {len(sent.note)}")
     if sent.each is None:
         return [_with(common, sent.headers)] * len(sent.ids)
     return [_with(common, {**sent.headers, **headers}) for headers in sent.each]

@@ -126,6 +126,7 @@ class InlineWorker:
             self._jump(due)
             self.run()
         self._move(end - self._clock.wall())
+        self.run()  # an eta becomes a delay twice, milliseconds apart: here and in the message
 
     def run(self) -> bool:
         """Run all that is due, and retries when their delays have passed; True if anything ran."""

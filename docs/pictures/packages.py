@@ -7,8 +7,8 @@ from canvas import Canvas
 LAYERS = (
     (
         "edges",
-        "backend  cli  emulator  migration  spark  testing  top",
-        "commands, a local Service Bus, the data pipeline",
+        "backend  cli  django  emulator  migration  spark  testing  top",
+        "commands, a local Service Bus, the data pipeline, web frameworks",
     ),
     ("telemetry", "telemetry", "traces, metrics and probes, through hooks"),
     ("worker", "worker", "runs tasks under leases"),

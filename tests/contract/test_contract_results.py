@@ -12,6 +12,7 @@ from stores import Store
 
 from aztask.message.envelope import Envelope
 from aztask.results.base import (
+    NOTE_BYTES,
     UNFINISHED_SECONDS,
     Cancelled,
     Finish,
@@ -323,6 +324,26 @@ def test_the_latest_run_of_a_task_and_all_of_them(results: ResultStore) -> None:
     assert latest is not None
     assert latest.key == keys[-1]
     assert results.history("nobody") == []
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["sent first", "started first"])
+def test_the_senders_note_stays_with_the_first_run(store: Store, started: bool) -> None:
+    """A fast worker may start the task before its sender stores the note."""
+    results, noted = store.results, RunRecord(KEY, "t", "q", State.PENDING, note=b"n" * NOTE_BYTES)
+    if started:
+        results.start([a_start("one")])
+        results.expect([noted])
+    else:
+        results.expect([noted])
+        assert [each.note for each in results.history("a")] == [noted.note]
+        results.start([a_start("one")])
+    results.expect([replace(noted, note=b"another"), RunRecord(KEY, "t", "q", State.PENDING)])
+    retry = Outcome(State.RETRYING, Resubmit(5.0, 1234.5), None, "OSError", at=2000.0)
+    results.record([Finish(KEY, "one", retry)])
+    results.start([a_start("two", 2, RunKey("a", 0, 1))])
+    first, second = store.another.history("a")
+    assert (first.note, first.state) == (noted.note, State.RETRYING)
+    assert (second.note, second.state) == (None, State.STARTED)
 
 
 def test_expecting_what_is_known_changes_nothing(results: ResultStore) -> None:

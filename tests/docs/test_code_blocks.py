@@ -86,7 +86,7 @@ class Page:
             name = re.match(r"# ([\w/]+\.py)\n", block.code)
             path = self.folder / (name[1] if name else f"block_{block.line}.py")
             path.write_text(block.code)
-            self.command(f"{shlex.quote(sys.executable)} {path.name}", "...")
+            self.command(f"{shlex.quote(sys.executable)} {path.relative_to(self.folder)}", "...")
             return
         for command, expected in commands_of(block.code):
             self.command(command, expected)

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = {"aztask": f"{sys.executable} -m aztask", "python": sys.executable}
 ENDS = {
     "async": ["200 succeeded", "200 pages, from /page-0 to /page-199"],
+    "django": ["2 x tea {'status': 'SUCCESSFUL'", "an anvil does not fit into a parcel"],
+    "fastapi": ["4 passed", "11 of 11 succeeded 10 pages"],
     "foreign": ["order 3: spoon", "undecodable"],
     "quickstart": ["shop.count_words", "succeeded", "6"],
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
@@ -22,6 +24,8 @@ ENDS = {
     "schedules": ["tick of ", "0 2 * * * Europe/Berlin", "eu: 2026-01-02"],
     "workflow": ["chord of 100", "shipped, 100 images: order-1/0.png, order-1/1.png"],
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
+    "sentry": ["error CardDeclined: order 7", "error TaskKilled: the time limit of 0.5 s"],
+    "structlog": ['"attempt": 2', '"request_id": "r-3"'],
     "testing": ["5 passed"],
     "deadletters": ["Hello -> Analytical Engine Street 1", "purged 1 dead letter"],
 }

@@ -51,6 +51,14 @@ CHECKS = (
     ),
     Check("demo", ("{wheel}",), (("aztask", "demo"),)),
     Check(
+        "django",  # 6 or later: earlier Pythons have Django 5.2
+        ("{wheel}[django,test]", "django>=6", "pytest-timeout>=2.3"),
+        (
+            ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/djangotasks"),
+            ("python", "-m", "tests.djangosuite"),
+        ),
+    ),
+    Check(
         "unit",
         (
             "{wheel}[identity,reload,tables,tls,test]",

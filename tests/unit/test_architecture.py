@@ -29,7 +29,7 @@ LAYERS = {
     "care": "limits deadletters doctor explain",
     "worker": "worker",
     "telemetry": "telemetry",
-    "edges": "backend emulator testing top migration cli spark __main__",
+    "edges": "backend emulator testing top migration django cli spark __main__",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS.values()) for name in names.split()}
 
@@ -50,6 +50,9 @@ LIBRARIES = {
     "rich": ("top",),
     "libcst": ("migration",),
     "celery": ("backend",),
+    "django": ("django",),
+    "django_tasks": ("django",),
+    "asgiref": ("django",),
 }
 # The emulator stands in for a service: it shares the engine with us and none of our own logic.
 EMULATOR_MAY_IMPORT = ("emulator", "engine", "errors", "support", "version")

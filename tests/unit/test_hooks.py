@@ -1,8 +1,13 @@
 """An app's hooks, and events that go to files and to listeners."""
 
+import pytest
+
+from aztask import App
+from aztask.errors import EncodeError
 from aztask.events.event import Event
 from aztask.events.sink import NullEventSink
 from aztask.hooks import HookedSink, Sending, WorkerInfo
+from aztask.results.base import NOTE_BYTES
 from aztask.support.hooks import Listeners
 
 EVENT = Event("received", "id", "shop.add", "default")
@@ -50,3 +55,24 @@ def test_each_send_has_headers_of_its_own():
     first.headers["traceparent"] = "00-1"
     assert second.headers == {}
     assert WorkerInfo("w").queues == ()
+
+
+def test_a_note_stays_with_the_task_until_it_is_purged(tmp_path):
+    address = f"local://{tmp_path}/queues.db"
+    app = App("shop", broker=address, results=address)
+    notes = {"a": b"for the reader", "b": b"x" * (NOTE_BYTES + 1)}
+
+    @app.around_send
+    def keep(sending):
+        sending.note = notes.get(sending.ids[0])
+        yield
+
+    app.send("shop.add", [1], task_id="a")
+    app.send("shop.add", [1], task_id="a", force=True)
+    first, second = app.results.history("a")
+    assert (first.note, second.note) == (notes["a"], notes["a"])
+    with pytest.raises(EncodeError, match="at most 61440 bytes, not 61441"):
+        app.send("shop.add", [1], task_id="b")
+    assert app.results.get("b") is None
+    assert app.broker.stats("default").active == 2
+    app.close()

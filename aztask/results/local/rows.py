@@ -23,7 +23,7 @@ from aztask.settlement import Complete, to_record
 _NAMES: Final = (
     "id", "task_id", "generation", "hop", "task", "queue", "state", "worker", "starts",
     "started_at", "settlement", "value", "error_type", "error", "traceback", "ended_at", "duration",
-    "owner", "position", "failures", "snoozes", "earlier",
+    "owner", "position", "failures", "snoozes", "earlier", "note",
 )  # fmt: skip
 COLUMNS: Final = (
     f"{', '.join(_NAMES)}, typeof(saved), "
@@ -149,6 +149,7 @@ def _readable(columns: Columns, number: int, saved_type: str) -> StoredRun:
         columns.optional_time("started_at"),
         outcome,
         earlier=columns.starts(),
+        note=columns.data("note"),
     )
     if saved_type not in _SAVED_TYPES:
         raise Damaged(f"its checkpoint is {saved_type}, not bytes")

@@ -83,6 +83,7 @@ _STEPS = (
         WHERE ended_at IS NULL AND started_at IS NULL;
     """,
     "ALTER TABLE runs ADD COLUMN earlier BLOB",
+    "ALTER TABLE runs ADD COLUMN note BLOB",
 )
 
 _START = """
@@ -121,9 +122,10 @@ _DISOWN = """
     WHERE task_id = ? AND generation = ? AND hop = ? AND owner = ? AND state = 'started'
 """
 _EXPECT = """
-    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state, due_at)
-    VALUES (?, ?, ?, ?, ?, '', 0, 'pending', ?)
-    ON CONFLICT DO NOTHING
+    INSERT INTO runs (task_id, generation, hop, task, queue, worker, starts, state, due_at, note)
+    VALUES (?, ?, ?, ?, ?, '', 0, 'pending', ?, ?)
+    ON CONFLICT (task_id, generation, hop) DO UPDATE SET note = excluded.note
+    WHERE excluded.note IS NOT NULL AND runs.note IS NULL
 """
 _WINDOW_END = """
     SELECT MAX(id), COUNT(ended_at)
@@ -209,7 +211,7 @@ class LocalResults:
         if record.outcome is None or (run is not None and (run.record.damage or run.ended)):
             return False
         key = key_of(record.key)
-        connection.execute(_EXPECT, (*key, record.task, record.queue, record.due))
+        connection.execute(_EXPECT, (*key, record.task, record.queue, record.due, None))
         connection.execute(_BURY, (*outcome_row(record.outcome), *key))
         return True
 
@@ -228,7 +230,13 @@ class LocalResults:
         with self._database.transaction() as connection:
             now = self._clock.wall()
             rows = [
-                (*key_of(run.key), run.task, run.queue, now if run.due is None else run.due)
+                (
+                    *key_of(run.key),
+                    run.task,
+                    run.queue,
+                    now if run.due is None else run.due,
+                    run.note,
+                )
                 for run in runs
             ]
             connection.executemany(_EXPECT, rows)

@@ -294,6 +294,7 @@ def expected(run: RunRecord, now: float) -> dict[str, Any]:
         "task": plain(run.task),
         "queue": plain(run.queue),
         "due": float(now if run.due is None else run.due),
+        **({} if run.note is None else {"note": run.note}),
     }
 
 
@@ -304,7 +305,7 @@ def pending(entity: Mapping[str, Any], partition: str, row: str) -> RunRecord:
         key, task, queue = _read_key(columns), columns.text("task"), columns.text("queue")
         if (partition_of(key.task_id), row_of(key, "e")) != (partition, row):
             raise Damaged("its key is that of another row")
-        return RunRecord(key, task, queue, State.PENDING)
+        return RunRecord(key, task, queue, State.PENDING, note=columns.data("note"))
     except Damaged as damage:
         key = key_of_row(partition, row)
         return RunRecord(key, "", "", State.UNREADABLE, damage=damage.reason)

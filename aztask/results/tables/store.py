@@ -191,7 +191,7 @@ class TablesResults:
     def get(self, task_id: str) -> RunRecord | None:
         """The task's latest run. A cancelled task that no worker has received is cancelled, too."""
         call = TimeBudget()
-        records = self._records(call, task_id, 2)  # the latest run, and its note from the send
+        records = self._records(call, task_id, 2)  # the latest run, and its row from the send
         record = records[0] if records else None
         waits = record is None or record.state in _WAITING
         if waits and self._marks.has(call, partition_of(task_id)):
@@ -217,8 +217,10 @@ class TablesResults:
                 record = pending(entity, partition, row)
             else:
                 record = self._runs.complete(call, run_of(entity, partition, row))
-            record = replace(record, key=replace(record.key, task_id=task_id))
-            records[record.key] = record  # the run comes after its note, and replaces it here
+            key = replace(record.key, task_id=task_id)
+            sent = records.get(key)  # the row from the send comes first; the run replaces it here
+            note = sent.note if sent is not None else record.note
+            records[key] = replace(record, key=key, note=note)
         return list(records.values())
 
     def _rows(self, call: TimeBudget, task_id: str) -> list[dict[str, Any]]:

@@ -6,10 +6,21 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aztask import App, Context, Reject, Retry, RetryPolicy, Snooze, current_context
+from aztask import (
+    App,
+    Context,
+    Reject,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    chain,
+    chord,
+    current_context,
+)
 from aztask.errors import ConfigurationError, EncodeError, ResultTimeout, TaskCancelled, TaskFailed
 
 STRATEGIES = ("resubmit", "abandon", "lease-timeout", "hold", "defer")
@@ -118,6 +129,43 @@ def test_delays_snoozes_and_expiry_follow_the_inline_clock(app):
         with pytest.raises(ValueError, match="0 or more"):
             inline.advance(-1.0)
     assert ran == ["soon", "soon", "late"]
+
+
+def test_a_workflow_runs_inline(app):
+    @app.task
+    def add(*numbers):
+        return sum(numbers)
+
+    @app.task
+    def total(numbers):
+        return sum(numbers)
+
+    with app.inline():
+        first = chain(add.s(1, 2), add.s(10)).delay()
+        second = chord([add.s(number, number) for number in range(4)], total.s()).delay()
+        assert (first.state, second.state) == ("succeeded", "succeeded")
+        assert (first.get(), second.get()) == (13, 12)
+    with app.inline(run=False) as inline:
+        kept = chain(add.s(1, 2), add.s(10)).delay()
+        assert kept.state == "started"
+        inline.run()
+        assert kept.get() == 13
+
+
+def test_an_eta_is_reached(app):
+    """It becomes a delay when the message is sent, and again, a little later, in the block."""
+
+    @app.task
+    def note(number):
+        return number
+
+    with app.inline() as inline:
+        later = datetime.now(UTC) + timedelta(hours=1)
+        results = [note.with_options(eta=later).delay(number) for number in range(3)]
+        inline.advance(3500.0)
+        assert [result.state for result in results] == ["pending"] * 3
+        inline.advance(100.0)
+        assert [result.state for result in results] == ["succeeded"] * 3
 
 
 def test_nested_sends_run_and_may_be_waited_for(app):

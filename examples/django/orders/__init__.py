@@ -1,0 +1,1 @@
+"""Orders: the table, the task that packs them, and the pages."""

@@ -1,0 +1,22 @@
+"""The table of orders."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    """The first version of the table, as ``manage.py makemigrations`` made it."""
+
+    initial = True
+    dependencies = ()
+    operations = (
+        migrations.CreateModel(
+            name="Order",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("article", models.CharField(max_length=50)),
+                ("count", models.PositiveIntegerField(default=1)),
+                ("packed", models.BooleanField(default=False)),
+                ("task_id", models.CharField(blank=True, max_length=64)),
+            ],
+        ),
+    )
