@@ -106,11 +106,13 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Any:
         """Open the broker, and check that its host accepts connections.
 
+        A broker object of an app is not checked: it says itself what is unreachable.
         Raises BrokerUnavailable, so that Kombu tries again, or tries the next of several URLs.
         Raises ConfigurationError for a URL that cannot be right, unless there are others to try.
         """
         try:
-            check_reachable(self.broker, self.client.connect_timeout)
+            if not isinstance(self.options.broker, Broker):
+                check_reachable(self.broker, self.client.connect_timeout)
         except ConfigurationError as error:
             if len(self.client.alt) > 1:
                 raise BrokerUnavailable(str(error)) from error

@@ -9,7 +9,7 @@ SOURCE = """\
 from celery import Celery
 app = Celery("shop")
 
-@app.task(rate_limit="1/s", queue="a")
+@app.task(throws=OSError, queue="a")
 def f(): ...
 """
 
@@ -26,7 +26,7 @@ def project(tmp_path, monkeypatch):
 def test_uses_without_a_counterpart_have_a_line_each(cli, project):
     ended = cli("migrate", "check", "project")
     assert ended.code == 1
-    assert ended.out.startswith("project/shop.py:4: task rate_limit: no, because ")
+    assert ended.out.startswith("project/shop.py:4: task throws: no, because ")
     assert len(ended.out.splitlines()) == 1
     assert ended.err.startswith("1 file: 4 uses of Celery, 1 without a counterpart; --all")
 
@@ -42,7 +42,7 @@ def test_json_is_one_object_for_each_use(cli, project):
     ended = cli("migrate", "check", "project", "--json")
     use, bad = map(json.loads, ended.out.splitlines())
     assert (use["file"], use["line"], use["section"], use["name"]) == (
-        "project/shop.py", 4, "task", "rate_limit"
+        "project/shop.py", 4, "task", "throws"
     )  # fmt: skip
     assert use["missing"] is True and use["error"] is None
     assert bad["file"] == "project/bad.py" and bad["line"] == 1 and "syntax" in bad["error"]
@@ -50,7 +50,7 @@ def test_json_is_one_object_for_each_use(cli, project):
 
 
 def test_a_project_without_gaps_is_ok(cli, project):
-    (project / "shop.py").write_text(SOURCE.replace('rate_limit="1/s", ', ""))
+    (project / "shop.py").write_text(SOURCE.replace('throws=OSError, ', ""))
     ended = cli("migrate", "check", "project")
     assert (ended.code, ended.out) == (0, "")
 

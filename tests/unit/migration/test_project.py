@@ -32,7 +32,7 @@ def write(folder: Path, **files: str) -> Path:
 @pytest.mark.parametrize(
     ("source", "use"),
     [
-        ("@app.task(rate_limit='1/s')\ndef f(): ...", "task rate_limit"),
+        ("@app.task(throws=(OSError,))\ndef f(): ...", "task throws"),
         ("@app.task(colour='red')\ndef f(): ...", "task colour"),
         ("app.conf.task_annotations = {}", "settings task_annotations"),
         ("app.conf['task_annotations'] = {}", "settings task_annotations"),
@@ -41,7 +41,7 @@ def write(folder: Path, **files: str) -> Path:
         ("app.conf = {'task_annotations': {}}", "settings task_annotations"),
         ("app.config_from_object({'task_annotations': {}})", "settings task_annotations"),
         ("CELERY_TASK_ANNOTATIONS = {}", "settings task_annotations"),
-        ("CELERYBEAT_SCHEDULE = {}", "settings beat_schedule"),
+        ("CELERYD_AGENT = 'a'", "settings worker_agent"),
         ("app.control.rate_limit('f', '1/s')", "control rate_limit"),
         ("app.control.inspect().memdump()", "control memdump"),
         ("i = app.control.inspect()\ni.memdump()", "control memdump"),

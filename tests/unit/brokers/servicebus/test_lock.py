@@ -111,7 +111,7 @@ class World:
 
     def settled(self) -> str:
         """The verdict, once nothing is being found out any more."""
-        give_up_at = time.monotonic() + (1.0 if self.may_send else 0.02)
+        give_up_at = time.monotonic() + (30.0 if self.may_send else 0.02)
         while self.watch._thread is not None and time.monotonic() < give_up_at:
             time.sleep(0.001)
         return self.watch.refusal
@@ -204,7 +204,7 @@ def test_a_lease_that_is_the_lock_is_never_refused(
 
 
 @given(
-    lock=some.floats(5.0, 300.0),
+    lock=some.floats(6.0, 300.0),
     factor=some.floats(0.1, 0.8),
     ahead=some.sampled_from([0.0, 3600.0, -3600.0]),
     network=some.lists(
@@ -215,8 +215,8 @@ def test_a_lease_that_is_the_lock_is_never_refused(
 )
 def test_a_lease_that_is_too_short_is_always_refused(lock, factor, ahead, network) -> None:
     lease = lock * factor
-    if lock - lease < 2 * TOLERANCE:
-        lease = lock - 2 * TOLERANCE
+    # The network hides up to 0.8 s, and two clocks drift by up to 3 s in four hours of waiting.
+    lease = min(lease, lock - 5 * TOLERANCE)
     here = World(lock, lease, ahead=ahead)
     try:
         here.watch.start()

@@ -23,6 +23,7 @@ from aztask.errors import (
     BrokerUnavailable,
     CapabilityError,
     ConfigurationError,
+    LeaseRefused,
 )
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete, DeadLetter, Defer, Release, Resubmit, Settlement
@@ -54,6 +55,9 @@ class Watch:
     def verdict(self) -> str:
         self.refusal = self.after_messages
         return self.refusal
+
+    def error(self) -> LeaseRefused:
+        return LeaseRefused(self.refusal)
 
     def close(self) -> None:
         self.calls.append("close")
@@ -400,7 +404,8 @@ def test_a_refusal_that_is_found_meanwhile_is_told_at_the_next_receive(service, 
 def test_a_refusal_while_another_thread_closes_the_receiver(service, make) -> None:
     watch = Watch()
     receiver = make(watch=watch)
-    watch.verdict = lambda: receiver.close() or "the lock is 30 s"
+    watch.after_messages = "the lock is 30 s"
+    watch.verdict = lambda: receiver.close() or Watch.verdict(watch)
     service.bring()
     with pytest.raises(ConfigurationError, match="30 s"):
         receiver.receive(1, 0.0)

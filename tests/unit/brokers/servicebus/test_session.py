@@ -26,6 +26,7 @@ from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
     LeaseLost,
+    LeaseRefused,
     MessageTooLarge,
 )
 from aztask.message.envelope import Envelope
@@ -62,6 +63,9 @@ class Watch:
         self.calls.append("verdict")
         self.refusal = self.found
         return self.refusal
+
+    def error(self) -> LeaseRefused:
+        return LeaseRefused(self.refusal)
 
     def close(self) -> None:
         self.calls.append("close")
