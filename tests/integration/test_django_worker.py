@@ -121,15 +121,16 @@ def test_tasks_run_on_a_worker(project):
 )
 def test_the_database_in_each_pool(local, pool):
     local.manage("migrate", "--run-syncdb")
-    written = [site.write_note.enqueue("a"), site.write_note_async.enqueue("b")]
+    written = [
+        *(site.write_note.enqueue(f"def {number}") for number in range(3)),
+        *(site.write_note_async.enqueue(f"async {number}") for number in range(3)),
+    ]
     local.work(*pool)
     for result in written:
         result.refresh()
         assert result.status == "SUCCESSFUL", result.errors
-    read = site.write_note_async.enqueue("c")
-    local.work(*pool)
-    read.refresh()
-    assert read.return_value == ["a", "b", "c"]
+    texts = {text for result in written for text in result.return_value}
+    assert texts == {f"{kind} {number}" for kind in ("def", "async") for number in range(3)}
 
 
 @pytest.mark.parametrize(("age", "left"), [("0", False), ("600", True)])
