@@ -18,6 +18,7 @@ DATABASES = {
         "CONN_MAX_AGE": int(os.environ.get("DJANGOSITE_CONN_MAX_AGE", "0")),
     }
 }
+MODULES = os.environ.get("DJANGOSITE_MODULES")
 TASKS = {
     "default": {
         "BACKEND": "aztask.django.backend.AztaskBackend",
@@ -25,6 +26,7 @@ TASKS = {
         "OPTIONS": {
             "broker": os.environ.get("DJANGOSITE_BROKER", f"local://{FOLDER}/queues.db"),
             "results": os.environ.get("DJANGOSITE_RESULTS", f"local://{FOLDER}/queues.db"),
+            "modules": MODULES.split(",") if MODULES else None,
             "tasks": {"djangosite.tasks.limited": {"soft_time_limit": 0.5, "retry": ONCE}},
         },
     }

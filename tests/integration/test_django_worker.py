@@ -180,6 +180,19 @@ def test_the_commands_help_and_errors(local):
     assert "aztask.W001" not in local.manage("check")
 
 
+@pytest.mark.parametrize("problem", ["import no_such_module", "None.missing", "1 / 0"])
+def test_a_module_of_tasks_that_cannot_be_imported(local, tmp_path, problem):
+    """Also an AttributeError, which must not look like a missing backend."""
+    (tmp_path / "brokentasks.py").write_text(problem)
+    path = os.pathsep.join([str(tmp_path), local.environment["PYTHONPATH"]])
+    log = local.manage(
+        "aztask_worker", "--burst", code=2, PYTHONPATH=path, DJANGOSITE_MODULES="brokentasks"
+    )
+    assert log.splitlines()[-1].startswith(
+        "aztask: error: the tasks of backend 'default' cannot be imported: "
+    )
+
+
 def test_other_commands_take_the_workers_app(local):
     site.calculate_meaning_of_life.enqueue()
     done = subprocess.run(
