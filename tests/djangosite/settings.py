@@ -9,6 +9,7 @@ ONCE = RetryPolicy(max_retries=0)
 FOLDER = Path(os.environ.get("DJANGOSITE_FOLDER", ".")).resolve()
 SECRET_KEY = "for tests"
 USE_TZ = True
+TIME_ZONE = "UTC"  # Django sets it for the whole process
 INSTALLED_APPS = ["djangosite", "aztask.django"]
 DATABASES = {
     "default": {
