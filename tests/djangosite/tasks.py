@@ -1,6 +1,7 @@
 """The tasks of Django's own tests (`tests/tasks/tasks.py`), then those that need a worker."""
 
 import asyncio
+import threading
 import time
 
 from django.db import connections
@@ -110,6 +111,13 @@ def write_note(text):
 async def write_note_async(text):
     await Note.objects.acreate(text=text)
     return [note.text async for note in Note.objects.order_by("text")]
+
+
+@task
+async def nap(seconds):
+    """Sleep, and return how many threads the process has in the meantime."""
+    await asyncio.sleep(seconds)
+    return threading.active_count()
 
 
 @task

@@ -133,6 +133,16 @@ def test_the_database_in_each_pool(local, pool):
     assert texts == {f"{kind} {number}" for kind in ("def", "async") for number in range(3)}
 
 
+def test_many_coroutines_wait_at_the_same_time_without_a_thread_for_each(local):
+    results = [site.nap.enqueue(1.0) for _ in range(100)]
+    local.work("--pool", "asyncio", "-c", "100")
+    for result in results:
+        result.refresh()
+    last = max(result.finished_at for result in results)
+    assert last - min(result.started_at for result in results) < timedelta(seconds=50)
+    assert max(result.return_value for result in results) < 50
+
+
 @pytest.mark.parametrize(("age", "left"), [("0", False), ("600", True)])
 def test_connections_are_closed_after_each_task_as_after_a_request(local, age, left):
     """In one process, one after the other; CONN_MAX_AGE decides, as in a web server."""
