@@ -9,6 +9,7 @@ ONCE = RetryPolicy(max_retries=0)
 FOLDER = Path(os.environ.get("DJANGOSITE_FOLDER", ".")).resolve()
 SECRET_KEY = "for tests"
 USE_TZ = True
+TIME_ZONE = "UTC"  # Django sets it for the whole process
 INSTALLED_APPS = ["djangosite", "aztask.django"]
 DATABASES = {
     "default": {
@@ -18,6 +19,7 @@ DATABASES = {
         "CONN_MAX_AGE": int(os.environ.get("DJANGOSITE_CONN_MAX_AGE", "0")),
     }
 }
+MODULES = os.environ.get("DJANGOSITE_MODULES")
 TASKS = {
     "default": {
         "BACKEND": "aztask.django.backend.AztaskBackend",
@@ -25,6 +27,7 @@ TASKS = {
         "OPTIONS": {
             "broker": os.environ.get("DJANGOSITE_BROKER", f"local://{FOLDER}/queues.db"),
             "results": os.environ.get("DJANGOSITE_RESULTS", f"local://{FOLDER}/queues.db"),
+            "modules": MODULES.split(",") if MODULES else None,
             "tasks": {"djangosite.tasks.limited": {"soft_time_limit": 0.5, "retry": ONCE}},
         },
     }

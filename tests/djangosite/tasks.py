@@ -1,9 +1,10 @@
 """The tasks of Django's own tests (`tests/tasks/tasks.py`), then those that need a worker."""
 
 import asyncio
+import threading
 import time
 
-from django.db import connection, connections
+from django.db import connections
 
 from djangosite.models import Note
 
@@ -101,15 +102,22 @@ def limited():
 
 @task
 def write_note(text):
-    """Write a row, and return the texts of all rows and the id of the database connection."""
+    """Write a row, and return the texts of all rows."""
     Note.objects.create(text=text)
-    return [sorted(Note.objects.values_list("text", flat=True)), id(connection.connection)]
+    return sorted(Note.objects.values_list("text", flat=True))
 
 
 @task
 async def write_note_async(text):
     await Note.objects.acreate(text=text)
     return [note.text async for note in Note.objects.order_by("text")]
+
+
+@task
+async def nap(seconds):
+    """Sleep, and return how many threads the process has in the meantime."""
+    await asyncio.sleep(seconds)
+    return threading.active_count()
 
 
 @task

@@ -121,15 +121,26 @@ def test_tasks_run_on_a_worker(project):
 )
 def test_the_database_in_each_pool(local, pool):
     local.manage("migrate", "--run-syncdb")
-    written = [site.write_note.enqueue("a"), site.write_note_async.enqueue("b")]
+    written = [
+        *(site.write_note.enqueue(f"def {number}") for number in range(3)),
+        *(site.write_note_async.enqueue(f"async {number}") for number in range(3)),
+    ]
     local.work(*pool)
     for result in written:
         result.refresh()
         assert result.status == "SUCCESSFUL", result.errors
-    read = site.write_note_async.enqueue("c")
-    local.work(*pool)
-    read.refresh()
-    assert read.return_value == ["a", "b", "c"]
+    texts = {text for result in written for text in result.return_value}
+    assert texts == {f"{kind} {number}" for kind in ("def", "async") for number in range(3)}
+
+
+def test_many_coroutines_wait_at_the_same_time_without_a_thread_for_each(local):
+    results = [site.nap.enqueue(1.0) for _ in range(100)]
+    local.work("--pool", "asyncio", "-c", "100")
+    for result in results:
+        result.refresh()
+    last = max(result.finished_at for result in results)
+    assert last - min(result.started_at for result in results) < timedelta(seconds=50)
+    assert max(result.return_value for result in results) < 50
 
 
 @pytest.mark.parametrize(("age", "left"), [("0", False), ("600", True)])
@@ -177,6 +188,19 @@ def test_the_commands_help_and_errors(local):
     assert "no backend 'other'" in local.manage("aztask_worker", "--backend", "other", code=1)
     assert "Invalid value for '-c'" in local.manage("aztask_worker", "-c", "0", code=2)
     assert "aztask.W001" not in local.manage("check")
+
+
+@pytest.mark.parametrize("problem", ["import no_such_module", "None.missing", "1 / 0"])
+def test_a_module_of_tasks_that_cannot_be_imported(local, tmp_path, problem):
+    """Also an AttributeError, which must not look like a missing backend."""
+    (tmp_path / "brokentasks.py").write_text(problem)
+    path = os.pathsep.join([str(tmp_path), local.environment["PYTHONPATH"]])
+    log = local.manage(
+        "aztask_worker", "--burst", code=2, PYTHONPATH=path, DJANGOSITE_MODULES="brokentasks"
+    )
+    assert log.splitlines()[-1].startswith(
+        "aztask: error: the tasks of backend 'default' cannot be imported: "
+    )
 
 
 def test_other_commands_take_the_workers_app(local):

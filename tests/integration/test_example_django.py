@@ -42,6 +42,7 @@ def serving(example):
 
 
 def test_over_http(shop):
+    shop.run("manage.py", "makemigrations", "--check", "--dry-run")
     with httpx.Client(base_url=shop.url, follow_redirects=True, timeout=30) as client:
         page = client.get("/")
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.text)[1]

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from webexample import free_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"aztask": f"{sys.executable} -m aztask", "python": sys.executable}
@@ -44,7 +45,7 @@ def test_the_commands_of_its_readme(name, tmp_path):
         process = subprocess.Popen(
             ["bash", "-c", "\n".join(script)],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PORT": str(free_port())},
             stdin=subprocess.DEVNULL,
             stdout=shown,
             stderr=subprocess.STDOUT,

@@ -54,14 +54,17 @@ CHECKS = (
         "django",  # 6 or later: earlier Pythons have Django 5.2
         ("{wheel}[django,test]", "django>=6", "pytest-timeout>=2.3"),
         (
-            ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/djangotasks"),
+            (
+                *("python", "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+                *("tests/unit/djangotasks", "tests/integration/test_django_worker.py"),
+            ),
             ("python", "-m", "tests.djangosuite"),
         ),
     ),
     Check(
         "unit",
         (
-            "{wheel}[identity,reload,tables,tls,test]",
+            "{wheel}[django,identity,reload,tables,tls,test]",
             *("celery>=5.5", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pyyaml>=6"),
         ),
         (

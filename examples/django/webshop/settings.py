@@ -10,6 +10,7 @@ SECRET_KEY = "an example has no secrets"  # noqa: S105
 DEBUG = True
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 USE_TZ = True
+TIME_ZONE = "UTC"
 ROOT_URLCONF = "webshop.urls"
 STATIC_URL = "static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

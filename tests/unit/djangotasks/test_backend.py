@@ -487,6 +487,20 @@ def test_only_allowed_modules(settings_of):
         assert run(site.noop_task).status == TaskResultStatus.SUCCESSFUL
 
 
+def test_a_worker_imports_the_tasks_of_installed_apps_if_they_are_allowed(settings_of):
+    default_task_backend.tasks.load()
+    assert len(default_task_backend.app.tasks) > 15
+    assert "djangosite.tasks.noop_task" in default_task_backend.app.tasks
+    with settings_of(modules=["json"]):
+        default_task_backend.tasks.load()
+        assert default_task_backend.app.tasks == {}
+    with (
+        settings_of(modules=["djangosite.*", "no_such_module"]),
+        pytest.raises(ModuleNotFoundError, match="no_such_module"),
+    ):
+        default_task_backend.tasks.load()
+
+
 def test_no_message_imports_a_module():
     """A message that names a function which no imported module declares as a task."""
     app = default_task_backend.app
