@@ -53,7 +53,7 @@ CHECKS = (
     Check(
         "unit",
         (
-            "{wheel}[identity,reload,tables,tls,test]",
+            "{wheel}[identity,migrate,reload,tables,tls,test]",
             *("celery>=5.5", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pyyaml>=6"),
         ),
         (
