@@ -24,7 +24,7 @@ import msgpack
 
 from aztask.errors import BrokerUnavailable
 from aztask.results.damage import Columns, Damaged
-from aztask.results.workflows import Change, Document, WorkflowStore
+from aztask.results.workflows import Change, Document, Listed, WorkflowStore
 
 VERSION: Final = 1
 DOCUMENT: Final = "chord"
@@ -110,12 +110,13 @@ class Chords:
         None if the chord is not known here: it was deleted, or started with another store.
         """
         name = chord_name(group)
-        if not self.known(group):
-            return None
         # Written before the place is set. A member that ends again keeps its first end.
         self._store.write([Change(name, _part_name(part.index), _packed_part(part))])
         state = self._change(group, lambda found: _with_end(found, part.index))
-        return None if state is None else self._with_parts(group, state)
+        if state is None:
+            self._store.delete_workflow(Listed(name, 0.0))
+            return None
+        return self._with_parts(group, state)
 
     def state(self, group: str) -> ChordState | None:
         """The chord as it is now, with its parts if it is full."""

@@ -14,12 +14,13 @@ from aztask import App, RetryPolicy, transport
 
 transport.register()
 PLACE = os.environ["PLACE"]
-ADDRESS = f"local://{PLACE}/queues.db"
+ADDRESS = os.environ.get("BROKER", f"local://{PLACE}/queues.db")
+LEASE = float(os.environ.get("LEASE", "3"))
 QUICK = RetryPolicy(max_retries=2, delay=0.05, jitter=False)
 
 celery = Celery("embedded", broker="aztask://", backend=os.environ.get("BACKEND"))
 celery.conf.update(
-    broker_transport_options={"broker": ADDRESS, "lease": 3},
+    broker_transport_options={"broker": ADDRESS, "lease": LEASE},
     task_acks_late=True,
     worker_prefetch_multiplier=2,
     worker_proc_alive_timeout=30,
@@ -29,11 +30,11 @@ celery.conf.update(
 app = App(
     "embedded",
     broker=ADDRESS,
-    results=os.environ.get("RESULTS", ADDRESS),
+    results=os.environ["RESULTS"],
     default_queue="celery",
     serializer="json",
     retry=RetryPolicy(max_retries=0),
-    lease=3.0,
+    lease=LEASE,
     unknown_task_grace=60,
 )
 KIND = os.environ.get("KIND", "aztask")

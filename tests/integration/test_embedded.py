@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from aztask import App
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.deadletters.view import DeadLetters
+from aztask.testing import RunningEmulator
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -186,6 +188,36 @@ def test_a_chord_of_another_store_is_dead_lettered_with_the_reason(place: Place)
     assert {letter.reason for letter in letters} == {"unknown-chord"} and len(letters) == 2
     assert "result_backend" in letters[0].description
     assert place.notes() == []
+
+
+@pytest.mark.parametrize("service", ["Storage queue", "Service Bus"])
+def test_chains_and_chords_on_the_services(
+    service: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = Place(tmp_path, f"aztask+local://{tmp_path}/results.db", "results.db")
+    if service == "Storage queue":
+        address = request.getfixturevalue("azurite").connection_string
+    else:
+        bus: RunningEmulator = request.getfixturevalue("bus")
+        address = bus.connection_string
+        place.environment[ADMIN_VARIABLE] = bus.admin_connection_string
+    place.environment |= {"BROKER": address, "LEASE": "30"}
+    try:
+        place.send(
+            "from aztask.brokers.base import QueueOptions\n"
+            "app.broker.declare('celery', QueueOptions(lease=30.0)); out = 0"
+        )
+        place.aztask("--lease", "30s")
+        place.celery()
+        out = place.send(
+            "long = chain(add.s(1, 2), add.s(10), group(add.s(1), add.s(2)), total.s())\n"
+            "long = long.apply_async()\n"
+            "wide = chord([add.s(n, n) for n in range(10)], total.s()).apply_async()\n"
+            "out = [long.get(timeout=50), wide.get(timeout=50)]"
+        )
+    finally:
+        place.close()
+    assert out == [29, 90]
 
 
 def test_what_cannot_be_sent_makes_its_message_a_dead_letter(place: Place) -> None:

@@ -64,7 +64,7 @@ CHECKS = (
     Check(
         "unit",
         (
-            "{wheel}[django,identity,reload,tables,tls,test]",
+            "{wheel}[django,identity,migrate,reload,schedules,tables,tls,test]",
             *("celery>=5.5", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pyyaml>=6"),
         ),
         (

@@ -1,7 +1,7 @@
 """Celery messages in the pipeline: what they embed follows their end, after the record.
 
 Rules
-1. A message that embeds nothing costs one comparison, see `aztask.embedded.embed`.
+1. A message that embeds nothing costs one comparison: `may_embed` is asked before `open`.
 2. What follows is sent between the record of the outcome and the settlement, under ids that follow
    from the message. A crash in between sends it again, under the same ids.
 3. A success sends the callbacks and the next task of the chain, and counts for the chord. A final
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aztask.app import App
 from aztask.embedded.chords import Chords, ChordState, Part
-from aztask.embedded.embed import Embedded, Signature, may_embed, read_embedded, signature
+from aztask.embedded.embed import Embedded, Signature, read_embedded, signature
 from aztask.embedded.launch import Launch, Launched
 from aztask.errors import EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.message import TaskMessage
@@ -46,9 +46,7 @@ class Embedding:
 
     def open(self, item: WorkItem) -> None:
         """Note what the message of `item` embeds. Raises CodecError."""
-        message = message_of(item)
-        if may_embed(message):
-            item.embedded = read_embedded(self._app.codec, message)
+        item.embedded = read_embedded(self._app.codec, message_of(item))
 
     def prepare(self, items: Sequence[WorkItem]) -> None:
         """Refuse members of chords that this result store does not know. Raises BrokerUnavailable.

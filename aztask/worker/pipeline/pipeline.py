@@ -27,6 +27,7 @@ from functools import partial
 
 from aztask.app import App
 from aztask.brokers.base import Transactional
+from aztask.embedded.embed import may_embed
 from aztask.errors import BrokerError, CodecError
 from aztask.lease.keeper import LeaseKeeper
 from aztask.results.base import Finish, Owned, ResultStore, Start, StartAnswer
@@ -98,7 +99,8 @@ class Pipeline:
                     item.delivery.envelope, item.queue, item.delivery.position
                 )
                 item.open(message, self._app.tasks.get(message.task))
-                self._embedding.open(item)
+                if may_embed(message):
+                    self._embedding.open(item)
                 self.verdicts.early(item)
             except CodecError as error:
                 item.decide(DeadLetter(UNDECODABLE, str(error)))

@@ -60,6 +60,7 @@ def test_a_body_is_noted_as_sent(chords: Chords) -> None:
 
 def test_an_unknown_chord_is_none(chords: Chords) -> None:
     assert chords.ended("g", Part(0, "a", b"")) is None
+    assert chords._store.read([(chord_name("g"), "part-0")]) == [None], "nothing is left behind"
     assert not chords.known("g")
 
 
