@@ -26,6 +26,9 @@ from aztask.message.envelope import Envelope
 
 logger = logging.getLogger(__name__)
 
+CONTROL: Final = ".pidbox"
+"""How the names of mailboxes for commands end (`kombu.pidbox.Mailbox.get_queue`)."""
+
 NO_CONTROL: Final = (
     "remote control and events are off for this connection; remove remote_control=False from"
     " broker_transport_options to use them"
@@ -104,6 +107,12 @@ class Boxes:
     def has(self, queue: str) -> bool:
         """True if the queue is a mailbox of this connection."""
         return queue in self._boxes
+
+    def is_control(self, queue: str) -> bool:
+        """True if the mailbox is for commands to this process: a `kombu.pidbox.Node`."""
+        box = self._boxes.get(queue)
+        kinds = {each.kind for each in box.bindings} if box is not None else set()
+        return queue.endswith(CONTROL) and kinds == {"fanout"}
 
     def usable(self, queue: str) -> bool:
         """True if the mailbox could be created."""

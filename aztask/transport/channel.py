@@ -62,6 +62,8 @@ class Channel(RoutingChannel):
         self._getters: dict[tuple[str, bool], QueueConsumer] = {}
         self._retired: list[QueueConsumer] = []
         self._pumps: dict[str, Pump] = {}
+        self._feeding: set[str] = set()
+        self._ending: SystemExit | None = None
         self._ready: deque[UnackedDelivery] = deque()
         self._early = EarlyMessages()
         self._unacked: Unacked | None = None
@@ -90,18 +92,38 @@ class Channel(RoutingChannel):
         source = self._sources[consumer_tag] = self._source(queue, no_ack, consumer_tag, callback)
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
-        if isinstance(source, MailboxConsumer) and self.link.broker.capabilities.remote:
-            self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
+        if isinstance(source, MailboxConsumer):
+            if self.link.boxes.is_control(queue):
+                self._pumps[consumer_tag] = Pump(partial(self._serve, source), queue)
+            elif self.link.broker.capabilities.remote:
+                self._pumps[consumer_tag] = Pump(partial(self._pump, source), queue)
+                self._feeding.add(consumer_tag)
 
     def _pump(self, source: QueueConsumer, wait: float) -> None:
+        """On a pump's thread: receive, so that the draining thread delivers."""
         if self.fetch(source, wait):
             self.unacked.wake()
+
+    def _serve(self, source: QueueConsumer, wait: float) -> None:
+        """On a pump's thread: receive a command for this process, and run it here.
+
+        The draining thread may stand still for as long as a task takes: Celery's blocking loop
+        waits there for a free process of the pool. A command that ends the process is passed on
+        to that thread.
+        """
+        for holding in self._receive(source, wait, 1):
+            try:
+                self._hand_out(source, holding)
+            except SystemExit as stop:
+                self._ending = stop
+                self.unacked.wake()
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Stop the consumer; messages that were received but not delivered are given back."""
         source = self._sources.pop(consumer_tag, None)
         if source is None:
             return
+        self._feeding.discard(consumer_tag)
         pump = self._pumps.pop(consumer_tag, None)
         if pump is not None:
             pump.stop()
@@ -168,12 +190,18 @@ class Channel(RoutingChannel):
 
     @property
     def has_pumps(self) -> bool:
-        """True if messages may also come on another thread."""
-        return bool(self._pumps)
+        """True if another thread may receive messages for the draining thread to deliver."""
+        return bool(self._feeding)
 
     def deliver_one(self) -> bool:
-        """Deliver one message that was received before; False if there was none."""
+        """Deliver one message that was received before; False if there was none.
+
+        Raises SystemExit if a command that was received on another thread ends the process.
+        """
         self._notice_fork()
+        if self._ending is not None:
+            ending, self._ending = self._ending, None
+            raise ending
         self._ready.extendleft(reversed(self._early.due(time())))
         while self._ready:
             holding = self._ready.popleft()
@@ -189,12 +217,17 @@ class Channel(RoutingChannel):
 
     def fetch(self, source: QueueConsumer, wait: float, limit: int = BATCH) -> bool:
         """Receive from `source`, waiting at most `wait` seconds; True if any message came."""
+        holdings = self._receive(source, wait, limit)
+        self._ready.extend(holdings)
+        return bool(holdings)
+
+    def _receive(self, source: QueueConsumer, wait: float, limit: int) -> list[UnackedDelivery]:
         if self._prefetch and source.consumer_tag:
             limit = min(limit, self._prefetch - self._handed_out())
         if source.no_ack:
             limit = 1  # a message deleted at receipt and not delivered would be lost
         if source.source.sessions and self.unacked.holds(source.receiver):
-            return False  # its session's next message waits until this one is settled
+            return []  # its session's next message waits until this one is settled
         deliveries = source.receive(limit, wait)
         holdings = [
             UnackedDelivery(next(self._tags), source.receiver, delivery, source.consumer_tag)
@@ -202,8 +235,7 @@ class Channel(RoutingChannel):
         ]
         if not source.no_ack:
             self.unacked.hold(source.receiver, holdings, source.source.lease)
-        self._ready.extend(holdings)
-        return bool(deliveries)
+        return holdings
 
     def _source(
         self, queue: str, no_ack: bool, consumer_tag: str, callback: Callable[[Any], Any]
@@ -320,6 +352,7 @@ class Channel(RoutingChannel):
             self._retired.clear()
             self._getters.clear()
             self._pumps.clear()
+            self._feeding.clear()
             self.mailboxes.clear()
             for tag, source in list(self._sources.items()):
                 if isinstance(source, MailboxConsumer):

@@ -230,6 +230,27 @@ print(json.dumps({
 """
 
 
+BUSY = """
+import time
+for number in range(6):
+    slow.delay(number, 5.0)
+inspect, ends_at, active = app.control.inspect(timeout=3.0), time.monotonic() + 30, None
+while not active or len(list(active.values())[0]) < 2:
+    assert time.monotonic() < ends_at
+    active = inspect.active()
+answers = [inspect.ping() for _ in range(3)]  # the pool is full, and more tasks wait
+print(sum(answer is not None for answer in answers))
+app.control.purge()
+app.control.shutdown()
+"""
+
+
+def test_a_worker_answers_while_its_pool_is_full(site):
+    worker = site.worker("prefork")
+    assert site.send(BUSY, 60).split() == ["3"]
+    assert worker.wait(30) == 0
+
+
 def check_remote_control(site, seconds: float) -> None:
     """Inspect, control, revoke, rate limits and events of a prefork worker."""
     worker = site.worker("prefork", "-E")

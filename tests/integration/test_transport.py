@@ -538,6 +538,28 @@ def test_a_temporary_queue_that_is_not_bound_is_an_ordinary_one(connect, broker)
     assert broker.queues() == ["q", "replies"], "there before anybody can know its name"
 
 
+def test_a_command_runs_although_no_thread_drains(connect):
+    """As in a worker whose draining thread waits for a free process of its pool."""
+    control = kombu.Exchange("celery.pidbox", "fanout", durable=False)
+    consumer = consume(connect(), temporary("w@host.celery.pidbox", control), no_ack=True)
+    connect().Producer().publish("ping", exchange=control, declare=[control])
+    eventually(lambda: [message.payload for message in consumer.got] == ["ping"])
+
+
+def test_a_command_that_ends_the_process_ends_the_draining_thread(connect):
+    control = kombu.Exchange("celery.pidbox", "fanout", durable=False)
+    connection = connect()
+    consumer = consume(connection, temporary("w@host.celery.pidbox", control), no_ack=True)
+
+    def shut_down(body, message):
+        raise SystemExit("shutdown")
+
+    consumer.register_callback(shut_down)
+    connect().Producer().publish("shutdown", exchange=control, declare=[control])
+    with pytest.raises(SystemExit, match="shutdown"):
+        drain(connection, consumer, messages=2)
+
+
 def test_fanout_can_be_switched_off(connect):
     assert connect().supports_exchange_type("fanout")
     connection = connect(remote_control=False)

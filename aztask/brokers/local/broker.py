@@ -238,8 +238,11 @@ class LocalBroker:
         """The object that wakes this process's receivers of the queue."""
         wakeup = self._wakeups.get(queue)
         if wakeup is None:
+            # Outside the lock, because it may take the database's: a send inside a transaction
+            # holds that one already.
+            made = WakeUp(self._database.watch)
             with self._lock:
-                wakeup = self._wakeups.setdefault(queue, WakeUp(self._database.watch))
+                wakeup = self._wakeups.setdefault(queue, made)
         return wakeup
 
     def _ensure(self, queue: str, *, sessions: bool = False) -> None:

@@ -53,6 +53,20 @@ def test_a_message_tells_where_it_was_published(boxes):
     assert not boxes.wanted("a", Envelope(b"x", headers=stray))
 
 
+def test_commands_are_known_by_their_queue(boxes):
+    for queue, kind in (
+        ("w@host.celery.pidbox", "fanout"),
+        ("id.reply.celery.pidbox", "direct"),
+        ("broadcast", "fanout"),
+    ):
+        boxes.declare(queue)
+        boxes.bind(queue, Binding("exchange", "", kind))
+    assert boxes.is_control("w@host.celery.pidbox")
+    assert not boxes.is_control("id.reply.celery.pidbox")
+    assert not boxes.is_control("broadcast")
+    assert not boxes.is_control("missing.pidbox")
+
+
 def test_nothing_is_a_mailbox_where_remote_control_is_off(broker):
     boxes = Boxes(broker, enabled=False)
     assert not boxes.declare("a")

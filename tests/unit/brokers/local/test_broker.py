@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -365,3 +366,29 @@ def test_somebody_elses_payload_is_delivered_as_bytes(broker):
     broker.engine.send("q", [NewMessage(b"not ours")])
     (delivery,) = broker.receiver("q", lease=60.0).receive(1, 0.0)
     assert delivery.envelope == Envelope(b"not ours", content_type="application/octet-stream")
+
+
+def test_the_first_send_in_a_transaction_does_not_deadlock_with_a_new_receiver(
+    tmp_path: Path,
+) -> None:
+    database = Database(str(tmp_path / "queues.db"))
+    broker = LocalBroker(database)
+    broker.declare("a")
+    inside, done = threading.Event(), threading.Event()
+
+    def send() -> None:
+        with broker.transaction():
+            inside.set()
+            time.sleep(0.3)  # the other thread waits for the database now
+            broker.send("a", [Envelope(b"x")])
+        done.set()
+
+    threads = [
+        threading.Thread(target=send, daemon=True),
+        threading.Thread(target=broker.wakeup, args=["b"], daemon=True),
+    ]
+    threads[0].start()
+    assert inside.wait(5)
+    threads[1].start()
+    assert done.wait(5), "the two wait for each other"
+    database.close()
