@@ -63,7 +63,8 @@ def history_of(
     if not runs and not events and state is None:
         return None
     entries = _merged(list(entries_of(runs)), [_entry(each) for each in events])
-    entries = [*_missing_events(log), *_with_gaps(entries, events, state)]
+    started = any(run.started_at is not None for run in runs)
+    entries = [*_missing_events(log, started=started), *_with_gaps(entries, events, state)]
     known = [(each.task, each.queue) for each in events if each.task]
     known += [(each.task, each.queue) for each in runs if each.task]
     workflow = next((each.workflow_id for each in events if each.workflow_id), None)
@@ -178,7 +179,7 @@ def _both(event: Entry, row: Entry) -> str:
 # -- gaps ------------------------------------------------------------------------------------
 
 
-def _missing_events(log: EventLog | None) -> Iterator[Entry]:
+def _missing_events(log: EventLog | None, *, started: bool) -> Iterator[Entry]:
     if log is None:
         yield gap(
             "no event directory is configured here (events=, AZTASK_EVENTS or --events): "
@@ -191,6 +192,8 @@ def _missing_events(log: EventLog | None) -> Iterator[Entry]:
         )
     elif not any(event.event in ("enqueued", "send_unconfirmed") for event in log.events):
         yield gap("no event of its send: the sender wrote none, or elsewhere")
+    elif started and not any(event.event == "received" for event in log.events):
+        yield gap("no event of its deliveries: the workers wrote none, or elsewhere")
     if log is not None and log.compacted:
         yield gap(f"{log.compacted} compacted event files were not searched: read them with Spark")
     if log is not None and log.unreadable:

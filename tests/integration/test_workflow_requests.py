@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -14,9 +15,11 @@ from aztask import App, chord
 from aztask.canvas.place import Place
 from aztask.results.base import Provisioned, State
 from aztask.results.tables.client import TimeBudget
+from aztask.workflows.engine import engine_for
 from aztask.workflows.joins import TaskEnd
 
 MEMBERS = 480
+WRITERS = 24
 
 
 @contextmanager
@@ -42,6 +45,28 @@ def shop(tmp_path: Path) -> Iterator[App]:
         app.results.create()
         yield app
         app.close()
+
+
+def test_twenty_four_writers_of_one_group_take_turns(shop: App) -> None:
+    """Each is a worker of one slot that does nothing but end members; real workers do more."""
+    page, book = (shop.task(name=name)(lambda x: x) for name in ("shop.page", "shop.book"))
+    chord([page.s(n) for n in range(MEMBERS)], book.s()).delay(workflow_id="w")
+    engine, results = shop.workflows.engine, shop.results
+    plan = engine.graphs.plan("w")
+    assert plan is not None
+    assert results is not None
+    members = iter([node for node in plan.nodes if node.task == "shop.page"])
+
+    def work(number: int) -> None:
+        own = engine_for(results, lambda: shop.broker, shop.codec)
+        assert own is not None
+        while (node := next(members, None)) is not None:
+            own.joins.ended([TaskEnd("w", Place.of(plan, node), 0, State.SUCCEEDED, b"\x01")])
+
+    with counting() as made, ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(work, range(WRITERS)))
+    assert len(made) <= 4.0 * MEMBERS, "without a pace it is 5 to 11"
+    assert shop.broker.stats("default").active == MEMBERS + 1, "the last one sent the body"
 
 
 def test_requests_for_each_member(shop: App) -> None:
@@ -71,4 +96,4 @@ def test_requests_for_each_member(shop: App) -> None:
         found = engine.inputs.load("w", Place.of(plan, body))
     assert found is not None
     assert shop.codec.decode_value(found.value) == [0x1234] * MEMBERS
-    assert len(made) <= 3, "the body reads rows, not members"
+    assert len(made) <= 6, "the body reads rows, not members"

@@ -148,6 +148,13 @@ def test_a_task_that_waits_or_runs():
     assert texts(found)[-1] == "GAP w1 holds the task now, or has died"
 
 
+def test_workers_without_events_are_a_gap():
+    found = history([a_run(State.SUCCEEDED, 12.0)], [SENT])
+    assert texts(found)[0] == (
+        "GAP no event of its deliveries: the workers wrote none, or elsewhere"
+    )
+
+
 def test_nothing_is_known():
     assert history(state=None) is None
 
