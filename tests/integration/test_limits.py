@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness import Site, site_in
-from limits_app import fifty, free, once, tenant
+from limits_app import fifty, five, free, once, tenant
 
 from aztask.results.base import State
 
@@ -22,6 +22,36 @@ def most_in(times: list[float], period: float) -> int:
     """The most starts in any half-open period."""
     times = sorted(times)
     return max(sum(at <= each < at + period for each in times[n:]) for n, at in enumerate(times))
+
+
+def most_at_once(site: Site, ended: dict[int, float] | None = None) -> int:
+    """The most tasks that ran at the same time.
+
+    ended: when a pool process was certainly gone, by its number, if it did not end its task itself.
+    """
+    ends = {(line.pid, line.key): line.at for line in site.lines("end")}
+    changes = []
+    for line in site.lines("start"):
+        end = ends.get((line.pid, line.key), (ended or {}).get(line.pid))
+        assert end is not None, f"{line} has no end"
+        changes += [(line.at, 1), (end, -1)]
+    running = most = 0
+    for _, change in sorted(changes):
+        running += change
+        most = max(most, running)
+    return most
+
+
+def test_two_workers_never_run_more_than_five_and_nothing_is_counted(site: Site) -> None:
+    app = site.app()
+    sent = [app.send(five.name, [f"{number}", 0.1], task_id=f"{number}") for number in range(40)]
+    workers = [site.worker("-c", "4") for _ in range(2)]
+    assert [each.get(timeout=60) for each in sent] == [f"{number}" for number in range(40)]
+    assert most_at_once(site) <= 5
+    for number in range(40):
+        (run,) = app.results.history(f"{number}")
+        assert (run.state, run.key.hop, run.starts) == (State.SUCCEEDED, 0, 1)
+    assert [worker.stop() for worker in workers] == [0, 0], workers[0].log
 
 
 def test_two_workers_keep_the_rate_in_order_and_nothing_is_counted(site: Site) -> None:

@@ -33,7 +33,7 @@ def limited(make: Make) -> Callable[..., tuple[Bench, Gate]]:
 
 
 def gate_of(bench: Bench) -> Gate:
-    return Gate(bench.app, bench.pipeline.put_offs, bench.pipeline.floods, bench.clock)
+    return Gate(bench.app, bench.pipeline.put_offs, bench.pipeline.floods, bench.clock, "w")
 
 
 def times(bench: Bench, items: list[WorkItem]) -> list[float]:
@@ -219,3 +219,37 @@ def test_limits_need_a_result_store(make: Make) -> None:
     bench.app.limit("api", rate="10/s")
     with pytest.raises(ConfigurationError, match="AZTASK_RESULTS"):
         gate_of(bench)
+
+
+def test_without_a_permit_a_delivery_is_parked_with_its_ticket(make: Make) -> None:
+    bench = make(task={"limits": ["two"]})
+    bench.app.limit("two", concurrency=2)
+    gate = gate_of(bench)
+    items = bench.items("a", "b", "c")
+    gate.admit(items)
+    assert [item.window for item in items] == [ALWAYS, ALWAYS, None]
+    assert [len(item.permits) for item in items] == [1, 1, 0]
+    assert items[0].permits_until < bench.clock.now + 10.0
+    parked = items[2].parked
+    assert parked is not None
+    assert (parked.ticket, parked.reason) == (bench.clock.now, "limit two")
+    gate.put_off_parked(items[2], parked)
+    bench.pipeline.finish(items[2:])
+    bench.clock.now += 1.0
+    (again,) = bench.receive()
+    gate.admit([again])
+    assert again.parked == parked, "it keeps its ticket"
+    gate.permits.free(items[0].permits[0])
+    gate.admit([again])
+    assert again.permits
+
+
+def test_a_permit_is_taken_before_a_slot(make: Make) -> None:
+    bench = make(task={"limits": ["both"]})
+    bench.app.limit("both", concurrency=1, rate="10/s")
+    gate = gate_of(bench)
+    items = bench.items("a", "b")
+    gate.admit(items)
+    assert items[0].window is not None
+    assert items[0].window.timed
+    assert items[1].parked is not None
