@@ -86,6 +86,34 @@ def test_a_slot_that_was_missed_is_claimed_anew(limited: Any) -> None:
     assert times(bench, back) == pytest.approx([LOCAL_LEAD + n * GAP for n in range(len(back))])
 
 
+def test_a_backlog_costs_at_most_a_fifth_of_a_request_for_each_task(limited: Any) -> None:
+    bench, gate = limited()
+    requests = []
+    store = gate._claims._store
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            requests.append(name)
+            return getattr(store, name)
+
+    gate._claims._store = gate._time._store = Counting()
+    bench.send(*[f"t{n:03}" for n in range(120)])
+    started = 0
+    while started < 120:
+        items = bench.receive(12)
+        for first in range(0, len(items), 12):
+            gate.admit(items[first : first + 12])
+        bench.pipeline.finish([item for item in items if item.decided])
+        ready = [item for item in items if item.window]
+        started += len(ready)
+        bench.pipeline.claim(ready)
+        bench.succeed(ready)
+        bench.pipeline.finish(ready)
+        bench.clock.now += 0.2
+    asked = [name for name in requests if name != "time"]  # a minute for a remote store
+    assert len(asked) <= 0.2 * 120
+
+
 def test_slots_of_an_earlier_rate_do_not_count(limited: Any) -> None:
     bench, gate = limited()
     items = bench.items(*[f"t{n:02}" for n in range(30)])
