@@ -347,6 +347,9 @@ class Supervisor:
                 claims.append(item)
             else:
                 self._try_later(item)
+        if self._pausing.active:  # they may have waited for long
+            decided = [item for item in claims if item.put_off is not None]
+            claims = decided + self._pausing.admit([each for each in claims if not each.put_off])
         self._claims.submit(claims)
         self._finishes.turn()
 

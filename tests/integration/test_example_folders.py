@@ -16,6 +16,7 @@ PROGRAMS = {"aztask": f"{sys.executable} -m aztask", "python": sys.executable}
 ENDS = {
     "async": ["200 succeeded", "200 pages, from /page-0 to /page-199"],
     "foreign": ["order 3: spoon", "undecodable"],
+    "limits": ["30 calls, at most 10 starts in a second", "acme: at most 2 at a time"],
     "quickstart": ["shop.count_words", "succeeded", "6"],
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],

@@ -24,7 +24,7 @@ from typing import Final
 
 from aztask.app import App
 from aztask.canvas.limits import Limit, Rate
-from aztask.errors import BrokerError, ConfigurationError, did_you_mean
+from aztask.errors import ConfigurationError, did_you_mean
 from aztask.limits.claiming import Claims
 from aztask.limits.permits import Permits
 from aztask.limits.rates import AHEAD, SLACK
@@ -144,10 +144,10 @@ class Gate:
                 self._sort(item, simple, left)
             for entry, group in simple.items():
                 self._claim_together(entry, group)
-        except BrokerError as error:
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
             waiting = [item for item in items if self.applies(item) and item.decided is None]
-            line = "slots cannot be claimed, %d deliveries are tried again: %s"
-            self._floods.warning(logger, "slots", line, len(waiting), error)
+            line = "limits cannot be applied, %d deliveries are tried again: %s"
+            self._floods.warning(logger, "limits", line, len(waiting), text_of(error))
             for item in waiting:
                 item.tries += 1
 
@@ -156,9 +156,9 @@ class Gate:
         try:
             self._time.refresh()
             return self.permits.maintain()
-        except BrokerError as error:
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
             line = "permits cannot be renewed, it is tried again: %s"
-            self._floods.warning(logger, "permits", line, error)
+            self._floods.warning(logger, "permits", line, text_of(error))
             return []
 
     def put_off_parked(self, item: WorkItem, parked: Parked) -> None:
@@ -175,6 +175,8 @@ class Gate:
 
         left: how many deliveries are in the gate.
         """
+        if item.stage is Stage.ENDED:  # its lease was lost
+            return
         if self._put_offs.expired(item):
             item.window = ALWAYS
             return

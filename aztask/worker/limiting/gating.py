@@ -194,7 +194,7 @@ class Gating:
         """Whether an item goes on; otherwise it waits in hand for a permit."""
         if item.stage is Stage.ENDED or item.decided is not None:
             self.ended(item)
-            return True
+            return item.stage is not Stage.ENDED
         for entry in item.permits:
             self._holding.setdefault(entry, set()).add(item)
             if (waiting := self._parking.next(entry)) is not None:  # there may be more permits
