@@ -18,8 +18,9 @@ class AppLimits:
         self,
         name: str,
         *,
-        rate: str,
+        rate: str | None = None,
         burst: int = 1,
+        concurrency: int | None = None,
         key: Callable[..., object] | None = None,
     ) -> None:
         """Declare a limit that holds for all workers together, for ``@app.task(limits=[name])``.
@@ -27,10 +28,11 @@ class AppLimits:
         ::
 
             app.limit("api", rate="10/s", burst=20)
-            app.limit("tenant", rate="100/m", key=lambda tenant, *_: tenant)
+            app.limit("tenant", concurrency=5, key=lambda tenant, *_: tenant)
 
         * `rate`: how many starts in which time: "10/s", "600/m", "5/10s", "1000/h".
         * `burst`: how many may start at once after a quiet time.
+        * `concurrency`: how many may run at the same time.
         * `key`: a function of the task's arguments that returns a text or a number; each one has
           the limit for itself, and None means that the limit does not apply. Workers call it
           outside of the pool, so it must be quick.
@@ -39,4 +41,4 @@ class AppLimits:
         """
         if name_text(name, "limit: the name") in self.limits:
             raise ConfigurationError(f"there is a limit {name!r} already")
-        self.limits[name] = limit_of(name, rate=rate, burst=burst, key=key)
+        self.limits[name] = limit_of(name, rate=rate, burst=burst, concurrency=concurrency, key=key)

@@ -39,10 +39,14 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A declared limit. `key`: makes the key of the task's arguments; None: one limit for all."""
+    """A declared limit: of a rate, or of how many run at the same time, or of both.
+
+    `key`: makes the key of the task's arguments; None: one limit for all.
+    """
 
     name: str
-    rate: Rate
+    rate: Rate | None
+    concurrency: int | None = None
     key: Callable[..., object] | None = None
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -63,13 +67,25 @@ class Limit:
         return text
 
     def entry(self, key: str) -> str:
-        """The name of its entry in the result store; names and keys may be any text."""
+        """The name of its rate's entry in the result store; names and keys may be any text."""
+        return f"limit-rate-{self._digest(key)}"
+
+    def permits_entry(self, key: str) -> str:
+        """The name of the entry of its permits."""
+        return f"limit-held-{self._digest(key)}"
+
+    def _digest(self, key: str) -> str:
         named = f"{len(self.name)}:{self.name}{key}".encode("utf-8", "surrogatepass")
-        return f"limit-rate-{sha256(named).hexdigest()[:40]}"
+        return sha256(named).hexdigest()[:40]
 
 
 def limit_of(
-    name: str, *, rate: object, burst: object = 1, key: Callable[..., object] | None = None
+    name: str,
+    *,
+    rate: object = None,
+    burst: object = 1,
+    concurrency: object = None,
+    key: Callable[..., object] | None = None,
 ) -> Limit:
     """The limit with these options. Raises ConfigurationError."""
     what = f"limit {name!r}"
@@ -79,10 +95,21 @@ def limit_of(
         raise ConfigurationError(
             f"{what}: key takes a function of the task's arguments, not {shown(key)}"
         )
+    if rate is None and concurrency is None:
+        raise ConfigurationError(f"{what}: give it a rate, a concurrency, or both")
+    held = None if concurrency is None else _count(concurrency, f"{what}: concurrency")
+    if rate is None:
+        if burst != 1:
+            raise ConfigurationError(f"{what}: burst belongs to a rate; give it one")
+        return Limit(name, None, held, key)
     count, period = _rate_of(rate, what)
-    if isinstance(burst, bool) or not isinstance(burst, int) or not 1 <= burst <= MOST:
-        raise ConfigurationError(f"{what}: burst takes a whole number above 0, not {shown(burst)}")
-    return Limit(name, Rate(count, period, burst), key)
+    return Limit(name, Rate(count, period, _count(burst, f"{what}: burst")), held, key)
+
+
+def _count(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise ConfigurationError(f"{what} takes a whole number above 0, not {shown(value)}")
+    return value
 
 
 def _rate_of(rate: object, what: str) -> tuple[int, float]:

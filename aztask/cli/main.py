@@ -33,6 +33,7 @@ COMMANDS = {
     "running": "List the tasks that workers run now, the longest-running first.",
     "queues": "List, create, read, empty and delete queues.",
     "control": "Pause, resume and drain queues and tasks, for all workers.",
+    "limits": "List the limits of the app, and how far each one is used.",
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",
     "migrate": "Check what a Celery project needs before it can move to aztask.",

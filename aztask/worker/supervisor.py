@@ -75,12 +75,7 @@ class Supervisor:
             self._mailbox,
             threads=runtime.lane_threads,
         )
-        self._finishes = FinishLanes(
-            lambda name, threads: Lane(
-                name, self.pipeline.finish, self._finished, self._mailbox, threads=threads
-            ),
-            runtime.lane_threads,
-        )
+        self._finishes = FinishLanes(self._finish_lane, runtime.lane_threads)
         self._gating = Gating(runtime, self.pipeline, self._gated)
         # A claim across a network takes time: the next ones are sent while the pool is busy.
         self._claims_ahead = options.concurrency if runtime.lane_threads else 0
@@ -95,8 +90,9 @@ class Supervisor:
             self._requests,
             finish=self._finishes.submit,
             over=self._over,
-            late=self._late,
+            late=self._gating.late,
         )
+        self._gating.tell = self._dispatcher.tell
         self._pausing = Pausing(
             runtime,
             self.pipeline.put_offs,
@@ -111,6 +107,9 @@ class Supervisor:
         self._signals = 0
         self._draining_until: float | None = None
         self.finished = 0
+
+    def _finish_lane(self, name: str, threads: int) -> Lane[WorkItem]:
+        return Lane(name, self.pipeline.finish, self._finished, self._mailbox, threads=threads)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -277,6 +276,7 @@ class Supervisor:
         self._chores.tick(now, self._record, self._heartbeat.running_ids, self._stop_cancelled)
         self._leases.tick(now)
         self._pausing.tick(now)
+        self._gating.tick(now)
         if listeners := self.app.hooks.status:
             listeners.notify(self._heartbeat.status(draining=self._draining_until is not None))
 
@@ -313,7 +313,7 @@ class Supervisor:
         window = self._pool.capacity + prefetch(self.options, self._pool)
         if self.options.max_tasks is not None:
             window = min(window, self.options.max_tasks - self.finished)
-        room = window - (len(self._deliveries) - self._deliveries.held)
+        room = window - (len(self._deliveries) - self._deliveries.held - self._gating.parked)
         if self._draining_until is None and self._pausing.known:
             wait = 0 < room < min(window // 4, 64) and bool(self._deliveries.opened)
             self._intakes.allow(room, wait=wait, paused=self._pausing.queues)
@@ -348,14 +348,11 @@ class Supervisor:
                 claims.append(item)
             else:
                 self._try_later(item)
+        if self._pausing.active:  # they may have waited for long
+            decided = [item for item in claims if item.put_off is not None]
+            claims = decided + self._pausing.admit([each for each in claims if not each.put_off])
         self._claims.submit(claims)
         self._finishes.turn()
-
-    def _late(self, items: Sequence[WorkItem]) -> None:
-        if self._draining_until is not None:
-            self._give_back(items)
-        else:
-            self._gating.late(items)
 
     def _claimed(self, items: Sequence[WorkItem]) -> None:
         draining = self._draining_until is not None
@@ -391,6 +388,7 @@ class Supervisor:
         the message waits in the queue (see `Hold`): memory and renewals stay bounded.
         """
         self.journal.ended(item)
+        self._gating.ended(item)
         item.rest()
         if item.session is not None:  # the number of sessions already bounds these
             item.session.held()
@@ -421,6 +419,8 @@ class Supervisor:
         for item in ended:
             self.journal.ended(item)
             self._leases.ended(item)
+            if item.permits:
+                self._gating.ended(item)
         tell_over(ended)
 
     # -- leases ------------------------------------------------------------------------------
@@ -429,7 +429,8 @@ class Supervisor:
         item = self._deliveries.of(lease)
         if item is not None:
             self.journal.renewed(item, age)
-            self._dispatcher.tell(item, ["renewed", item.number, lease.deadline])
+            deadline = min(lease.deadline, item.permits_until)
+            self._dispatcher.tell(item, ["renewed", item.number, deadline])
 
     def _lease_lost(self, lease: Lease) -> None:
         """The broker or the clock says that the lease has ended: stop the task, settle nothing."""

@@ -29,6 +29,7 @@ KILLS = {
     "test_adaptive_leases",
     "test_damaged_rows",
     "test_hostile_stream",
+    "test_limits_on_azure",
     "test_kills",
     "test_probes",
     "test_putoff_kills",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from ledger_app import note
 
@@ -16,6 +17,7 @@ app = App(
 )
 app.limit("ten", rate="10/s")
 app.limit("fifty", rate="50/s")
+app.limit("five", concurrency=5)
 app.limit("tenant", rate="2/s", key=lambda tenant, *_: tenant)
 
 
@@ -46,4 +48,14 @@ def once(key: str) -> str:
 @app.task
 def free(key: str) -> str:
     note("start", key)
+    return key
+
+
+@app.task(limits=["five"])
+def five(key: str, seconds: float) -> str:
+    note("start", key)
+    try:
+        time.sleep(seconds)
+    finally:
+        note("end", key)
     return key

@@ -19,6 +19,7 @@ ENDS = {
     "django": ["2 x tea {'status': 'SUCCESSFUL'", "an anvil does not fit into a parcel"],
     "fastapi": ["4 passed", "11 of 11 succeeded 10 pages"],
     "foreign": ["order 3: spoon", "undecodable"],
+    "limits": ["30 calls, at most 10 starts in a second", "acme: at most 2 at a time"],
     "quickstart": ["shop.count_words", "succeeded", "6"],
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Site, site_in
-from limits_app import fifty, free, once, tenant
+from harness import Site, site_in, wait_until
+from limits_app import fifty, five, free, once, ten, tenant
 
+from aztask.limits.control import Controls, Scope
 from aztask.results.base import State
+from aztask.results.controls import controls_of
 
 
 @pytest.fixture
@@ -22,6 +25,36 @@ def most_in(times: list[float], period: float) -> int:
     """The most starts in any half-open period."""
     times = sorted(times)
     return max(sum(at <= each < at + period for each in times[n:]) for n, at in enumerate(times))
+
+
+def most_at_once(site: Site, ended: dict[int, float] | None = None) -> int:
+    """The most tasks that ran at the same time.
+
+    ended: when a pool process was certainly gone, by its number, if it did not end its task itself.
+    """
+    ends = {(line.pid, line.key): line.at for line in site.lines("end")}
+    changes = []
+    for line in site.lines("start"):
+        end = ends.get((line.pid, line.key), (ended or {}).get(line.pid))
+        assert end is not None, f"{line} has no end"
+        changes += [(line.at, 1), (end, -1)]
+    running = most = 0
+    for _, change in sorted(changes):
+        running += change
+        most = max(most, running)
+    return most
+
+
+def test_two_workers_never_run_more_than_five_and_nothing_is_counted(site: Site) -> None:
+    app = site.app()
+    sent = [app.send(five.name, [f"{number}", 0.1], task_id=f"{number}") for number in range(40)]
+    workers = [site.worker("-c", "4") for _ in range(2)]
+    assert [each.get(timeout=60) for each in sent] == [f"{number}" for number in range(40)]
+    assert most_at_once(site) <= 5
+    for number in range(40):
+        (run,) = app.results.history(f"{number}")
+        assert (run.state, run.key.hop, run.starts) == (State.SUCCEEDED, 0, 1)
+    assert [worker.stop() for worker in workers] == [0, 0], workers[0].log
 
 
 def test_two_workers_keep_the_rate_in_order_and_nothing_is_counted(site: Site) -> None:
@@ -61,3 +94,34 @@ def test_an_at_most_once_task_keeps_its_limit_and_is_not_lost(site: Site) -> Non
     assert [each.get(timeout=30) for each in sent] == [f"{number}" for number in range(70)]
     assert most_in([line.at for line in site.lines("start")], 1.0) <= 50
     assert worker.stop() == 0, worker.log
+
+
+def test_a_stopping_worker_gives_back_what_waits_and_counts_no_start(site: Site) -> None:
+    app = site.app()
+    sent = [app.send(ten.name, [f"{number:02}"]) for number in range(30)]
+    sent += [app.send(five.name, [f"held-{number}", 1.5]) for number in range(10)]
+    worker = site.worker("-c", "8")
+    wait_until(lambda: site.lines("end"), 30, "it is busy")
+    assert worker.stop() == 0, worker.log
+    stats = app.broker.stats("default")
+    assert stats.leased == 0
+    ended = len(site.lines("start"))
+    assert stats.living == len(sent) - ended
+    for each in sent:
+        for run in app.results.history(each.id):
+            assert (run.state is State.SUCCEEDED, run.starts) in ((True, 1), (False, 0))
+
+
+def test_a_pause_also_holds_for_those_that_wait_for_a_permit(site: Site) -> None:
+    app = site.app()
+    for number in range(8):
+        app.send(five.name, [f"{number}", 4.0])
+    worker = site.worker("-c", "8")
+    wait_until(lambda: len(site.lines("start")) == 5, 30, "five run, three wait in hand")
+    store = controls_of(app.results)
+    assert store is not None
+    Controls(store).pause(Scope.TASK, [five.name], time.time())
+    wait_until(lambda: len(site.lines("end")) == 5, 30, "the five have ended")
+    time.sleep(1.5)
+    assert len(site.lines("start")) == 5
+    worker.kill()

@@ -7,20 +7,26 @@ Rules
 2. A slot that was missed is forfeited: the delivery claims another one.
 3. A task with several limits starts when all of them allow it: each later slot makes the earlier
    ones claim again, up to `ROUNDS` times.
-4. A key that cannot be made affects its delivery alone, which is dead-lettered.
+4. A delivery that finds no permit waits in hand for a while, then it is put off for longer and
+   longer. It carries its ticket, the time of its first refusal: the oldest ticket comes first.
+5. A key that cannot be made affects its delivery alone, which is dead-lettered.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from aztask.app import App
-from aztask.canvas.limits import Limit
-from aztask.errors import BrokerError, ConfigurationError, did_you_mean
+from aztask.canvas.limits import Limit, Rate
+from aztask.errors import ConfigurationError, did_you_mean
 from aztask.limits.claiming import Claims
+from aztask.limits.permits import Permits
 from aztask.limits.rates import AHEAD, SLACK
 from aztask.limits.slots import Slot, slots_of, slots_text
 from aztask.limits.storeclock import StoreClock
@@ -31,7 +37,7 @@ from aztask.support.floodlog import FloodLog
 from aztask.worker.limiting.window import ALWAYS, Window
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.refusals import text_of
-from aztask.worker.pipeline.work import Stage, WorkItem, message_of
+from aztask.worker.pipeline.work import Parked, Stage, WorkItem, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,23 +54,46 @@ ENTRY_GUARD: Final = 0.01
 """Seconds before the end of a slot after which a pool process begins no start."""
 
 AFTER_BUSY: Final = 1.0
+FIRST_WAIT: Final = 0.5
+LONGEST_WAIT: Final = 30.0
+"""Seconds for which a delivery without a permit is put off, at first and at most."""
+
 REMEMBERED: Final = 10_000
 
-Demand = tuple[Limit, str]
-"""A limit, and the name of the entry of its key."""
+TICKET: Final = "ticket"
+"""Stands for a slot's entry where a message carries its ticket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A limit that applies to a delivery, and its key."""
+
+    limit: Limit
+    key: str
+
+    @property
+    def entry(self) -> str:
+        """The entry of the rate."""
+        return self.limit.entry(self.key)
 
 
 class Gate:
     """Decides which deliveries may start; one thread calls `admit`."""
 
-    def __init__(self, app: App, put_offs: PutOffs, floods: FloodLog, clock: Clock) -> None:
-        """Raises ConfigurationError for an unknown limit, or without a store that keeps slots."""
+    def __init__(
+        self, app: App, put_offs: PutOffs, floods: FloodLog, clock: Clock, worker: str
+    ) -> None:
+        """Raises ConfigurationError for an unknown limit, or without a store that keeps slots.
+
+        `parked` tells how many deliveries wait in hand for a permit of an entry.
+        """
         self._app = app
         self._put_offs = put_offs
         self._floods = floods
         self._limits = _limits_by_task(app)
         self._kept: OrderedDict[tuple[str, object], str] = OrderedDict()
         self._lead = REMOTE_LEAD if app.remote else LOCAL_LEAD
+        self.parked: Callable[[str], int] = lambda entry: 0
         if self.on:
             store = controls_of(app.results)
             if store is None:
@@ -73,6 +102,7 @@ class Gate:
                 )
             self._time = StoreClock(store, clock)
             self._claims = Claims(store, self._time)
+            self.permits = Permits(store, self._time, worker, clock)
 
     @property
     def on(self) -> bool:
@@ -95,7 +125,9 @@ class Gate:
     def is_far(self, item: WorkItem) -> bool:
         """Whether the delivery's next slot is so far away that it will be put off."""
         limits = self._limits.get(item.task.name, ()) if item.task is not None else ()
-        if message_of(item).slots or any(limit.key is not None for limit in limits):
+        if message_of(item).slots or item.permits:
+            return False
+        if any(limit.key is not None or limit.concurrency is not None for limit in limits):
             return False
         free_at = max(self._claims.free_at(limit.entry("")) for limit in limits)
         return free_at > 0.0 and free_at > self._time.now() + AHEAD
@@ -108,19 +140,43 @@ class Gate:
         try:
             self._time.refresh()
             simple: dict[str, list[tuple[WorkItem, Demand]]] = {}
-            for item in items:
-                self._sort(item, simple)
+            for left, item in zip(range(len(items), 0, -1), items, strict=True):
+                self._sort(item, simple, left)
             for entry, group in simple.items():
                 self._claim_together(entry, group)
-        except BrokerError as error:
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
             waiting = [item for item in items if self.applies(item) and item.decided is None]
-            line = "slots cannot be claimed, %d deliveries are tried again: %s"
-            self._floods.warning(logger, "slots", line, len(waiting), error)
+            line = "limits cannot be applied, %d deliveries are tried again: %s"
+            self._floods.warning(logger, "limits", line, len(waiting), text_of(error))
             for item in waiting:
                 item.tries += 1
 
-    def _sort(self, item: WorkItem, simple: dict[str, list[tuple[WorkItem, Demand]]]) -> None:
-        """Admit the delivery, or add it to those that need one slot of one limit."""
+    def maintain(self) -> list[str]:
+        """Renew permits; returns their entries. If the store is unreachable, it is tried again."""
+        try:
+            self._time.refresh()
+            return self.permits.maintain()
+        except Exception as error:  # noqa: BLE001  # no error of a store may end the worker
+            line = "permits cannot be renewed, it is tried again: %s"
+            self._floods.warning(logger, "permits", line, text_of(error))
+            return []
+
+    def put_off_parked(self, item: WorkItem, parked: Parked) -> None:
+        """Put off a delivery that waited in hand; it keeps its ticket. Raises BrokerUnavailable."""
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(message_of(item).put_off_count, 16))
+        delay = longest * random.uniform(0.5, 1.0)  # noqa: S311  # spreads load, no secret
+        ticket = slots_text([Slot(TICKET, 0, parked.ticket)])
+        self._put_offs.wait(item, delay, parked.reason, ticket)
+
+    def _sort(
+        self, item: WorkItem, simple: dict[str, list[tuple[WorkItem, Demand]]], left: int
+    ) -> None:
+        """Admit the delivery, or add it to those that need one slot of one limit.
+
+        left: how many deliveries are in the gate.
+        """
+        if item.stage is Stage.ENDED:  # its lease was lost
+            return
         if self._put_offs.expired(item):
             item.window = ALWAYS
             return
@@ -133,14 +189,40 @@ class Gate:
             self._put_offs.give_back([item])
             item.decide(DeadLetter(LIMIT_KEY, text))
             return
+        if not self._has_permits(item, demands, left):
+            return
+        demands = [demand for demand in demands if demand.limit.rate is not None]
         if not demands:
             item.window = ALWAYS
         elif (carried := self._carried(item, demands)) is not None:
             self._grant(item, carried, demands)
         elif len(demands) == 1:
-            simple.setdefault(demands[0][1], []).append((item, demands[0]))
+            simple.setdefault(demands[0].entry, []).append((item, demands[0]))
         else:
             self._claim_several(item, demands)
+
+    def _has_permits(self, item: WorkItem, demands: Sequence[Demand], left: int) -> bool:
+        """Take the permits that the delivery needs, all or none; without them it is parked."""
+        item.parked = None
+        if item.permits:
+            return True
+        carried = slots_of(message_of(item).slots).get(TICKET)
+        ticket = self._time.now() if carried is None else carried.at
+        taken: list[str] = []
+        for limit, key in ((demand.limit, demand.key) for demand in demands):
+            if limit.concurrency is None:
+                continue
+            entry = limit.permits_entry(key)
+            wanted = (left if limit.key is None else 1) + self.parked(entry)
+            if not self.permits.take(entry, limit.concurrency, ticket, wanted):
+                for each in taken:
+                    self.permits.free(each)
+                item.parked = Parked(entry, ticket, f"limit {limit.name}")
+                return False
+            taken.append(entry)
+        item.permits = tuple(taken)
+        item.permits_until = min(map(self.permits.deadline, taken), default=math.inf)
+        return True
 
     def _demands(self, item: WorkItem) -> list[Demand]:
         """The limits that apply to the delivery. Raises whatever the function for the key does."""
@@ -152,7 +234,7 @@ class Gate:
         if any(limit.key is not None for limit in limits):
             args, kwargs = task.arguments(self._app.codec, message)
         keys = [(limit, limit.key_of(args, kwargs)) for limit in limits]
-        return [(limit, limit.entry(key)) for limit, key in keys if key is not None]
+        return [Demand(limit, key) for limit, key in keys if key is not None]
 
     def _carried(self, item: WorkItem, demands: Sequence[Demand]) -> list[Slot] | None:
         """The slots that the message carries, if they are all valid and none was missed."""
@@ -160,7 +242,7 @@ class Gate:
             return None
         kept = self._kept.pop((item.queue, item.delivery.position), None)
         carried = slots_of(kept or message_of(item).slots)
-        found = [carried[entry] for _, entry in demands if entry in carried]
+        found = [carried[each.entry] for each in demands if each.entry in carried]
         if len(found) < len(demands):
             return None
         start = max(slot.at for slot in found)
@@ -172,7 +254,7 @@ class Gate:
     def _claim_together(self, entry: str, group: list[tuple[WorkItem, Demand]]) -> None:
         """Claim a slot of the same limit for each of these deliveries, in their order."""
         earliest = self._time.now() + self._lead
-        slots = self._claims.claim(entry, group[0][1][0].rate, len(group), earliest)
+        slots = self._claims.claim(entry, _rate(group[0][1]), len(group), earliest)
         for (item, demand), slot in zip(group, slots, strict=False):
             self._grant(item, [slot], [demand])
         for item, demand in group[len(slots) :]:
@@ -183,10 +265,11 @@ class Gate:
         slots: dict[str, Slot] = {}
         at = self._time.now() + self._lead
         for _ in range(ROUNDS):
-            for limit, entry in demands:
+            for demand in demands:
+                entry = demand.entry
                 slot = slots.get(entry)
                 if slot is None or at > slot.at + SLACK / 2:
-                    found = self._claims.claim(entry, limit.rate, 1, at)
+                    found = self._claims.claim(entry, _rate(demand), 1, at)
                     if not found:
                         self._wait(item, 3600.0, demands, "")
                         return
@@ -213,12 +296,18 @@ class Gate:
         if item.settled:  # an at-most-once message cannot go back
             item.tries += 1
             return
-        reason = f"limit {', '.join(limit.name for limit, _ in demands)}"
+        reason = f"limit {', '.join(demand.limit.name for demand in demands)}"
         if slots and item.in_order:  # the message itself does not change
             self._kept[item.queue, item.delivery.position] = slots
             if len(self._kept) > REMEMBERED:
                 self._kept.popitem(last=False)
         self._put_offs.wait(item, delay, reason, slots)
+
+
+def _rate(demand: Demand) -> Rate:
+    rate = demand.limit.rate
+    assert rate is not None  # noqa: S101  # only those with a rate come here
+    return rate
 
 
 def _limits_by_task(app: App) -> dict[str, tuple[Limit, ...]]:

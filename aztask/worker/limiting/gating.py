@@ -6,10 +6,13 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
+from aztask.errors import BrokerError
 from aztask.worker.lane import Lane
 from aztask.worker.limiting.gate import Gate
+from aztask.worker.limiting.parking import Parking
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.runtime import WorkerRuntime
@@ -18,25 +21,41 @@ SEND_AHEAD: Final = 0.015
 """Seconds before its slot at which a delivery is sent to a pool process, which waits for the rest.
 """
 
+MAINTAIN_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 1.0
+
 
 class Gating:
     """Only the supervisor's loop calls it; `on` is False if no task has limits."""
 
     def __init__(
-        self, runtime: WorkerRuntime, pipeline: Pipeline, done: Callable[[Sequence[WorkItem]], None]
+        self,
+        runtime: WorkerRuntime,
+        pipeline: Pipeline,
+        done: Callable[[Sequence[WorkItem]], None],
     ) -> None:
         """done: takes the deliveries that have passed the gate, were put off, or have to try again.
 
-        Raises ConfigurationError, see `Gate`.
+        `tell` sends a control packet to the process that runs a delivery; set it before the loop
+        begins. Raises ConfigurationError, see `Gate`.
         """
-        self._gate = Gate(runtime.app, pipeline.put_offs, pipeline.floods, runtime.clock)
+        self._gate = Gate(
+            runtime.app, pipeline.put_offs, pipeline.floods, runtime.clock, runtime.name
+        )
+        self._done = done
+        self.tell: Callable[[WorkItem, list[Any]], None] = lambda item, packet: None
         self.on = self._gate.on
         self._clock = runtime.clock
         self._ready = runtime.deliveries.ready
         self._timed: list[tuple[float, int, WorkItem]] = []
+        self._parking = Parking()
+        self._gate.parked = self._parking.count
+        self._holding: dict[str, set[WorkItem]] = {}
+        self._renewed: list[str] = []
+        self._maintain_at = self._look_at = 0.0
         threads = 1 if self.on and runtime.lane_threads else 0
-        self._lane: Lane[WorkItem] = Lane(
-            "limits", self._gate.admit, done, runtime.mailbox, threads=threads
+        self._lane: Lane[WorkItem | None] = Lane(
+            "limits", self._work, self._worked, runtime.mailbox, threads=threads
         )
 
     @property
@@ -53,6 +72,11 @@ class Gating:
     def waiting(self) -> bool:
         """Whether the gate has something left for the next turn."""
         return self._lane.waiting
+
+    @property
+    def parked(self) -> int:
+        """How many deliveries wait in hand for a permit; they take no room of others."""
+        return len(self._parking)
 
     def sort(self, items: Sequence[WorkItem]) -> list[WorkItem]:
         """Take the deliveries that need slots; returns the others."""
@@ -116,8 +140,93 @@ class Gating:
         """Take out everything that waits for its slot."""
         items = [item for _, _, item in self._timed if item.stage is Stage.READY]
         self._timed.clear()
-        return items
+        return items + self._parking.clear()
+
+    def tick(self, now: float) -> None:
+        """Renew permits, and let the oldest of those that wait ask again.
+
+        now: on the clock of the deadlines.
+        """
+        if not self.on:
+            return
+        if now >= self._maintain_at:
+            self._maintain_at = now + MAINTAIN_SECONDS
+            self._lane.submit([None])
+        if now >= self._look_at and len(self._parking):
+            self._look_at = now + LOOK_SECONDS
+            for item in self._parking.too_long(now):
+                self._put_off(item)
+            self._lane.submit(self._parking.oldest())
+
+    def ended(self, item: WorkItem) -> None:
+        """Free the permits of a delivery that no longer runs, for those that wait here."""
+        for entry in item.permits:
+            self._gate.permits.free(entry)
+            self._holding.get(entry, set()).discard(item)
+            if (waiting := self._parking.next(entry)) is not None:
+                self._lane.submit([waiting])
+            elif not self._holding.get(entry):
+                self._holding.pop(entry, None)
+        item.permits, item.permits_until = (), math.inf
+
+    def _work(self, items: Sequence[WorkItem | None]) -> None:
+        """Carry out what the lane was given; None stands for the maintenance of permits."""
+        if None in items:
+            self._renewed += self._gate.maintain()
+        self._gate.admit([item for item in items if item is not None])
+
+    def _worked(self, items: Sequence[WorkItem | None]) -> None:
+        """Note who holds which permits, tell running tasks of renewals, and pass the items on."""
+        renewed, self._renewed = self._renewed, []
+        for entry in renewed:
+            for holder in self._holding.get(entry, ()):
+                holder.permits_until = min(map(self._gate.permits.deadline, holder.permits))
+                if holder.stage is Stage.RUNNING:
+                    deadline = min(holder.delivery.deadline, holder.permits_until)
+                    self.tell(holder, ["renewed", holder.number, deadline])
+        passed = []
+        for item in items:
+            if item is not None and self._passes(item):
+                passed.append(item)
+        self._done(passed)
+
+    def _passes(self, item: WorkItem) -> bool:
+        """Whether an item goes on; otherwise it waits in hand for a permit."""
+        if item.stage is Stage.ENDED or item.decided is not None:
+            self.ended(item)
+            return item.stage is not Stage.ENDED
+        for entry in item.permits:
+            self._holding.setdefault(entry, set()).add(item)
+            if (waiting := self._parking.next(entry)) is not None:  # there may be more permits
+                self._lane.submit([waiting])
+            self._gate.permits.waits(entry, self._parking.ticket(entry))
+        if item.parked is None:
+            return True
+        if (other := self._park(item)) is not None:
+            self._put_off(other)
+        return False
+
+    def _park(self, item: WorkItem) -> WorkItem | None:
+        """Let it wait in hand; returns the delivery that has to go for it, if there are many."""
+        younger = self._parking.add(item, self._clock.monotonic())
+        assert item.parked is not None  # noqa: S101  # the caller has checked that
+        self._gate.permits.waits(item.parked.entry, self._parking.ticket(item.parked.entry))
+        return younger
+
+    def _put_off(self, item: WorkItem) -> None:
+        parked, item.parked, item.parked_at = item.parked, None, None
+        if parked is None:
+            return
+        self._gate.permits.waits(parked.entry, self._parking.ticket(parked.entry))
+        try:
+            self._gate.put_off_parked(item, parked)
+        except BrokerError:  # it is claimed, and its row cannot be given back now
+            item.tries += 1
+        self._done([item])
 
     def stop(self) -> None:
-        """Finish what is in the gate, and end its thread."""
+        """Give the permits back, finish what is in the gate, and end its thread."""
         self._lane.stop()
+        if self.on:
+            with suppress(BrokerError):  # they are free when their lease ends
+                self._gate.permits.release_all()

@@ -16,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -179,6 +180,15 @@ class PutOff:
     slots: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """It waits for a permit of `entry`. ticket: since when, in the store's UTC epoch seconds."""
+
+    entry: str
+    ticket: float
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class WorkItem:
     """A delivery under its lease, with the results of its stages so far.
@@ -195,6 +205,8 @@ class WorkItem:
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
     * put_off: it may not start yet; set until that is decided, see `putoffs`.
     * window: when it may start; None if it has no limits, or has not passed the gate.
+    * permits: the entries of the permits that it holds; permits_until: their deadline.
+    * parked: it waits in hand for a permit; parked_at: since when, on the clock of the deadlines.
     """
 
     number: int
@@ -221,6 +233,10 @@ class WorkItem:
     refusal: tuple[str, str] | None = None
     put_off: PutOff | None = None
     window: Window | None = None
+    permits: tuple[str, ...] = ()
+    permits_until: float = math.inf
+    parked: Parked | None = None
+    parked_at: float | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def change(self, step: Step) -> None:

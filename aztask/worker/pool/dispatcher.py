@@ -230,6 +230,7 @@ class PoolDispatcher:
 def _packet(item: WorkItem) -> list[Any]:
     """The packet of a delivery, as `aztask.worker.pool.runner` describes it."""
     deadline = NO_DEADLINE if item.settled else item.delivery.deadline
+    deadline = min(deadline, item.permits_until)
     delivery = item.delivery
     fields = item.message_fields()
     packet = [item.number, fields, delivery.delivery_count, deadline, delivery.enqueued_at]

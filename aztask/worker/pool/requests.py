@@ -61,7 +61,7 @@ class TaskRequests:
             return
         if kind == "extend":
             if item.settled:  # at most once: there is no lease to lose
-                process.tell(["renewed", number, NO_DEADLINE])
+                process.tell(["renewed", number, min(NO_DEADLINE, item.permits_until)])
                 return
             seconds = max(details[0], item.lease.seconds)
             self._keeper.extend(item.lease, seconds, self._limits.limit_at(item))

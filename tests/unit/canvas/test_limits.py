@@ -24,7 +24,7 @@ def test_a_rate_is_starts_per_time(text: str, count: int, period: float) -> None
 
 
 @pytest.mark.parametrize(
-    "rate", [10, "10", "0/s", "10/0s", "-1/s", "1.5/s", "10/y", "1/8d", "٣/s", "9999999/s", None]
+    "rate", [10, "10", "0/s", "10/0s", "-1/s", "1.5/s", "10/y", "1/8d", "٣/s", "9999999/s"]
 )
 def test_other_rates_are_refused(rate: object) -> None:
     with pytest.raises(ConfigurationError, match="10/s"):
@@ -35,6 +35,20 @@ def test_other_rates_are_refused(rate: object) -> None:
 def test_other_bursts_are_refused(burst: object) -> None:
     with pytest.raises(ConfigurationError, match="burst takes a whole number"):
         limit_of("api", rate="1/s", burst=burst)
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, True, 1.5, "2"])
+def test_other_concurrencies_are_refused(concurrency: object) -> None:
+    with pytest.raises(ConfigurationError, match="concurrency takes a whole number"):
+        limit_of("api", concurrency=concurrency)
+
+
+def test_a_limit_limits_something() -> None:
+    assert limit_of("api", concurrency=5).concurrency == 5
+    with pytest.raises(ConfigurationError, match="a rate, a concurrency, or both"):
+        limit_of("api")
+    with pytest.raises(ConfigurationError, match="burst belongs to a rate"):
+        limit_of("api", concurrency=5, burst=2)
 
 
 def test_a_key_is_made_of_the_arguments() -> None:

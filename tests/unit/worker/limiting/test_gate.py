@@ -33,7 +33,7 @@ def limited(make: Make) -> Callable[..., tuple[Bench, Gate]]:
 
 
 def gate_of(bench: Bench) -> Gate:
-    return Gate(bench.app, bench.pipeline.put_offs, bench.pipeline.floods, bench.clock)
+    return Gate(bench.app, bench.pipeline.put_offs, bench.pipeline.floods, bench.clock, "w")
 
 
 def times(bench: Bench, items: list[WorkItem]) -> list[float]:
@@ -84,6 +84,34 @@ def test_a_slot_that_was_missed_is_claimed_anew(limited: Any) -> None:
     assert back
     gate.admit(back)
     assert times(bench, back) == pytest.approx([LOCAL_LEAD + n * GAP for n in range(len(back))])
+
+
+def test_a_backlog_costs_at_most_a_fifth_of_a_request_for_each_task(limited: Any) -> None:
+    bench, gate = limited()
+    requests = []
+    store = gate._claims._store
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            requests.append(name)
+            return getattr(store, name)
+
+    gate._claims._store = gate._time._store = Counting()
+    bench.send(*[f"t{n:03}" for n in range(120)])
+    started = 0
+    while started < 120:
+        items = bench.receive(12)
+        for first in range(0, len(items), 12):
+            gate.admit(items[first : first + 12])
+        bench.pipeline.finish([item for item in items if item.decided])
+        ready = [item for item in items if item.window]
+        started += len(ready)
+        bench.pipeline.claim(ready)
+        bench.succeed(ready)
+        bench.pipeline.finish(ready)
+        bench.clock.now += 0.2
+    asked = [name for name in requests if name != "time"]  # a minute for a remote store
+    assert len(asked) <= 0.2 * 120
 
 
 def test_slots_of_an_earlier_rate_do_not_count(limited: Any) -> None:
@@ -219,3 +247,37 @@ def test_limits_need_a_result_store(make: Make) -> None:
     bench.app.limit("api", rate="10/s")
     with pytest.raises(ConfigurationError, match="AZTASK_RESULTS"):
         gate_of(bench)
+
+
+def test_without_a_permit_a_delivery_is_parked_with_its_ticket(make: Make) -> None:
+    bench = make(task={"limits": ["two"]})
+    bench.app.limit("two", concurrency=2)
+    gate = gate_of(bench)
+    items = bench.items("a", "b", "c")
+    gate.admit(items)
+    assert [item.window for item in items] == [ALWAYS, ALWAYS, None]
+    assert [len(item.permits) for item in items] == [1, 1, 0]
+    assert items[0].permits_until < bench.clock.now + 10.0
+    parked = items[2].parked
+    assert parked is not None
+    assert (parked.ticket, parked.reason) == (bench.clock.now, "limit two")
+    gate.put_off_parked(items[2], parked)
+    bench.pipeline.finish(items[2:])
+    bench.clock.now += 1.0
+    (again,) = bench.receive()
+    gate.admit([again])
+    assert again.parked == parked, "it keeps its ticket"
+    gate.permits.free(items[0].permits[0])
+    gate.admit([again])
+    assert again.permits
+
+
+def test_a_permit_is_taken_before_a_slot(make: Make) -> None:
+    bench = make(task={"limits": ["both"]})
+    bench.app.limit("both", concurrency=1, rate="10/s")
+    gate = gate_of(bench)
+    items = bench.items("a", "b")
+    gate.admit(items)
+    assert items[0].window is not None
+    assert items[0].window.timed
+    assert items[1].parked is not None

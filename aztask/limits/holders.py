@@ -1,0 +1,96 @@
+"""Who holds the permits of a concurrency limit: one entry in the result store, and nothing else.
+
+Rules
+1. Each worker has a row: how many permits it holds, until when, and since when it waits for more.
+   The sum of the permits whose time has not come never exceeds the limit.
+2. A worker renews its row before its time comes. If it dies, its permits are free when it has come.
+3. Nothing here does I/O; every change of the entry is a compare-and-set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+LEASE_SECONDS: Final = 10.0
+"""How long a row is valid unless it is renewed."""
+
+STOP_SECONDS: Final = 2.0
+"""How long before that, a task must begin to stop: the grace of its process, and the clocks."""
+
+RENEW_SECONDS: Final = 3.0
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A worker's row. `until`: in the store's UTC epoch seconds.
+
+    `ticket`: since when its oldest delivery waits, for a worker that holds none; else None.
+    """
+
+    count: int
+    until: float
+    ticket: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The state of a limit's entry, by worker."""
+
+    rows: Mapping[str, Row] = field(default_factory=dict)
+
+    def valid(self, now: float) -> Holders:
+        """The rows whose time has not come."""
+        return Holders({name: row for name, row in self.rows.items() if row.until > now})
+
+    def others(self, worker: str) -> int:
+        """How many permits the other workers hold. Call `valid` first."""
+        return sum(row.count for name, row in self.rows.items() if name != worker)
+
+    def waiting(self, worker: str) -> list[float]:
+        """Since when other workers wait that hold none, the oldest first."""
+        found = [
+            row.ticket
+            for name, row in self.rows.items()
+            if name != worker and row.ticket is not None and not row.count
+        ]
+        return sorted(found)
+
+    def with_row(self, worker: str, row: Row) -> Holders:
+        """The state with this row of a worker; an empty row is removed."""
+        rows = {name: each for name, each in self.rows.items() if name != worker}
+        if row.count or row.ticket is not None:
+            rows[worker] = row
+        return replace(self, rows=rows)
+
+    def to_data(self) -> bytes:
+        """The entry's bytes; no two calls return the same."""
+        rows = {name: [row.count, row.until, row.ticket] for name, row in self.rows.items()}
+        return json.dumps([VERSION, rows, uuid.uuid4().hex], separators=(",", ":")).encode()
+
+    @classmethod
+    def from_data(cls, data: bytes) -> Holders:
+        """The state in an entry. Raises ValueError for a damaged one."""
+        try:
+            version, rows, _ = json.loads(data)
+            if version != VERSION:
+                raise ValueError
+            return cls({str(name): _row(row) for name, row in rows.items()})
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise ValueError("the entry of a limit is damaged") from None
+
+
+def _row(record: Any) -> Row:
+    count, until, ticket = record
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError
+    for time in (until, 0.0 if ticket is None else ticket):
+        if not math.isfinite(time):
+            raise ValueError
+    return Row(count, float(until), None if ticket is None else float(ticket))

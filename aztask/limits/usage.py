@@ -1,0 +1,43 @@
+"""How far a limit is used: read from its entries, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aztask.canvas.limits import Limit
+from aztask.limits.holders import Holders
+from aztask.limits.rates import RateState
+from aztask.results.controls import ControlStore
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUsage:
+    """The use of one limit, or of one of its keys.
+
+    * `wait_seconds`: until the next free slot, None without a rate.
+    * `held`: permits by worker, None without a concurrency.
+    * `damage`: what cannot be read; "" if all can.
+    """
+
+    wait_seconds: float | None
+    held: dict[str, int] | None
+    damage: str = ""
+
+
+def usage_of(store: ControlStore, limit: Limit, key: str = "") -> LimitUsage:
+    """Read the use of a limit now. Raises BrokerUnavailable."""
+    now = store.time().at
+    slots, permits = store.read([limit.entry(key), limit.permits_entry(key)])
+    wait = held = None
+    damage = ""
+    if limit.rate is not None:
+        free_at = 0.0 if slots is None else RateState.from_data(slots.data).free_at
+        wait = max(0.0, free_at - now)
+    if limit.concurrency is not None:
+        try:
+            state = Holders() if permits is None else Holders.from_data(permits.data)
+        except ValueError as error:
+            state, damage = Holders(), str(error)
+        rows = state.valid(now).rows
+        held = {worker: row.count for worker, row in rows.items() if row.count}
+    return LimitUsage(wait, held, damage)
