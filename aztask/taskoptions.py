@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, TypeGuard
+from typing import Any, Final, Literal, TypedDict, TypeGuard
 
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.retry import RetryPolicy, RetryStrategy
@@ -47,11 +47,25 @@ class TaskOptions(TypedDict, total=False):
       task runs.
     * `ordered`: True (default): in a session, a message that is retried runs before the session's
       next message.
+    * `unique`: of calls with one key, one task waits or runs at a time. "arguments", or a function
+      that takes the arguments and returns the key. Needs a result store.
+    * `until`: how long a task holds its key: until it is "started" or "finished" (default), or for
+      a time after the send.
+    * `on_conflict`: what a call does while another task holds the key: "return" (default) its
+      result, "drop" the call, whose result is cancelled, "raise" NotUnique, or "replace" a task
+      that waits.
+    * `unique_life`: the time after which a key is free, whatever happened; a day by default.
+    * `throttle`: sends one task for each key in this time, and drops the calls after it.
     """
 
     name: str
     queue: str
     retry: RetryPolicy
+    unique: Literal["arguments"] | Callable[..., object]
+    until: Literal["started", "finished"] | float | timedelta
+    on_conflict: Literal["return", "drop", "raise", "replace"]
+    unique_life: float | timedelta
+    throttle: float | timedelta
     time_limit: float | timedelta
     soft_time_limit: float | timedelta
     lease: float | timedelta | Callable[..., float | timedelta]

@@ -19,7 +19,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from aztask.errors import SendUnconfirmed
-from aztask.sending.send import BATCH, Publication, Sender
+from aztask.sending.publication import Publication
+from aztask.sending.send import BATCH, Sender
 from aztask.support.threadpool import ThreadPool
 
 THREADS: Final = 4

@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
@@ -25,24 +26,20 @@ from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.results.base import RunKey, RunRecord, State
+from aztask.sending.publication import Publication
 from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
+from aztask.sending.unique import UniqueSender
 from aztask.support.display import short_repr
 from aztask.support.durations import to_seconds
 from aztask.support.frozen import build
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds, expiry
+from aztask.uniqueness.engine import UNIQUE
+from aztask.uniqueness.keys import key_of
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
-
-
-class Publication(NamedTuple):
-    """Messages for one queue, to be received `delay` seconds from now."""
-
-    queue: str
-    messages: Sequence[TaskMessage]
-    delay: float
 
 
 class Sender:
@@ -65,6 +62,7 @@ class Sender:
         self._publisher: tuple[Broker, Publisher] | None = None
         self._sink: tuple[int, EventSink] | None = None
         self._origin = f"{os.getpid()}@{socket.gethostname()}"
+        self.unique = UniqueSender(connections, codec)
 
     def send(
         self,
@@ -134,6 +132,8 @@ class Sender:
         }
         if headers:
             common["extra"] = dict(headers)
+        if task is not None and task.unique is not None:
+            return (yield from self._send_unique(task, common, calls, own_id, delay))
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
             batch = calls[first : first + BATCH]
@@ -150,6 +150,34 @@ class Sender:
             if own_id:
                 self._expect(messages, delay)
             self._emit("enqueued", messages)
+        return ids
+
+    def _send_unique(
+        self,
+        task: Task[..., Any],
+        common: dict[str, Any],
+        calls: Sequence[Invocation],
+        own_id: str | None,
+        delay: float,
+    ) -> Generator[Publication, None, list[str]]:
+        """The steps of `steps` for a unique task, one call after the other."""
+        rules, queue, ids = task.unique, common["queue"], []
+        assert rules is not None  # noqa: S101  # the caller has checked it
+        for call in calls:
+            sent = Sending(task.name, queue, [own_id or new_id()])
+            with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
+                (fields,) = _with_headers(common, sent)
+                key = key_of(self._codec, task, rules, call.args, call.kwargs)
+                if rules.until:
+                    extra = {**fields["extra"], UNIQUE: f"{rules.until}:{key}"}
+                    fields = {**fields, "extra": extra}
+                message = self._message(fields, call, sent.ids[0])
+                answer = yield from self.unique.send(rules, key, message, delay)
+                if answer.sent and own_id:
+                    self._expect([message], delay)
+                if answer.sent:
+                    self._emit("enqueued", [message])
+                ids.append(answer.task_id)
         return ids
 
     def message_ids(self, messages: Sequence[TaskMessage]) -> set[str]:

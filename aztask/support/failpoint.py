@@ -33,6 +33,9 @@ The steps of a workflow:
 The steps of a schedule: ``occurrence-made`` (an occurrence is stored, its task is not sent) and
 ``occurrence-sent`` (its task is sent, the occurrence is not closed).
 
+The steps of a unique task's send: ``unique-taken`` (the key is taken, the message is not sent) and
+``unique-sent`` (it is sent, the holder does not say so).
+
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
 ``compact-removed`` (after each source).
@@ -61,6 +64,8 @@ STEPS = (
     "parted",
     "settled",
     "occurrence-made",
+    "unique-taken",
+    "unique-sent",
     "occurrence-sent",
     "graph-parts",
     "graph-root",

@@ -41,6 +41,7 @@ from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.settling import Settler
+from aztask.worker.pipeline.uniquekeys import UniqueKeys
 from aztask.worker.pipeline.verdict import Verdicts
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.workflows.engine import engine_for
@@ -78,6 +79,7 @@ class Pipeline:
         self._refusals = Refusals(
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
+        self._unique = UniqueKeys(app)
         self.following = Following(engine_for(app.results, lambda: app.broker, app.codec, clock))
 
     # -- open --------------------------------------------------------------------------------
@@ -129,6 +131,7 @@ class Pipeline:
                 self.verdicts.claimed(item, answer)
             except Exception as error:  # noqa: BLE001  # it affects this delivery only
                 self._refusals.unclaimable(item, error)
+        self._unique.started(items)
         self._complete_first([item for item in items if item.stage is Stage.READY])
         hit("claimed", sum(item.claimed is not None for item in items))
 
@@ -193,6 +196,7 @@ class Pipeline:
             kept = self._record(items)
             hit("recorded", len(kept))
             self.following.follow(kept)
+            self._unique.ended(kept)
             self._redelivery.write_counts(kept)
             now = [item for item in kept if not self._redelivery.waits(item)]
             answers = self._settling.carry_out(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,8 +13,10 @@ from aztask.errors import AztaskError
 from aztask.events.retention import remove_old
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.results.schedules import schedules_of
+from aztask.results.uniques import uniques_of
 from aztask.results.workflows import workflows_of
 from aztask.worker.lane import Lane
+from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.deadwatch import DeadWatch
 from aztask.worker.upkeep.scheduling import Scheduling
@@ -66,6 +69,7 @@ class Housekeeping:
         self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)  # noqa: S311  # no secret
         self._events_at = self._purge_at
         self._look_at = 0.0
+        self._unique_at = 0.0
         self._scheduling = (
             Scheduling(self._app, runtime.name) if runtime.options.schedules else None
         )
@@ -106,6 +110,9 @@ class Housekeeping:
         if now >= self._graphs_at and workflows_of(results) is not None:
             self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._lane.submit([partial(self._look_after_workflows, results)])
+        if now >= self._unique_at and uniques_of(results) is not None:
+            self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
+            self._lane.submit([self._look_after_unique_tasks])
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             if self._scheduling is not None and schedules_of(results) is not None:
@@ -132,6 +139,13 @@ class Housekeeping:
             self._repair = self._new_repair()
         if not self._repair.look() and results.remote:
             self._graphs_at = self._clock.monotonic() + IDLE_GRAPH_SECONDS
+
+    def _look_after_unique_tasks(self) -> None:
+        engine = unique_engine(self._app)
+        if engine is None:
+            self._unique_at = math.inf  # no task of this app is unique
+        else:
+            engine.repair()
 
     def _new_repair(self) -> Repair:
         app, engine = self._app, self._app.workflows.engine
