@@ -56,6 +56,8 @@ class TaskOptions(TypedDict, total=False):
       that waits.
     * `unique_life`: the time after which a key is free, whatever happened; a day by default.
     * `throttle`: sends one task for each key in this time, and drops the calls after it.
+    * `debounce`: sends only the last call of each key, when no other came for this time. Needs
+      `unique`, and a worker that runs.
     """
 
     name: str
@@ -66,6 +68,7 @@ class TaskOptions(TypedDict, total=False):
     on_conflict: Literal["return", "drop", "raise", "replace"]
     unique_life: float | timedelta
     throttle: float | timedelta
+    debounce: float | timedelta
     time_limit: float | timedelta
     soft_time_limit: float | timedelta
     lease: float | timedelta | Callable[..., float | timedelta]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -37,6 +38,7 @@ from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds, expiry
 from aztask.uniqueness.engine import UNIQUE
 from aztask.uniqueness.keys import key_of
+from aztask.uniqueness.rules import FINISHED, QUIET, STARTED
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
@@ -168,9 +170,13 @@ class Sender:
             with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
                 (fields,) = _with_headers(common, sent)
                 key = key_of(self._codec, task, rules, call.args, call.kwargs)
-                if rules.until:
+                if rules.until in (STARTED, FINISHED):
                     extra = {**fields["extra"], UNIQUE: f"{rules.until}:{key}"}
                     fields = {**fields, "extra": extra}
+                if rules.until == QUIET:
+                    make = partial(self._debounced, fields, call, sent.ids[0])
+                    ids.append(self.unique.engine(task.name).postpone(rules, key, make, delay))
+                    continue
                 message = self._message(fields, call, sent.ids[0])
                 answer = yield from self.unique.send(rules, key, message, delay)
                 if answer.sent and own_id:
@@ -179,6 +185,11 @@ class Sender:
                     self._emit("enqueued", [message])
                 ids.append(answer.task_id)
         return ids
+
+    def _debounced(
+        self, fields: dict[str, Any], call: Invocation, own_id: str, task_id: str | None
+    ) -> TaskMessage:
+        return self._message(fields, call, task_id or own_id)
 
     def message_ids(self, messages: Sequence[TaskMessage]) -> set[str]:
         """The ids under which the broker knows these messages."""

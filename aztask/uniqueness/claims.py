@@ -16,10 +16,11 @@ class Claim:
     """The holder of a key. Times are UTC epoch seconds.
 
     * `task_id`, `generation`: the task.
-    * `until`: "started", "finished", or "" for a time.
+    * `until`: "started", "finished", "quiet", or "" for a time.
     * `taken_at`: when it took the key; `ends_at`: when the key is free, whatever happened.
     * `queue`, `payload`: its signed message until it is sent, then "" and b"".
     * `due_at`: when the message may be received.
+    * `closing`: a debounced message is being sent; the next call is another task.
     """
 
     task_id: str
@@ -30,6 +31,7 @@ class Claim:
     queue: str = ""
     payload: bytes = b""
     due_at: float = 0.0
+    closing: bool = False
 
     @property
     def sent(self) -> bool:
@@ -58,4 +60,5 @@ def read_claim(data: bytes) -> Claim:
         columns.text("queue"),
         columns.data("payload") or b"",
         columns.time("due_at"),
+        columns.flag("closing"),
     )

@@ -17,7 +17,7 @@ from aztask.results.damage import Damaged
 from aztask.results.uniques import Holder, UniqueStore
 from aztask.support.failpoint import hit
 from aztask.uniqueness.claims import Claim, read_claim
-from aztask.uniqueness.rules import FINISHED, STARTED, UniqueRules
+from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,38 @@ class UniqueEngine:
             return
         self._send(blocked)
 
+    def postpone(
+        self,
+        rules: UniqueRules,
+        key: str,
+        make: Callable[[str | None], TaskMessage],
+        delay: float,
+    ) -> str:
+        """Keep the last call of a debounced task, to be sent after a quiet time.
+
+        * `make`: makes the message of this call with a task id; None is a new one.
+
+        Returns the id of the task, the same for all calls of one quiet time. However many calls
+        come, it is sent at the end of its life at the latest. If the process dies behind this,
+        housekeeping sends the message as it does in any case.
+        """
+        for _ in range(TRIES * TRIES):
+            now, holder = self.store.now(), self.store.read(key)
+            claim = None if holder is None else _readable(holder)
+            if holder is not None and claim is not None and claim.closing:
+                self._post(claim)  # or its message would be lost if the one that sends it is dead
+            mine = claim if claim is not None and not claim.closing else None
+            message = make(None if mine is None else mine.task_id)
+            taken_at = now if mine is None else mine.taken_at
+            ends_at = taken_at + rules.life
+            payload = payload_of(self._codec.to_envelope(message))
+            due_at = now + delay
+            new = Claim(message.id, 0, QUIET, taken_at, ends_at, message.queue, payload, due_at)
+            if self.store.write(key, new.pack(), min(now + rules.seconds, ends_at), holder):
+                hit("unique-taken")
+                return message.id
+        raise BrokerUnavailable(f"other processes keep changing {key}; try again")
+
     def waits(self, claim: Claim) -> bool:
         """True if the task is known or may be in its queue, and has not started."""
         record = self.results.get(claim.task_id)
@@ -215,15 +247,41 @@ class UniqueEngine:
 
     def _repair(self, holder: Holder) -> bool:
         claim = _readable(holder)
+        if claim is not None and claim.until == QUIET:
+            return self._close(holder, claim)
         if claim is not None and not claim.sent and self.store.now() < claim.ends_at:
             logger.warning("%s was not sent, since its sender died: it is sent now", claim.task_id)
             self._send(Blocked(holder, claim))
             return True
         return self.store.release(holder)
 
+    def _close(self, holder: Holder, claim: Claim) -> bool:
+        """Send a debounced message after its quiet time; False if another process does.
+
+        The holder says so first: a call that comes now is another task. If the process dies before
+        the send, housekeeping or the next call sends the message, and before the release it is sent
+        twice under one id.
+        """
+        if not claim.closing:
+            closing, due = replace(claim, closing=True), self.store.now() + UNSENT_SECONDS
+            taken = self.store.write(holder.key, closing.pack(), due, holder)
+            if taken is None:
+                return False
+            holder = taken
+        hit("unique-closing")
+        self._post(claim)
+        self.store.release(holder)
+        return True
+
     def _send(self, blocked: Blocked) -> None:
-        """Send the stored message, verified, under its id; one that is refused frees its key."""
-        claim = blocked.claim
+        """Send the stored message under its id; one that is refused frees its key."""
+        if self._post(blocked.claim):
+            self.confirm(blocked)
+        else:
+            self.store.release(blocked.holder)
+
+    def _post(self, claim: Claim) -> bool:
+        """Publish the stored message, verified; False if it is refused."""
         try:
             envelope = envelope_of(claim.payload)
             message = self._codec.from_envelope(envelope, claim.queue, any_age=True)
@@ -231,11 +289,10 @@ class UniqueEngine:
                 raise Damaged(f"its message is that of task {message.id}")
         except (CodecError, Damaged) as error:
             logger.error("unique task %s is not sent: %s", claim.task_id, error)
-            self.store.release(blocked.holder)
-            return
+            return False
         delay = max(0.0, claim.due_at - self.store.now())
         self._sender().send(claim.queue, [self._codec.to_envelope(message, delay=delay)])
-        self.confirm(blocked)
+        return True
 
 
 def split(message: TaskMessage) -> tuple[str, str]:

@@ -14,6 +14,7 @@ ON_CONFLICT: Final[tuple[str, ...]] = get_args(OnConflict)
 ARGUMENTS: Final = "arguments"
 STARTED: Final = "started"
 FINISHED: Final = "finished"
+QUIET: Final = "quiet"
 LIFE_SECONDS: Final = 86400.0
 _NEEDS: Final = ("until", "on_conflict", "unique_life")
 
@@ -23,7 +24,8 @@ class UniqueRules:
     """How a task is unique.
 
     * `key`: makes a key of the call's arguments; None: all arguments are the key.
-    * `until`: "started", "finished", or "" for `seconds` after the send.
+    * `until`: "started", "finished", "quiet" for a debounced task, whose key is held until no call
+      came for `seconds`, or "" for `seconds` after the send.
     * `on_conflict`: what a call does while another task holds the key.
     * `life`: seconds after which a key is free, whatever happened.
     """
@@ -40,9 +42,10 @@ def unique_rules(options: Mapping[str, Any], where: str) -> UniqueRules | None:
 
     * `where`: the task, for the errors.
     """
-    throttle = options.get("throttle")
     unique = options.get("unique")
-    if throttle is not None:
+    if options.get("debounce") is not None:
+        return _debounced(options, where)
+    if options.get("throttle") is not None:
         return _throttled(options, where)
     if unique is None:
         for name in _NEEDS:
@@ -71,6 +74,23 @@ def _throttled(options: Mapping[str, Any], where: str) -> UniqueRules:
     seconds = positive(options["throttle"], f"{where}: throttle")
     key = _key(options.get("unique", ARGUMENTS), where)
     return UniqueRules(key, "", seconds, "drop", seconds)
+
+
+def _debounced(options: Mapping[str, Any], where: str) -> UniqueRules:
+    """``debounce=5``: the last call of each key is sent, when none came for 5 seconds."""
+    for name in ("until", "on_conflict", "throttle"):
+        if name in options:
+            raise ConfigurationError(f"{where}: debounce and {name} exclude each other; give one")
+    seconds = positive(options["debounce"], f"{where}: debounce")
+    life = positive(options.get("unique_life", LIFE_SECONDS), f"{where}: unique_life")
+    if life < seconds:
+        raise ConfigurationError(f"{where}: unique_life must be at least as long as debounce")
+    if "unique" not in options:
+        raise ConfigurationError(
+            f"{where}: debounce needs unique=a function that makes the key, because the calls of "
+            'one key have different arguments; or unique="arguments"'
+        )
+    return UniqueRules(_key(options["unique"], where), QUIET, seconds, "return", life)
 
 
 def _key(unique: object, where: str) -> Callable[..., object] | None:

@@ -152,3 +152,24 @@ def test_a_dead_letter_frees_the_key_and_its_replay_takes_it_again(tmp_path: Pat
         site.app().results.cancel(second, time.time())  # type: ignore[union-attr]
         assert letters.replay(Selection(ids=frozenset({first}))).done == 1
         assert send(site, "doomed").stdout.strip() == first
+
+
+@pytest.mark.parametrize("step", ["", "unique-closing"])
+def test_the_last_of_many_calls_runs_after_a_quiet_time(step: str, tmp_path: Path) -> None:
+    with site_on("local", tmp_path) as site:
+        workers = [site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL" if step else "")]
+        workers.append(site.worker(*ARGUMENTS))
+        code = "for n in range(20): last = settled.delay('a', n)\nprint(last.id)"
+        done = subprocess.run(
+            [sys.executable, "-c", f"from unique_app import *\n{code}"],
+            env=site.environment,
+            cwd=site.folder,
+            timeout=60,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        wait_until(lambda: site.app().result(done.stdout.strip()).ready(), 60, "it has run")
+        assert site.counts("start") == {"a-19": 1}
+        wait_until(lambda: holders(site) == 0, 60, "its key is free")
+        assert workers[1].stop() == 0, workers[1].log

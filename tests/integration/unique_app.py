@@ -22,6 +22,12 @@ def single(key: str, seconds: float = 0.0) -> str:
     return key
 
 
+@app.task(unique=lambda key, n: key, debounce=1.0, retry=NEVER)
+def settled(key: str, n: int) -> int:
+    note("start", f"{key}-{n}")
+    return n
+
+
 @app.task(unique="arguments", retry=NEVER)
 def doomed(key: str) -> str:
     note("start", key)

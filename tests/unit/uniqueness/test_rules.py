@@ -84,6 +84,10 @@ def test_what_no_message_can_hold_makes_no_key():
             UniqueRules(None, "started", 0.0, "raise", 60.0),
         ),
         ({"unique": "arguments", "until": 5}, UniqueRules(None, "", 5.0, "return", 5.0)),
+        (
+            {"debounce": 5, "unique": add},
+            UniqueRules(add, "quiet", 5.0, "return", 86400.0),
+        ),
         ({"throttle": 60}, UniqueRules(None, "", 60.0, "drop", 60.0)),
         ({"throttle": 60, "unique": add}, UniqueRules(add, "", 60.0, "drop", 60.0)),
     ],
@@ -103,6 +107,9 @@ def test_options_become_rules(options, expected):
         ({"unique": "arguments", "unique_life": -1}, "unique_life takes seconds above 0"),
         ({"until": "started"}, 'until needs unique="arguments"'),
         ({"throttle": 5, "until": "started"}, "throttle and until exclude each other"),
+        ({"debounce": 5}, "debounce needs unique=a function"),
+        ({"debounce": 5, "unique": add, "until": "started"}, "debounce and until exclude"),
+        ({"debounce": 5, "unique": add, "unique_life": 4}, "at least as long as debounce"),
         ({"throttle": "1m"}, "throttle takes seconds above 0"),
     ],
 )

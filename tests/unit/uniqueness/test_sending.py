@@ -1,6 +1,7 @@
 """Unique tasks from the sender's side: conflicts, dead senders, replays, and housekeeping."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from aztask.errors import BrokerUnavailable, ConfigurationError, NotUnique, Send
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
+from aztask.uniqueness.claims import read_claim
 from aztask.uniqueness.engine import UNSENT_SECONDS
 
 
@@ -266,3 +268,77 @@ def test_inline_mode_runs_it_once_and_frees_the_key(shop):
         assert one.ship.delay(1).get() == 1
         assert one.ship.delay(1).get() == 1
         assert len(inline.sent_to(one.ship)) == 2
+
+
+def arguments(one):
+    """The arguments of the tasks that are in the queue."""
+    found = []
+    for each in one.app.broker.peek("default", limit=9):
+        message = one.app.codec.from_envelope(each.envelope, "default")
+        found.append((message.id, *one.app.codec.decode_arguments(message)[0]))
+    return found
+
+
+def debounced(shop, **options):
+    return shop(unique=lambda order: order["id"], debounce=5, **options)
+
+
+def test_debounce_sends_the_last_call_after_a_quiet_time(shop):
+    one = debounced(shop)
+    ids = set()
+    for number in range(4):
+        ids.add(one.ship.delay({"id": 7, "n": number}).id)
+        one.now += 4.0
+        one.engine.repair()
+    assert (len(ids), one.queued()) == (1, [])
+    one.now += 2.0
+    assert one.engine.repair() == 1
+    assert arguments(one) == [(*ids, {"id": 7, "n": 3})]
+    one.now += 20.0
+    assert one.engine.repair() == 0
+    assert one.ship.delay({"id": 7, "n": 9}).id not in ids
+    assert one.ship.delay({"id": 8, "n": 9}).id != one.ship.delay({"id": 7, "n": 9}).id
+
+
+def test_calls_that_never_stop_are_sent_at_the_end_of_the_life(shop):
+    one = debounced(shop, unique_life=30)
+    for number in range(20):
+        one.ship.delay({"id": 7, "n": number})
+        one.now += 4.0
+        one.engine.repair()
+    assert [each[1]["n"] for each in arguments(one)] == [7, 15]
+
+
+def test_a_debounced_message_survives_the_worker_that_was_sending_it(shop):
+    one = debounced(shop)
+    first = one.ship.delay({"id": 7, "n": 1})
+    one.now += 6.0
+    engine = one.engine
+
+    def die(claim):
+        raise SystemExit
+
+    engine._post = die
+    with pytest.raises(SystemExit):
+        engine.repair()
+    del engine._post
+    assert engine.repair() == 0  # it may only be slow
+    second = one.ship.delay({"id": 7, "n": 2})  # completes the send, and is another task
+    assert arguments(one) == [(first.id, {"id": 7, "n": 1})]
+    one.now += 6.0
+    assert engine.repair() == 1
+    assert arguments(one)[1:] == [(second.id, {"id": 7, "n": 2})]
+
+
+def test_housekeeping_completes_what_another_one_began(shop):
+    one = debounced(shop)
+    first = one.ship.delay({"id": 7, "n": 1})
+    one.now += 6.0
+    holder = one.holder()
+    claim = read_claim(holder.data)
+    closing = replace(claim, closing=True)
+    one.app.results.uniques.write(holder.key, closing.pack(), one.now + 10.0, holder)
+    one.now += 11.0
+    assert one.engine.repair() == 1
+    assert arguments(one) == [(first.id, {"id": 7, "n": 1})]
+    assert one.app.results.uniques.due(1e11, 9) == []
