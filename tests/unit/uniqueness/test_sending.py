@@ -342,3 +342,18 @@ def test_housekeeping_completes_what_another_one_began(shop):
     assert one.engine.repair() == 1
     assert arguments(one) == [(first.id, {"id": 7, "n": 1})]
     assert one.app.results.uniques.due(1e11, 9) == []
+
+
+def test_inline_mode_sends_debounced_tasks_as_time_passes(shop):
+    one = debounced(shop)
+    with one.app.inline() as inline:
+        results = [one.ship.delay({"id": 7, "n": number}) for number in range(3)]
+        inline.advance(4.0)
+        assert results[0].state == "pending"
+        results.append(one.ship.delay({"id": 7, "n": 3}))
+        inline.advance(4.9)
+        assert results[0].state == "pending"
+        inline.advance(1.0)
+        assert results[0].get() == {"id": 7, "n": 3}
+        assert len({each.id for each in results}) == 1
+        inline.advance(3600.0)
