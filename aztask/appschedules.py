@@ -1,8 +1,9 @@
-"""The schedules of an app: tasks that are sent at certain times."""
+"""The schedules of an app, and the keys of its unique tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Unpack, cast
 
@@ -10,15 +11,17 @@ from aztask.appqueues import AppQueues
 from aztask.canvas.graphs import Signature
 from aztask.config import Settings
 from aztask.connections import Connections
+from aztask.errors import NotUnique
 from aztask.message.codec import Codec
 from aztask.schedules.schedules import Plan, ScheduleOptions, Schedules
 from aztask.sending.send import Sender
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions
+from aztask.uniqueness.engine import UniqueEngine
 
 
 class AppSchedules:
-    """The part of `aztask.app.App` that knows its schedules."""
+    """The part of `aztask.app.App` that knows its schedules and its unique tasks."""
 
     name: str
     settings: Settings
@@ -57,6 +60,10 @@ class AppSchedules:
             self._send_occurrence,
         )
 
+    def unique_engine(self, task: str) -> UniqueEngine:
+        """The keys of unique tasks. `task`: one of them, for the error without a result store."""
+        return self._sender.unique.engine(task)
+
     def _send_occurrence(
         self,
         name: str,
@@ -69,4 +76,5 @@ class AppSchedules:
         queue, call = str(options["queue"]), Invocation(args, kwargs)
         known, sessions = self.tasks.get(name), cast("AppQueues", self).has_sessions(queue)
         given = cast("SendOptions", options)
-        self._sender.send(name, known, queue, (call,), given, sessions, headers)
+        with suppress(NotUnique):  # another task of that key waits or runs: that is enough
+            self._sender.send(name, known, queue, (call,), given, sessions, headers)

@@ -9,6 +9,7 @@
     ├ TaskError
     │ ├ UnknownTask                 no task is registered under that name
     │ ├ DuplicateTask               two functions were registered under one name
+    │ ├ NotUnique                   another task holds the key of a unique task
     │ ├ TimeLimitExceeded           raised in a task at its soft limit, recorded at its hard limit
     │ │ └ MaxLeaseExceeded          raised in a task shortly before its max_lease is used up
     │ └ TaskStopped                 raised in a running task that you cancel
@@ -94,6 +95,17 @@ class UnknownTask(TaskError):
 
 class DuplicateTask(TaskError):
     """Two functions are registered under one task name; give one of them name=..."""
+
+
+class NotUnique(TaskError):
+    """Another task holds the key of this unique task.
+
+    `task_id` is the id of the other one.
+    """
+
+    def __init__(self, *args: object, task_id: str = "") -> None:
+        super().__init__(*args)
+        self.task_id = task_id
 
 
 class TimeLimitExceeded(TaskError):

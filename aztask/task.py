@@ -25,6 +25,7 @@ from aztask.taskoptions import (
     name_text,
     positive,
 )
+from aztask.uniqueness.rules import unique_rules
 
 __all__ = [
     "BoundTask",
@@ -113,6 +114,7 @@ class Task(Generic[P, R_co]):
         self.soft_time_limit = self._seconds(options, "soft_time_limit")
         self.max_lease = self._seconds(options, "max_lease")
         self.expires = self._seconds(options, "expires")
+        self.unique = unique_rules(options, f"task {name!r}")
         lease = options.get("lease")
         self.lease_of = lease if callable(lease) else None
         self.lease = None if callable(lease) else self._seconds(options, "lease")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, TypeGuard, cast
+from typing import Any, Final, Literal, TypedDict, TypeGuard, cast
 
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.retry import RetryPolicy, RetryStrategy
@@ -49,11 +49,28 @@ class TaskOptions(TypedDict, total=False):
     * `ordered`: True (default): in a session, a message that is retried runs before the session's
       next message.
     * `limits`: the names of the limits that apply to it, at most 8, see `App.limit`.
+    * `unique`: of calls with one key, one task waits or runs at a time. "arguments", or a function
+      that takes the arguments and returns the key. Needs a result store.
+    * `until`: how long a task holds its key: until it is "started" or "finished" (default), or for
+      a time after the send.
+    * `on_conflict`: what a call does while another task holds the key: "return" (default) its
+      result, "drop" the call, whose result is cancelled, "raise" NotUnique, or "replace" a task
+      that waits.
+    * `unique_life`: the time after which a key is free, whatever happened; a day by default.
+    * `throttle`: sends one task for each key in this time, and drops the calls after it.
+    * `debounce`: sends only the last call of each key, when no other came for this time. Needs
+      `unique`, and a worker that runs.
     """
 
     name: str
     queue: str
     retry: RetryPolicy
+    unique: Literal["arguments"] | Callable[..., object]
+    until: Literal["started", "finished"] | float | timedelta
+    on_conflict: Literal["return", "drop", "raise", "replace"]
+    unique_life: float | timedelta
+    throttle: float | timedelta
+    debounce: float | timedelta
     time_limit: float | timedelta
     soft_time_limit: float | timedelta
     lease: float | timedelta | Callable[..., float | timedelta]

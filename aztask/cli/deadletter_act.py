@@ -54,6 +54,12 @@ def act_on(
             "dlq show, then purge",
             err=True,
         )
+    blocked = [pair for report in reports.values() for pair in report.blocked.items()]
+    for task_id, holder in sorted(blocked):
+        click.echo(
+            f"not replayed: {visible(task_id)} is unique, and task {visible(holder)} holds its key",
+            err=True,
+        )
     if lost := sum(report.lost for report in reports.values()):
         raise CommandFailed(
             f"{plural(lost, 'dead letter')} could not be received: removed in the meantime, or "

@@ -51,12 +51,15 @@ class Report:
     * `lost`: dead letters that another process holds or has removed, or whose completion was not
       confirmed: check if they still exist.
     * `unreadable`: dead letters that cannot be sent again because they could not be read.
+    * `blocked`: dead letters of unique tasks whose key another task holds, each with that task's
+      id; they stay among the dead letters.
     """
 
     done: int = 0
     lost: int = 0
     unreadable: int = 0
     ids: list[str] = field(default_factory=list)
+    blocked: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

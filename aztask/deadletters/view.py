@@ -32,6 +32,7 @@ from aztask.errors import CodecError, ConfigurationError
 from aztask.message.headers import SIGNATURES
 from aztask.message.message import TaskMessage
 from aztask.support.clock import SYSTEM_CLOCK, Clock
+from aztask.uniqueness.engine import split
 
 __all__ = ["DeadLetterView", "DeadLetters", "Group", "Report", "Selection"]
 
@@ -247,7 +248,21 @@ class DeadLetters:
         """Replay these, except those that the client library could not read, which stay."""
         readable = [taken for taken in batch if not taken.letter.envelope.problem]
         sweep.report.unreadable += len(batch) - len(readable)
-        sweep.replace([(taken, self._replacement(taken.letter, generations)) for taken in readable])
+        new = [(taken, self._replacement(taken.letter, generations)) for taken in readable]
+        sweep.replace([pair for pair in new if self._is_free(pair, sweep.report)])
+
+    def _is_free(self, pair: tuple[HeldLetter, Replacement], report: Report) -> bool:
+        """Take the key of a unique task again; False if another task holds it.
+
+        If the process dies before the send, the key is free again after a minute.
+        """
+        message = pair[1].message
+        if message is None or not split(message)[1]:
+            return True
+        holder = self._app.unique_engine(message.task).retake(message)
+        if holder:
+            report.blocked[message.id] = holder
+        return not holder
 
     def _browser(self) -> DeadLetterBrowser:
         return DeadLetterBrowser(self._app, self.queue, self._clock, self._damaged)

@@ -26,7 +26,8 @@ from aztask.errors import (
     QueueNotFound,
     SendUnconfirmed,
 )
-from aztask.sending.send import BATCH, Publication, Sender
+from aztask.sending.publication import Publication
+from aztask.sending.send import BATCH, Sender
 from aztask.support.threadpool import ThreadPool
 
 THREADS: Final = 4

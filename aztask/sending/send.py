@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -26,24 +27,21 @@ from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.results.base import NOTE_BYTES, RunKey, RunRecord, State
+from aztask.sending.publication import Publication
 from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
+from aztask.sending.unique import UniqueSender
 from aztask.support.display import short_repr
 from aztask.support.durations import to_seconds
 from aztask.support.frozen import build
 from aztask.task import Invocation, Task
 from aztask.taskoptions import SendOptions, delay_seconds, expiry
+from aztask.uniqueness.engine import UNIQUE
+from aztask.uniqueness.keys import key_of
+from aztask.uniqueness.rules import FINISHED, QUIET, STARTED
 
 BATCH: Final = 500
 """Messages in one batch of `map`: one transaction, and little memory for millions of calls."""
-
-
-class Publication(NamedTuple):
-    """Messages for one queue, to be received `delay` seconds from now."""
-
-    queue: str
-    messages: Sequence[TaskMessage]
-    delay: float
 
 
 class _Plan(NamedTuple):
@@ -80,6 +78,7 @@ class Sender:
         self._publisher: tuple[Broker, Publisher] | None = None
         self._sink: tuple[int, EventSink] | None = None
         self._origin = f"{os.getpid()}@{socket.gethostname()}"
+        self.unique = UniqueSender(connections, codec)
 
     def send(
         self,
@@ -96,6 +95,8 @@ class Sender:
         * `sessions`: True if the app knows that the queue has sessions.
         * `headers`: further headers of each message.
         """
+        if task is not None and task.unique is not None:
+            return self._carry_out(self.steps(name, task, queue, calls, options, sessions, headers))
         plan = self._plan(name, task, queue, options, sessions, headers)
         if plan is None:
             return [str(options.get("task_id"))]
@@ -135,6 +136,8 @@ class Sender:
         plan = self._plan(name, task, queue, options, sessions, headers)
         if plan is None:
             return [str(options.get("task_id"))]
+        if task is not None and task.unique is not None:
+            return (yield from self._send_unique(task, plan, calls))
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
             with self._in_hooks(plan, calls[first : first + BATCH]) as (messages, sent):
@@ -148,6 +151,54 @@ class Sender:
             self._emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
+
+    def _carry_out(self, steps: Generator[Publication, None, list[str]]) -> list[str]:
+        """Publish what these steps yield; returns their task ids."""
+        try:
+            due = next(steps)
+            while True:
+                try:
+                    self.publish(*due)
+                except BaseException as error:  # noqa: BLE001  # the steps raise it again
+                    due = steps.throw(error)
+                else:
+                    due = next(steps)
+        except StopIteration as end:
+            ids: list[str] = end.value
+            return ids
+
+    def _send_unique(
+        self, task: Task[..., Any], plan: _Plan, calls: Sequence[Invocation]
+    ) -> Generator[Publication, None, list[str]]:
+        """The steps of `steps` for a unique task, one call after the other."""
+        rules, ids = task.unique, list[str]()
+        assert rules is not None  # noqa: S101  # the caller has checked it
+        for call in calls:
+            sent = Sending(task.name, plan.queue, [plan.own_id or new_id()])
+            with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
+                (fields,) = _with_headers(plan.fields, sent)
+                key = key_of(self._codec, task, rules, call.args, call.kwargs)
+                if rules.until in (STARTED, FINISHED):
+                    extra = {**fields["extra"], UNIQUE: f"{rules.until}:{key}"}
+                    fields = {**fields, "extra": extra}
+                if rules.until == QUIET:
+                    make = partial(self._debounced, fields, call, sent.ids[0])
+                    engine = self.unique.engine(task.name)
+                    ids.append(engine.postpone(rules, key, make, plan.delay))
+                    continue
+                message = self._message(fields, call, sent.ids[0])
+                answer = yield from self.unique.send(rules, key, message, plan.delay)
+            if answer.sent and plan.own_id:
+                self._expect([message], plan.delay, sent.note)
+            if answer.sent:
+                self._emit("enqueued", [message])
+            ids.append(answer.task_id)
+        return ids
+
+    def _debounced(
+        self, fields: dict[str, Any], call: Invocation, own_id: str, task_id: str | None
+    ) -> TaskMessage:
+        return self._message(fields, call, task_id or own_id)
 
     def message_ids(self, messages: Sequence[TaskMessage]) -> set[str]:
         """The ids under which the broker knows these messages."""

@@ -33,6 +33,10 @@ The steps of a workflow:
 The steps of a schedule: ``occurrence-made`` (an occurrence is stored, its task is not sent) and
 ``occurrence-sent`` (its task is sent, the occurrence is not closed).
 
+The steps of a unique task's send: ``unique-taken`` (the key is taken, the message is not sent) and
+``unique-sent`` (it is sent, the holder does not say so). Of a debounced task: ``unique-closing``
+(its quiet time has ended, it is not sent).
+
 The step of a replay of dead letters: ``replayed`` (the new messages are sent, their dead letters
 not deleted yet). The steps of a compaction: ``compact-written``, ``compact-published``,
 ``compact-removed`` (after each source).
@@ -61,6 +65,9 @@ STEPS = (
     "parted",
     "settled",
     "occurrence-made",
+    "unique-taken",
+    "unique-sent",
+    "unique-closing",
     "occurrence-sent",
     "graph-parts",
     "graph-root",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import threading
 import time
@@ -29,8 +30,10 @@ from aztask.settlement import Abandon, Complete, Defer, Hold, Lapse, Resubmit, f
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 from aztask.support.loopthread import LoopThread
 from aztask.testing.inlinerequests import InlineRequests
+from aztask.uniqueness.rules import QUIET
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.pipeline.pipeline import Pipeline
+from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.pool.attempt import Attempts, Delivery
 from aztask.worker.upkeep.journal import Journal
@@ -94,6 +97,8 @@ class InlineWorker:
         self._held: list[WorkItem] = []
         self._nested = threading.local()
         self._due: list[Due] = []
+        debounced = any(task.unique and task.unique.until == QUIET for task in app.tasks.values())
+        self._unique = unique_engine(app) if debounced else None
         self._lifespans = app.hooks.lifespan.open(self._loop.run) if app.hooks.lifespan else None
 
     def close(self) -> None:
@@ -122,7 +127,10 @@ class InlineWorker:
         """Let `seconds` pass; everything that becomes due in them runs at its time."""
         end = self._clock.wall() + seconds
         self.run()
-        while (due := self._next()) is not None and due.at <= end:
+        while True:
+            due = min(filter(None, (self._next(), self._quiet())), default=None)
+            if due is None or due.at > end:
+                break
             self._jump(due)
             self.run()
         self._move(end - self._clock.wall())
@@ -130,7 +138,7 @@ class InlineWorker:
 
     def run(self) -> bool:
         """Run all that is due, and retries when their delays have passed; True if anything ran."""
-        ran = False
+        ran = self._unique is not None and self._unique.repair() > 0
         while True:
             while self._run_one():
                 ran = True
@@ -147,6 +155,12 @@ class InlineWorker:
     def _next(self, *, retry: bool = False) -> Due | None:
         with self._lock:
             return next((due for due in self._due if due.retry or not retry), None)
+
+    def _quiet(self) -> Due | None:
+        """When the next debounced task is sent: just after its time, at which it is not yet due."""
+        found = self._unique.store.due(math.inf, 1) if self._unique is not None else []
+        soon = [Due(each.due + 0.001, retry=False) for each in found]
+        return next((due for due in soon if due.at > self._clock.wall()), None)
 
     def _jump(self, due: Due) -> None:
         with self._lock:

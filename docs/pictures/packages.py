@@ -20,8 +20,8 @@ LAYERS = (
     ),
     (
         "tasks",
-        "task  canvas  workflows  schedules  handler  models  context  result  session  hooks"
-        "  taskoptions  taskname  appoptions  sending  transport  receiving",
+        "task  canvas  workflows  schedules  uniqueness  handler  models  context  result  session"
+        "  hooks  taskoptions  taskname  appoptions  sending  transport  receiving",
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),
@@ -41,7 +41,7 @@ LAYERS = (
 def draw() -> Canvas:
     """A box for each layer. What is above imports what is below."""
     top, step = 60, 60
-    canvas = Canvas(1370, top + step * len(LAYERS) + 20, "The packages and their direction")
+    canvas = Canvas(1460, top + step * len(LAYERS) + 20, "The packages and their direction")
     canvas.text(
         20, 34, "Imports point down: a package imports its own layer and those below", "title"
     )
@@ -50,7 +50,7 @@ def draw() -> Canvas:
         style = {"worker": "amber", "values": "green", "tasks": "blue", "app": "blue"}
         canvas.text(20, y + 28, name, "dim")
         canvas.box(
-            110, y, 1210, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
+            110, y, 1310, 48, parts.replace("  ", ",  "), what, style=style.get(name, "plain")
         )
     canvas.arrow((1270, top), (1270, top + step * len(LAYERS) - 12))
     return canvas

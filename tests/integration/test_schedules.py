@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import azurite
 import pytest
@@ -19,6 +20,7 @@ from harness import Site, site_in, wait_until
 from aztask import App
 from aztask.results.base import State
 from aztask.results.schedules import schedules_of
+from aztask.results.tables.client import TimeBudget
 from aztask.schedules.stored import Made, read_made
 
 SECONDS = 12.0
@@ -105,6 +107,47 @@ def test_workers_that_are_killed_lose_no_occurrence(where: str, tmp_path: Path) 
         pause(site)
         wait_until(lambda: is_done(site), 90, "all have run")
         recorded_once(site, least=int(SECONDS))
+
+
+def test_what_a_look_and_an_occurrence_cost_in_azure_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of docs/how-to/basics/schedules.md, in requests to the table."""
+    counted = 0
+    request = TimeBudget.request
+
+    def count(self: TimeBudget, *arguments: Any, **options: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return request(self, *arguments, **options)
+
+    with site_on("tables", tmp_path) as site:
+        app = site.app()
+
+        @app.task
+        def tick() -> None: ...
+
+        app.broker.declare("default")
+        app.schedule("tick", tick.s(), every=6)
+        runner = app.schedules.runner("worker")
+
+        def has_made_one() -> bool:
+            runner.turn()
+            view = app.schedules.view("tick")
+            return view is not None and view.schedule.made > 0
+
+        wait_until(has_made_one, 60, "the first occurrence, so that the next is seconds away")
+        monkeypatch.setattr(TimeBudget, "request", count)
+        runner._look_at = 0.0
+        runner.turn()
+        assert counted == 2
+        counted, store = 0, app.schedules.engine.store
+        runner._look_at = 1e12
+        wait_until(lambda: (runner.turn(), counted)[1], 30, "an occurrence is made")
+        assert counted == 5
+        counted = 0
+        assert store.any()
+        assert counted == 1
 
 
 def test_the_scheduler_alone_and_workers_without(tmp_path: Path) -> None:

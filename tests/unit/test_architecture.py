@@ -23,8 +23,8 @@ LAYERS = {
     "leases": "lease",
     "stores": "config results connections",
     "advice": "events adaptive",
-    "tasks": "appoptions session context result hooks canvas workflows schedules taskname"
-    " taskoptions task handler models transport sending receiving",
+    "tasks": "appoptions session context result hooks canvas workflows schedules uniqueness"
+    " taskname taskoptions task handler models transport sending receiving",
     "app": "app apphandlers applimits appqueues appschedules embedded loading __init__",
     "care": "limits deadletters doctor explain",
     "worker": "worker",

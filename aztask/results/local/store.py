@@ -53,8 +53,10 @@ from aztask.results.local.rows import (
     worker_row,
 )
 from aztask.results.local.schedules import LocalSchedules
+from aztask.results.local.uniques import LocalUniques
 from aztask.results.local.workflows import KEPT, LocalWorkflows
 from aztask.results.schedules import ScheduleStore
+from aztask.results.uniques import UniqueStore
 from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
@@ -166,6 +168,7 @@ class LocalResults:
         self.workflows: WorkflowStore = LocalWorkflows(database)
         self.controls: ControlStore = LocalControls(database, clock)
         self.schedules: ScheduleStore = LocalSchedules(database, clock)
+        self.uniques: UniqueStore = LocalUniques(database, clock)
 
     @property
     def transaction_key(self) -> str:

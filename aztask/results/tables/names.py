@@ -10,6 +10,7 @@ Partitions
 * ``d-QUEUE``: dead letters, see `aztask.results.tables.dead`.
 * ``k-NAME``: control entries, see `aztask.results.tables.controls`.
 * ``s-SCHEDULE``: a schedule and its occurrences, see `aztask.results.tables.schedules`.
+* ``u-SHARD``: holders of unique tasks, see `aztask.results.tables.uniques`.
 * ``g-WORKFLOW;DOCUMENT``, ``o-SHARD`` and ``e-SHARD``: see `aztask.results.tables.workflows`.
 
 Keys contain only letters, digits and a few signs: all other characters of a task id are escaped,

@@ -62,7 +62,9 @@ from aztask.results.tables.quarantine import Quarantine
 from aztask.results.tables.rows import Run, pending, run_of, worker_entity, worker_of
 from aztask.results.tables.runs import Runs
 from aztask.results.tables.schedules import TablesSchedules
+from aztask.results.tables.uniques import TablesUniques
 from aztask.results.tables.workflows import TablesWorkflows
+from aztask.results.uniques import UniqueStore
 from aztask.results.workflows import WorkflowStore
 from aztask.support.clock import SYSTEM_CLOCK, Clock
 
@@ -114,7 +116,9 @@ class TablesResults:
         self.dead_index: DeadIndex = TablesDeadIndex(self._requests)
         self.workflows: WorkflowStore = workflows
         self.controls: ControlStore = TablesControls(self._requests, clock)
-        self.schedules: ScheduleStore = TablesSchedules(self._requests, clock)
+        schedules = TablesSchedules(self._requests, clock)
+        self.schedules: ScheduleStore = schedules
+        self.uniques: UniqueStore = TablesUniques(self._requests, schedules.now)
 
     def __repr__(self) -> str:
         return f"<TablesResults {self.address}>"

@@ -44,6 +44,7 @@ from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
 from aztask.worker.pipeline.settling import Settler
+from aztask.worker.pipeline.uniquekeys import UniqueKeys
 from aztask.worker.pipeline.verdict import Verdicts
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.workflows.engine import engine_for
@@ -83,6 +84,7 @@ class Pipeline:
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
         self._embedding = Embedding(app, clock)
+        self._unique = UniqueKeys(app)
         self.following = Following(
             engine_for(
                 app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
@@ -146,6 +148,7 @@ class Pipeline:
                 self.verdicts.claimed(item, answer)
             except Exception as error:  # noqa: BLE001  # it affects this delivery only
                 self._refusals.unclaimable(item, error)
+        self._unique.started(items)
         self._complete_first([item for item in items if item.stage is Stage.READY])
         hit("claimed", sum(item.claimed is not None for item in items))
 
@@ -211,6 +214,7 @@ class Pipeline:
             hit("recorded", len(kept))
             self.following.follow(kept)
             self._embedding.follow(kept)
+            self._unique.ended(kept)
             self._redelivery.write_counts(kept)
             now = [item for item in kept if not self._redelivery.waits(item)]
             answers = self._settling.carry_out(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +15,11 @@ from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.results.controls import controls_of
 from aztask.results.schedules import schedules_of
+from aztask.results.uniques import uniques_of
 from aztask.results.workflows import workflows_of
+from aztask.uniqueness.rules import QUIET
 from aztask.worker.lane import Lane
+from aztask.worker.pipeline.uniquekeys import unique_engine
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.deadwatch import DeadWatch
 from aztask.worker.upkeep.scheduling import Scheduling
@@ -39,6 +43,11 @@ REMOTE_GRAPH_SECONDS = 30.0
 IDLE_GRAPH_SECONDS = 60.0
 """Seconds between two looks at open workflows; the last one if the store is remote and there are
 none, since every look costs requests."""
+
+
+QUIET_SECONDS = 1.0
+REMOTE_QUIET_SECONDS = 5.0
+"""Seconds between two looks at debounced tasks whose quiet time may be over."""
 
 
 class Housekeeping:
@@ -68,6 +77,7 @@ class Housekeeping:
         self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)  # noqa: S311  # no secret
         self._events_at = self._purge_at
         self._look_at = 0.0
+        self._unique_at = 0.0
         self._scheduling = (
             Scheduling(self._app, runtime.name) if runtime.options.schedules else None
         )
@@ -108,6 +118,9 @@ class Housekeeping:
         if now >= self._graphs_at and workflows_of(results) is not None:
             self._graphs_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
             self._lane.submit([partial(self._look_after_workflows, results)])
+        if now >= self._unique_at and uniques_of(results) is not None:
+            self._unique_at = now + (REMOTE_GRAPH_SECONDS if results.remote else GRAPH_SECONDS)
+            self._lane.submit([partial(self._look_after_unique_tasks, results)])
         if now >= self._purge_at:
             self._purge_at = now + PURGE_SECONDS
             if self._scheduling is not None and schedules_of(results) is not None:
@@ -134,6 +147,16 @@ class Housekeeping:
             self._repair = self._new_repair()
         if not self._repair.look() and results.remote:
             self._graphs_at = self._clock.monotonic() + IDLE_GRAPH_SECONDS
+
+    def _look_after_unique_tasks(self, results: ResultStore) -> None:
+        engine = unique_engine(self._app)
+        if engine is None:
+            self._unique_at = math.inf  # no task of this app is unique
+            return
+        engine.repair()
+        if any(task.unique and task.unique.until == QUIET for task in self._app.tasks.values()):
+            pause = REMOTE_QUIET_SECONDS if results.remote else QUIET_SECONDS
+            self._unique_at = min(self._unique_at, self._clock.monotonic() + pause)
 
     def _new_repair(self) -> Repair:
         app, engine = self._app, self._app.workflows.engine

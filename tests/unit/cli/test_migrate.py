@@ -50,7 +50,7 @@ def test_json_is_one_object_for_each_use(cli, project):
 
 
 def test_a_project_without_gaps_is_ok(cli, project):
-    (project / "shop.py").write_text(SOURCE.replace('throws=OSError, ', ""))
+    (project / "shop.py").write_text(SOURCE.replace("throws=OSError, ", ""))
     ended = cli("migrate", "check", "project")
     assert (ended.code, ended.out) == (0, "")
 

@@ -1,0 +1,311 @@
+"""Takes, confirms and frees the keys of unique tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from aztask.brokers.local.payload import envelope_of, payload_of
+from aztask.errors import AztaskError, BrokerUnavailable, CodecError
+from aztask.message.codec import Codec
+from aztask.message.envelope import Envelope
+from aztask.message.message import TaskMessage
+from aztask.results.base import ResultStore, State
+from aztask.results.damage import Damaged
+from aztask.results.uniques import Holder, UniqueStore
+from aztask.support.failpoint import hit
+from aztask.uniqueness.claims import Claim, read_claim
+from aztask.uniqueness.rules import FINISHED, QUIET, STARTED, UniqueRules
+
+logger = logging.getLogger(__name__)
+
+UNIQUE: Final = "aztask-unique"
+"""The header of a task that holds a key: until when, a colon, and the key."""
+
+UNSENT_SECONDS: Final = 10.0
+"""After this time, another process sends the message of a holder."""
+
+REPLAYED_SECONDS: Final = 60.0
+TRIES: Final = 8
+PAGE: Final = 100
+
+
+class EnvelopeSender(Protocol):
+    """The part of a broker that sends what a dead sender left."""
+
+    def send(self, queue: str, envelopes: list[Envelope]) -> None:
+        """Send all envelopes, each with its delay; see `Broker.send`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The answer to `UniqueEngine.take`: the key is ours. Publish, then `confirm`."""
+
+    holder: Holder
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The answer to `UniqueEngine.take`: another task holds the key."""
+
+    holder: Holder
+    claim: Claim
+
+
+class UniqueEngine:
+    """The unique tasks of one result store. Any thread may call; a forked child makes its own."""
+
+    def __init__(
+        self,
+        results: ResultStore,
+        store: UniqueStore,
+        codec: Codec,
+        sender: Callable[[], EnvelopeSender],
+    ) -> None:
+        """`sender`: the broker of this process, opened when it is first needed."""
+        self.results = results
+        self.store = store
+        self._codec = codec
+        self._sender = sender
+
+    # -- senders -----------------------------------------------------------------------------
+
+    def take(
+        self,
+        rules: UniqueRules,
+        key: str,
+        message: TaskMessage,
+        delay: float,
+        over: Blocked | None = None,
+    ) -> Taken | Blocked:
+        """Take a key for this message.
+
+        * `over`: take it from this holder.
+
+        If the process dies behind this, housekeeping sends the message (`repair`).
+        """
+        now = self.store.now()
+        payload = payload_of(self._codec.to_envelope(message, delay=delay))
+        claim = Claim(
+            message.id,
+            message.generation,
+            rules.until,
+            now,
+            now + delay + rules.life,
+            message.queue,
+            payload,
+            now + delay,
+        )
+        before = None if over is None else over.holder
+        for _ in range(TRIES):
+            holder = self.store.write(key, claim.pack(), now + UNSENT_SECONDS, before)
+            if holder is not None:
+                hit("unique-taken")
+                return Taken(holder, claim)
+            before = self.store.read(key)
+            if before is None:
+                continue
+            found = _readable(before)
+            if found is not None and not self._is_free(found, now):
+                return Blocked(before, found)
+        raise BrokerUnavailable(f"other processes keep taking {key}; try again")
+
+    def confirm(self, taken: Taken | Blocked) -> None:
+        """Note that the holder's message is sent; nothing happens if it has ended since."""
+        hit("unique-sent")
+        claim = replace(taken.claim, queue="", payload=b"")
+        self.store.write(taken.holder.key, claim.pack(), claim.ends_at, taken.holder)
+
+    def give_up(self, taken: Taken) -> None:
+        """Free a key that was taken for a message that was certainly not sent."""
+        try:
+            self.store.release(taken.holder)
+        except AztaskError as error:
+            logger.warning("%s stays taken, housekeeping sends it: %s", taken.claim.task_id, error)
+
+    def complete(self, blocked: Blocked) -> None:
+        """Send the message of a holder whose sender seems to be dead."""
+        claim = blocked.claim
+        if claim.sent or self.store.now() - claim.taken_at < UNSENT_SECONDS:
+            return
+        self._send(blocked)
+
+    def postpone(
+        self,
+        rules: UniqueRules,
+        key: str,
+        make: Callable[[str | None], TaskMessage],
+        delay: float,
+    ) -> str:
+        """Keep the last call of a debounced task, to be sent after a quiet time.
+
+        * `make`: makes the message of this call with a task id; None is a new one.
+
+        Returns the id of the task, the same for all calls of one quiet time. However many calls
+        come, it is sent at the end of its life at the latest. If the process dies behind this,
+        housekeeping sends the message as it does in any case.
+        """
+        for _ in range(TRIES * TRIES):
+            now, holder = self.store.now(), self.store.read(key)
+            claim = None if holder is None else _readable(holder)
+            if holder is not None and claim is not None and claim.closing:
+                self._post(claim)  # or its message would be lost if the one that sends it is dead
+            mine = claim if claim is not None and not claim.closing else None
+            message = make(None if mine is None else mine.task_id)
+            taken_at = now if mine is None else mine.taken_at
+            ends_at = taken_at + rules.life
+            payload = payload_of(self._codec.to_envelope(message))
+            due_at = now + delay
+            new = Claim(message.id, 0, QUIET, taken_at, ends_at, message.queue, payload, due_at)
+            if self.store.write(key, new.pack(), min(now + rules.seconds, ends_at), holder):
+                hit("unique-taken")
+                return message.id
+        raise BrokerUnavailable(f"other processes keep changing {key}; try again")
+
+    def waits(self, claim: Claim) -> bool:
+        """True if the task is known or may be in its queue, and has not started."""
+        record = self.results.get(claim.task_id)
+        return record is None or (record.state is State.PENDING and not record.starts)
+
+    def _is_free(self, claim: Claim, now: float) -> bool:
+        """True if the key is free although its holder is stored: see rules 3 and 4."""
+        if now >= claim.ends_at:
+            return True
+        if not claim.until:
+            return False
+        record = self.results.get(claim.task_id)
+        if record is None:
+            return False
+        if record.key.generation < claim.generation:
+            # A replay took the key, and died before it sent the task again.
+            return record.state.final and now - claim.taken_at > REPLAYED_SECONDS
+        if claim.until == STARTED:
+            return record.state is not State.PENDING
+        return record.state.final
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def started(self, message: TaskMessage) -> None:
+        """Free the key of a task that starts, if it is unique until then."""
+        self._free(message, STARTED)
+
+    def ended(self, message: TaskMessage) -> None:
+        """Free the key of a task that has ended for good, whatever it is unique until."""
+        self._free(message, FINISHED)
+
+    def _free(self, message: TaskMessage, when: str) -> None:
+        """Free a key by compare on (id, generation). Raises BrokerUnavailable: call it again."""
+        until, key = split(message)
+        if not key or (when == STARTED and until != STARTED):
+            return
+        for _ in range(TRIES):
+            holder = self.store.read(key)
+            claim = None if holder is None else _readable(holder)
+            if holder is None or claim is None:
+                return
+            if (claim.task_id, claim.generation) != (message.id, message.generation):
+                return
+            if self.store.release(holder):
+                return
+
+    # -- replays -----------------------------------------------------------------------------
+
+    def retake(self, message: TaskMessage) -> str:
+        """Take the key again for a replayed message; returns the task that holds it, "" if ours.
+
+        The task itself, or an earlier generation of it, does not stand in its own way.
+        """
+        until, key = split(message)
+        if not key:
+            return ""
+        for _ in range(TRIES):
+            now, holder = self.store.now(), self.store.read(key)
+            claim = None if holder is None else _readable(holder)
+            if claim is not None and claim.task_id != message.id and not self._is_free(claim, now):
+                return claim.task_id
+            life = 86400.0 if claim is None else max(60.0, claim.ends_at - claim.taken_at)
+            mine = Claim(message.id, message.generation, until, now, now + life)
+            if self.store.write(key, mine.pack(), mine.ends_at, holder) is not None:
+                return ""
+        raise BrokerUnavailable(f"other processes keep taking {key}; try again")
+
+    # -- housekeeping ------------------------------------------------------------------------
+
+    def repair(self) -> int:
+        """Send what dead senders left, and free keys whose life has ended; returns how many."""
+        done = 0
+        for holder in self.store.due(self.store.now(), PAGE):
+            try:
+                done += self._repair(holder)
+            except (AztaskError, ValueError, LookupError) as error:
+                logger.error("unique task %s: %s; it is tried again", holder.key, error)
+        return done
+
+    def _repair(self, holder: Holder) -> bool:
+        claim = _readable(holder)
+        if claim is not None and claim.until == QUIET:
+            return self._close(holder, claim)
+        if claim is not None and not claim.sent and self.store.now() < claim.ends_at:
+            logger.warning("%s was not sent, since its sender died: it is sent now", claim.task_id)
+            self._send(Blocked(holder, claim))
+            return True
+        return self.store.release(holder)
+
+    def _close(self, holder: Holder, claim: Claim) -> bool:
+        """Send a debounced message after its quiet time; False if another process does.
+
+        The holder says so first: a call that comes now is another task. If the process dies before
+        the send, housekeeping or the next call sends the message, and before the release it is sent
+        twice under one id.
+        """
+        if not claim.closing:
+            closing, due = replace(claim, closing=True), self.store.now() + UNSENT_SECONDS
+            taken = self.store.write(holder.key, closing.pack(), due, holder)
+            if taken is None:
+                return False
+            holder = taken
+        hit("unique-closing")
+        self._post(claim)
+        self.store.release(holder)
+        return True
+
+    def _send(self, blocked: Blocked) -> None:
+        """Send the stored message under its id; one that is refused frees its key."""
+        if self._post(blocked.claim):
+            self.confirm(blocked)
+        else:
+            self.store.release(blocked.holder)
+
+    def _post(self, claim: Claim) -> bool:
+        """Publish the stored message, verified; False if it is refused."""
+        try:
+            envelope = envelope_of(claim.payload)
+            message = self._codec.from_envelope(envelope, claim.queue, any_age=True)
+            if (message.id, message.generation) != (claim.task_id, claim.generation):
+                raise Damaged(f"its message is that of task {message.id}")
+        except (CodecError, Damaged) as error:
+            logger.error("unique task %s is not sent: %s", claim.task_id, error)
+            return False
+        delay = max(0.0, claim.due_at - self.store.now())
+        self._sender().send(claim.queue, [self._codec.to_envelope(message, delay=delay)])
+        return True
+
+
+def split(message: TaskMessage) -> tuple[str, str]:
+    """Until when a message holds a key, and the key; both "" if it holds none."""
+    text = message.extra.get(UNIQUE)
+    until, _, key = text.partition(":") if isinstance(text, str) else ("", "", "")
+    return (until, key) if until in (STARTED, FINISHED) and key else ("", "")
+
+
+def _readable(holder: Holder) -> Claim | None:
+    """The claim; None for a damaged one, which holds nothing."""
+    try:
+        return read_claim(holder.data)
+    except Damaged as damage:
+        logger.error("unique task %s: %s; its key is free", holder.key, damage.reason)
+        return None
