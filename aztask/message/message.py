@@ -46,6 +46,7 @@ class TaskMessage:
     * `lease_seconds`: the lease that was advised for the queue at the send.
     * `workflow`: the id of the workflow that it belongs to; `node`: its place in that, see
       `aztask.canvas.place`.
+    * `payload`: the reference to the body, which is then empty, see `aztask.message.payload`.
     * `extra`: other headers, passed on unchanged.
     """
 
@@ -81,6 +82,7 @@ class TaskMessage:
     lease_seconds: float | None = None
     workflow: str | None = None
     node: str | None = None
+    payload: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -144,6 +146,7 @@ class TaskMessage:
             self,
             body=b"",
             pointer=position,
+            payload=None,
             resubmit_count=self.resubmit_count + (1 if counted else 0),
             snooze_count=self.snooze_count + (0 if counted else 1),
             delivery_base=delivery_base,

@@ -19,11 +19,12 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
-from aztask.errors import SendUnconfirmed
+from aztask.errors import BrokerError, CodecError, SendUnconfirmed
 from aztask.events.sink import Event, EventKind, EventSink
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.payloads.payloads import Payloads
 from aztask.results.base import RunKey, RunRecord, State
 from aztask.sending.publisher import Publisher
 from aztask.sending.sessionrules import check_session
@@ -55,7 +56,11 @@ class Sender:
         leases: LeaseAdvisor,
         open_events: Callable[[str], EventSink],
         hooks: Hooks,
+        payloads: Payloads | None = None,
     ) -> None:
+        """payloads: stores large arguments; None if nothing does."""
+        self._payloads = payloads
+        self._large = payloads is not None
         self._connections = connections
         self._codec = codec
         self._leases = leases
@@ -178,11 +183,16 @@ class Sender:
 
         * `fields`: what each message has beside its call.
         """
-        messages = [self._message(*each) for each in zip(fields, calls, ids, strict=True)]
+        made = (self._message(*each) for each in zip(fields, calls, ids, strict=True))
+        messages = list(made) if self._payloads is None else self._payloads.offload(made)
         try:
             yield Publication(queue, messages, delay)
         except SendUnconfirmed as error:
             self._emit_unconfirmed(messages, error)
+            raise
+        except (BrokerError, CodecError):  # nothing was stored
+            if self._payloads is not None:
+                self._payloads.drop(messages)
             raise
         return messages
 
@@ -213,7 +223,9 @@ class Sender:
             )
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
-        body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
+        body, content_type, content_encoding = self._codec.encode_arguments(
+            call.args, call.kwargs, large=self._large
+        )
         values = {
             **common,
             "id": task_id,

@@ -217,7 +217,7 @@ class Supervisor:
         self._chores.stop()
         self._leases.stop()
         self._intakes.close()
-        self.pipeline.floods.close()
+        self.pipeline.close()
         self.journal.close()
         self._mailbox.close()
 

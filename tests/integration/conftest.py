@@ -30,6 +30,7 @@ KILLS = {
     "test_damaged_rows",
     "test_hostile_stream",
     "test_kills",
+    "test_payload_kills",
     "test_probes",
     "test_servicebus_faults",
     "test_servicebus_killed",

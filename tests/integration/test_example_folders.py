@@ -21,6 +21,7 @@ ENDS = {
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],
     "workflow": ["chord of 100", "100 parcels: order-1/0, order-1/1"],
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
+    "payloads": ["2 succeeded", "20,000,000 bytes became 10,000,000", "removed 0 payloads"],
     "testing": ["5 passed"],
     "deadletters": ["Hello -> Analytical Engine Street 1", "purged 1 dead letter"],
 }
