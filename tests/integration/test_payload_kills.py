@@ -21,12 +21,12 @@ from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.results.base import State
 from aztask.testing import RunningEmulator
 
-LEASE = 2.0
-ARGUMENTS = ("-Q", "default", "-c", "2", "--lease", f"{LEASE}s", "--max-lease", "60s")
+ARGUMENTS = ("-Q", "default", "-c", "2", "--max-lease", "60s")
 STEPS = (
     *("received", "claimed", "sent", "loaded", "ran", "result-stored"),
     *("recorded", "settled", "removed"),
 )
+ON_SERVICES = ("loaded", "result-stored", "settled", "removed")
 THRESHOLD = 10_000
 DATA = b"x" * 50_000
 
@@ -44,14 +44,14 @@ def left(site: Site) -> int:
     return stats.living + (stats.dead or 0)
 
 
-def killed_at_each_step(site: Site, steps: tuple[str, ...] = STEPS) -> None:
-    app = site.app()
+def killed_at_each_step(site: Site, steps: tuple[str, ...] = STEPS, *, lease: str = "2s") -> None:
+    app, arguments = site.app(), (*ARGUMENTS, "--lease", lease)
     orphans = results = 0
     for step in steps:
         app.send(double.name, [step, DATA], task_id=step)
-        first = site.worker(*ARGUMENTS, AZTASK_FAILPOINT=f"{step}:KILL")
+        first = site.worker(*arguments, AZTASK_FAILPOINT=f"{step}:KILL")
         assert first.wait() == -signal.SIGKILL, first.log
-        second = site.worker(*ARGUMENTS)
+        second = site.worker(*arguments)
         assert app.result(step).get(timeout=30) == DATA + DATA
         wait_until(lambda: left(site) == 0, 20, "all is settled")
         assert second.stop() == 0, second.log
@@ -89,7 +89,7 @@ def test_killed_at_each_step_on_storage_queues(
         **given,
     ) as site:
         site.app().broker.declare("default")
-        killed_at_each_step(site, ("loaded", "result-stored", "settled", "removed"))
+        killed_at_each_step(site, ON_SERVICES)
 
 
 def test_killed_at_each_step_on_service_bus(
@@ -102,23 +102,7 @@ def test_killed_at_each_step_on_service_bus(
     ) as site:
         # the lease is the queue's lock, and the shortest lock is five seconds
         site.app().broker.declare("default", QueueOptions(lease=5.0))
-        killed_on_bus(site)
-
-
-def killed_on_bus(site: Site) -> None:
-    app = site.app()
-    arguments = ("-Q", "default", "-c", "2")
-    for step in ("loaded", "settled"):
-        app.send(double.name, [step, DATA], task_id=step)
-        first = site.worker(*arguments, AZTASK_FAILPOINT=f"{step}:KILL")
-        assert first.wait() == -signal.SIGKILL, first.log
-        second = site.worker(*arguments)
-        assert app.result(step).get(timeout=30) == DATA + DATA
-        wait_until(lambda: not app.broker.peek("default"), 20, "all is settled")
-        assert second.stop() == 0, second.log
-    assert len(stored(site)) <= 1
-    collect(site)
-    assert stored(site) == []
+        killed_at_each_step(site, ON_SERVICES, lease="5s")
 
 
 def test_a_sender_killed_before_the_send_leaves_one_orphan(tmp_path: Path) -> None:
