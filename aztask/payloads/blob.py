@@ -27,6 +27,7 @@ from azure.storage.blob import ContainerClient
 
 from aztask.address.addresses import BlobAddress
 from aztask.azure.container import container_client, create, reason_of
+from aztask.azure.pieces import PiecewiseTransport
 from aztask.errors import BrokerUnavailable, PayloadMissing
 from aztask.message.payload import PAYLOAD_BYTES, StoredValue
 from aztask.payloads.store import Listed, listed
@@ -56,6 +57,7 @@ class BlobPayloads:
         self._container: ContainerClient = container_client(
             address,
             read_timeout=READ_SECONDS,
+            transport=PiecewiseTransport(),
             max_single_put_size=PAYLOAD_BYTES,
             max_single_get_size=PAYLOAD_BYTES + 1,
         )

@@ -184,7 +184,12 @@ class Sender:
         * `fields`: what each message has beside its call.
         """
         made = (self._message(*each) for each in zip(fields, calls, ids, strict=True))
-        messages = list(made) if self._payloads is None else self._payloads.offload(made)
+        if len(calls) == 1:  # the usual case: one comparison
+            messages = list(made)
+            if self._payloads is not None and len(messages[0].body) > self._payloads.threshold:
+                messages = self._payloads.offload(messages)
+        else:
+            messages = list(made) if self._payloads is None else self._payloads.offload(made)
         try:
             yield Publication(queue, messages, delay)
         except SendUnconfirmed as error:

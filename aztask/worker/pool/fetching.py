@@ -78,26 +78,26 @@ class Fetching:
         self, task: Task[..., Any], message: TaskMessage
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments in a message. Raises CodecError, BrokerUnavailable."""
-        if self._payloads is None:
-            if message.payload is not None:
-                where = StoredValue.parse(message.payload).described
-                raise ContentRefused(
-                    f"the arguments are stored apart, {where}, and this worker has no store for"
-                    " them: give its App the payloads=... of the sender, then replay this"
-                )
+        if message.payload is None and MARK not in message.body:
             return task.arguments(self._codec, message)
         if message.payload is not None:
-            message = self._payloads.filled(message)
-            hit_in_pool("loaded", self._worker)
+            message = self._filled(message)
         args, kwargs = task.arguments(self._codec, message)
         if MARK in message.body:
-            args = self.resolved(args)
+            args = tuple(self._codec.resolved(value) for value in args)
             kwargs = {name: self._codec.resolved(value) for name, value in kwargs.items()}
         return args, kwargs
 
-    def resolved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments with the stored values in the place of references to them."""
-        return tuple(self._codec.resolved(value) for value in args)
+    def _filled(self, message: TaskMessage) -> TaskMessage:
+        if self._payloads is None:
+            where = StoredValue.parse(message.payload or "").described
+            raise ContentRefused(
+                f"the arguments are stored apart, {where}, and this worker has no store for"
+                " them: give its App the payloads=... of the sender, then replay this"
+            )
+        message = self._payloads.filled(message)
+        hit_in_pool("loaded", self._worker)
+        return message
 
     def stored(self, kind: Kind, data: bytes) -> bytes:
         """Store an encoded value apart; returns the encoded reference. Raises BrokerUnavailable."""
