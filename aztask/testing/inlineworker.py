@@ -251,7 +251,13 @@ class InlineWorker:
         )
         received = item.delivery
         delivery = Delivery(
-            item.number, message, received.delivery_count, received.enqueued_at, lease, 0.0
+            item.number,
+            message,
+            received.delivery_count,
+            received.enqueued_at,
+            lease,
+            0.0,
+            () if item.input is None else (item.input.packet(),),
         )
         try:
             with self._requests.of(item, lease):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from aztask import App, group
+from aztask import App, chord, group
 from aztask.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -233,5 +233,8 @@ def test_a_graph_takes_stored_values_and_refuses_large_arguments(app):
     with app.inline():
         value = app.put(b"w" * 5000)
         assert group([task.s(value), task.s(1)]).delay().get() == [b"w" * 5000, 1]
+        assert (task.s(value) | task.s()).delay().get() == b"w" * 5000
+        members = [task.s(b"m" * 2000), task.s(2)]
+        assert chord(members, task.s()).delay().get() == [b"m" * 2000, 2]
         with pytest.raises(ContentRefused):
             (task.s(b"x" * (17 << 20)) | task.s()).delay()
