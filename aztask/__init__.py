@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         MaxLeaseExceeded,
         MessageTooLarge,
         NotUnique,
+        PayloadDamaged,
+        PayloadMissing,
         QueueDisabled,
         QueueFull,
         QueueNotFound,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from aztask.lease.asyncheld import AsyncHeldLease
     from aztask.lease.held import HeldLease
     from aztask.message.message import TaskMessage
+    from aztask.message.payload import StoredValue
     from aztask.result import AsyncResult, as_completed
     from aztask.retry import RetryPolicy
     from aztask.task import ContextTask, Task
@@ -85,6 +88,7 @@ __all__ = [
     "AsyncHeldLease",
     # Values
     "TaskMessage",
+    "StoredValue",
     "Settings",
     "QueueSettings",
     # Errors
@@ -103,6 +107,8 @@ __all__ = [
     "ContentRefused",
     "MaxLeaseExceeded",
     "MessageTooLarge",
+    "PayloadMissing",
+    "PayloadDamaged",
     "BrokerError",
     "BrokerUnavailable",
     "QueueDisabled",
@@ -140,6 +146,7 @@ _HOMES = {
     "HeldLease": "aztask.lease.held",
     "AsyncHeldLease": "aztask.lease.asyncheld",
     "TaskMessage": "aztask.message.message",
+    "StoredValue": "aztask.message.payload",
     "RetryPolicy": "aztask.retry",
     "Task": "aztask.task",
     "ContextTask": "aztask.task",

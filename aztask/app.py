@@ -17,6 +17,7 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.apphandlers import AppHandlers
 from aztask.applimits import AppLimits
 from aztask.appoptions import AppOptions
+from aztask.apppayloads import AppPayloads
 from aztask.appqueues import AppQueues
 from aztask.appschedules import AppSchedules
 from aztask.brokers.base import Broker, Position
@@ -28,11 +29,11 @@ from aztask.events.sink import EventSink
 from aztask.hooks import Hooks, event_sink
 from aztask.lease.asyncheld import AsyncHeldLease
 from aztask.lease.held import HeldLease
+from aztask.payloads.memory import MemoryPayloads
 from aztask.receiving import held_lease
 from aztask.result import AsyncResult
 from aztask.results.base import ResultStore
 from aztask.retry import RetryPolicy, check_policy
-from aztask.sending.appcodec import codec_of
 from aztask.sending.asyncsend import AsyncSender
 from aztask.sending.graphs import GraphSender
 from aztask.sending.send import Sender
@@ -55,7 +56,7 @@ R = TypeVar("R")
 _PARAMETERS: Final = ("broker", "results", "events", "retry", "include")
 
 
-class App(AppQueues, AppHandlers, AppLimits, AppSchedules):
+class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
     """An application: its tasks, its queues, its settings and its connections.
 
     ::
@@ -120,15 +121,14 @@ class App(AppQueues, AppHandlers, AppLimits, AppSchedules):
         )
         self._handlers, self.limits = {}, {}
         super().__init__(self.settings, lease_given="lease" in options)
-        self.codec = codec_of(
-            self.settings, lambda queue: self.queue_settings(queue).signature_max_age_seconds
-        )
         for_tests = read_environment(TEST_BROKER)
         self._connections = Connections(
             for_tests or broker or read_environment("AZTASK_BROKER"),
             for_tests or results or read_environment("AZTASK_RESULTS"),
             poll_ceiling=self.settings.poll_ceiling_seconds,
         )
+        self.payloads = self._new_payloads(testing=for_tests is not None)
+        self.codec = self._new_codec(self.payloads)
         self.leases = LeaseAdvisor(self.settings, self._connections.broker_text)
         self.hooks = Hooks()
         self.around_send = self.hooks.send
@@ -139,7 +139,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppSchedules):
         self.lifespan = self.hooks.lifespan
         self._on_sent: Callable[..., None] | None = None
         self._sender = Sender(
-            self._connections, self.codec, self.leases, self.open_events, self.hooks
+            self._connections, self.codec, self.leases, self.open_events, self.hooks, self.payloads
         )
         self._async_sender = AsyncSender(self._sender)
         self.workflows = self._new_graph_sender()
@@ -248,6 +248,8 @@ class App(AppQueues, AppHandlers, AppLimits, AppSchedules):
         self._sender.close()
         self._connections.close()
         self.leases.close()
+        if self.payloads is not None:
+            self.payloads.close()
 
     def open_events(self, writer: str) -> EventSink:
         """Open the sink for events of `writer` (a worker's name). The caller closes it."""
@@ -377,12 +379,15 @@ class App(AppQueues, AppHandlers, AppLimits, AppSchedules):
         """
         if self._on_sent is not None:
             raise ConfigurationError("the app is inline already; leave the outer block first")
-        restore = self._connections.replace(broker, results)
+        restore = [self._connections.replace(broker, results)]
+        if self.payloads is not None:
+            restore.append(self.payloads.replace(MemoryPayloads()))
         self._on_sent = on_sent
 
         def back() -> None:
             self._on_sent = None
-            restore()
+            for each in restore:
+                each()
 
         return back
 

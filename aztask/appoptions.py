@@ -41,6 +41,10 @@ class AppOptions(TypedDict, total=False):
     events_max_bytes: int
     lease_advice: str
     lease_advice_account: str | Secret
+    payloads: str
+    payloads_account: str | Secret
+    payload_threshold: int
+    payload_lifetime: float | timedelta
     adaptive: bool | tuple[float | timedelta, float | timedelta]
 
 

@@ -30,6 +30,8 @@ from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
 from aztask.lease.bounds import check_leases, read_bounds
 from aztask.lease.state import NO_RENEWAL
+from aztask.message.bounds import MessageLimits
+from aztask.payloads.place import place_of
 from aztask.retry import RETRY_STRATEGIES, RetryStrategy, check_strategy
 from aztask.support.checks import (
     check_upload,
@@ -46,6 +48,7 @@ from aztask.support.checks import (
     shown,
     some_of,
     text,
+    whole_number,
 )
 from aztask.support.durations import parse_duration
 from aztask.support.masking import Secret, SecretFilter, mask, printable
@@ -295,6 +298,44 @@ class Settings:
         example="connection_string",
         variable="AZTASK_LEASE_ADVICE_ACCOUNT",
     )
+    payloads: str | None = setting(
+        None,
+        "str",
+        directory,
+        "Where arguments, checkpoints and results are stored that are too large for the queue: "
+        "`blob://ACCOUNT/CONTAINER` (Entra ID), `CONTAINER` in the account of `payloads_account`, "
+        "the path of a directory with a slash in it, or `off`. Without it, `local://FILE` uses the "
+        "directory `FILE.payloads`, and other brokers refuse large arguments.",
+        example='"blob://shop/payloads"',
+        variable="AZTASK_PAYLOADS",
+    )
+    payloads_account: Secret | None = setting(
+        None,
+        "str | Secret",
+        secret,
+        "The connection string of the account that holds the container of `payloads`.",
+        example="connection_string",
+        variable="AZTASK_PAYLOADS_ACCOUNT",
+    )
+    payload_threshold: int | None = setting(
+        None,
+        "int",
+        count(most=MessageLimits().body_bytes),
+        "Encoded arguments and results of more bytes are stored in `payloads`, and checkpoints of "
+        "an eighth of that (on `local://`, of as much). Without it: arguments of 32 KiB on Storage "
+        "queues, 192 KiB on Service Bus, 16 MiB on `local://`; results of 16 MiB.",
+        example="100_000",
+        variable="AZTASK_PAYLOAD_THRESHOLD",
+        from_text=whole_number,
+    )
+    payload_lifetime_seconds: float = setting(
+        30 * 86400.0,
+        "float | timedelta",
+        seconds(least=3600.0),
+        "How long `aztask doctor --collect` keeps payloads of messages that it cannot see. Choose "
+        "more than your longest delay and the time that you keep dead letters.",
+        example="90 * 86400.0",
+    )
     adaptive: bool | tuple[float, float] = setting(
         True,
         "bool | tuple[float | timedelta, float | timedelta]",
@@ -312,6 +353,11 @@ class Settings:
                 "lease_advice_account is given without lease_advice; name the container, or auto"
             )
         read_bounds(self.adaptive, self.max_lease_seconds)
+        if self.payloads is None and self.payloads_account is not None:
+            raise ConfigurationError(
+                "payloads_account is given without payloads; name the container"
+            )
+        place_of(self.payloads, self.payloads_account)
 
     @property
     def events_target(self) -> BlobAddress | None:

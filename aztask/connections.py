@@ -62,7 +62,9 @@ class Connections:
         * `poll_ceiling`: the longest pause in seconds between two polls of an empty queue, for
           services that are polled.
         """
-        self._broker_target = parse_broker(broker) if isinstance(broker, str) else broker
+        self._broker_target = self.broker_target = (
+            parse_broker(broker) if isinstance(broker, str) else broker
+        )
         self._results_target = parse_results(results) if isinstance(results, str) else results
         self.broker_text = broker if isinstance(broker, str) else None
         self._shown = (

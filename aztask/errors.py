@@ -17,7 +17,9 @@
     │ ├ EncodeError                 the arguments or the result cannot be written
     │ ├ DecodeError                 the bytes are damaged or in another format
     │ ├ ContentRefused              the content type, the signature or a limit is refused
-    │ └ MessageTooLarge             more bytes than the service accepts
+    │ ├ MessageTooLarge             more bytes than the service accepts
+    │ ├ PayloadMissing              the stored arguments or result are gone
+    │ └ PayloadDamaged              they are not what was stored
     ├ BrokerError
     │ ├ BrokerUnavailable           not reachable now: try again
     │ │ └ QueueDisabled             the queue is disabled in the service
@@ -149,6 +151,14 @@ class ContentRefused(CodecError):
 
 class MessageTooLarge(CodecError):
     """The message is larger than the service takes; pass a reference to the data instead."""
+
+
+class PayloadMissing(CodecError):
+    """The stored payload is gone: it was removed, or it is older than its lifetime."""
+
+
+class PayloadDamaged(CodecError):
+    """The stored payload is not what was stored: its size or its digest is wrong."""
 
 
 class BrokerError(AztaskError):

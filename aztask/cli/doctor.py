@@ -37,22 +37,32 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
     type=Duration(least=0.1, most=LONGEST_LEASE),
     help="Check against this worker --lease. [default: the app's setting]",
 )
+@click.option(
+    "--collect",
+    is_flag=True,
+    help="Remove stored payloads that no message refers to.",
+)
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, queues: Sequence[tuple[str, ...]], lease: float | None, as_json: bool
+    ctx: click.Context,
+    queues: Sequence[tuple[str, ...]],
+    lease: float | None,
+    collect: bool,
+    as_json: bool,
 ) -> None:
     """Check that broker, queues, permissions, clock, results and events match the app.
 
     Each finding is one line: ok, warning or problem, and what to do next. The check changes nothing
-    and receives no message. The exit code is that of the worst problem: 3 unreachable, 4
-    configuration or permission, 5 a queue is missing, 1 anything else. Warnings alone exit with 0.
+    and receives no message; --collect removes payloads that are left over. The exit code is that of
+    the worst problem: 3 unreachable, 4 configuration or permission, 5 a queue is missing, 1
+    anything else. Warnings alone exit with 0.
     """
     with open_app() as app:
         named = chosen_app(ctx) is not None
         names = all_names(queues) or tuple(_queues(app, named=named))
         found = []
-        for finding in examine(app, names, lease=lease, named=named):
+        for finding in examine(app, names, lease=lease, named=named, collect=collect):
             found.append(finding)
             _print(finding, as_json=as_json)
     levels = Counter(finding.level for finding in found)

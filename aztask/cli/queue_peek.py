@@ -61,10 +61,14 @@ def _described(app: App, each: Waiting, *, arguments: bool) -> dict[str, Any]:
 def _shown(app: App, each: Waiting) -> str:
     args, kwargs, problem = _arguments(app, each)
     if problem:
-        return f"(cannot be read: {problem})"
+        return f"({problem})" if _apart(each) else f"(cannot be read: {problem})"
     if args is None:
         return "-"
     return to_json(args) + (f" {to_json(kwargs)}" if kwargs else "")
+
+
+def _apart(each: Waiting) -> bool:
+    return each.message is not None and each.message.payload is not None
 
 
 def _arguments(app: App, each: Waiting) -> tuple[Any, Any, str]:

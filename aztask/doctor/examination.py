@@ -1,9 +1,9 @@
-"""All checks of ``aztask doctor``: broker, queues, permissions, clock, results and events.
+"""All checks of ``aztask doctor``: broker, queues, permissions, clock, results, events, payloads.
 
 Rules
 1. Nothing is changed: no queue is created, no message is taken. (To measure the service's clock, a
    message of our own is scheduled, read and cancelled; in the events' directory a file is made and
-   removed.)
+   removed. `aztask.doctor.orphans` removes payloads, if you ask for that.)
 2. An unreachable broker is asked once, not once for each queue.
 """
 
@@ -20,6 +20,7 @@ from typing import Final
 from aztask.app import App
 from aztask.brokers.base import Broker
 from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
+from aztask.doctor.orphans import payload_findings
 from aztask.doctor.queuechecks import judge
 from aztask.doctor.sizes import events_text, store_text
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
@@ -62,12 +63,18 @@ class Expectations:
 
 
 def examine(
-    app: App, queues: Sequence[str], *, lease: float | None = None, named: bool = True
+    app: App,
+    queues: Sequence[str],
+    *,
+    lease: float | None = None,
+    named: bool = True,
+    collect: bool = False,
 ) -> Iterator[Finding]:
     """Run all checks and yield each finding at once.
 
     * `lease`: the lease with which workers are started, in seconds.
     * `named`: False if no app was given, so that queues are checked against general rules only.
+    * `collect`: remove the payloads that nothing refers to.
     """
     what = f"{app.name}: {len(app.tasks)} tasks" if named else "none was given with -A"
     yield fine("app", "app", f"{what}; queues {', '.join(queues)}")
@@ -82,6 +89,7 @@ def examine(
     yield from _of_broker(app, queues, Expectations(lease, named))
     yield from _of_results(app)
     yield from _of_events(app)
+    yield from payload_findings(app, collect=collect)
 
 
 def contradictions(app: App, queues: Sequence[str], lease: float | None = None) -> list[Finding]:

@@ -80,8 +80,8 @@ def prepare(path: str, group: str | None = None) -> str:
         raise ConfigurationError(f"{path!r} cannot be a file name; give the path of the queue file")
     try:
         target = Path(os.path.realpath(path))
-        group_id = None if group is None else _group_id(group)
-        make_directory(target.parent, group_id)
+        number = None if group is None else group_id(group)
+        make_directory(target.parent, number)
         if target.is_dir():
             raise ConfigurationError(f"{path!r} is a directory; give the path of the queue file")
         if target.exists() and not target.is_file():
@@ -95,7 +95,7 @@ def prepare(path: str, group: str | None = None) -> str:
         ) from error
     refuse_network(str(target.parent))
     with contextlib.suppress(OSError):  # SQLite's own error says more
-        make_file(target, group_id)
+        make_file(target, number)
     return str(target)
 
 
@@ -108,7 +108,8 @@ def identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _group_id(group: str) -> int:
+def group_id(group: str) -> int:
+    """The number of a group of this machine. Raises ConfigurationError."""
     try:
         groups = importlib.import_module("grp")
     except ImportError:

@@ -101,7 +101,7 @@ class HeldLease:
 
     @property
     def body(self) -> bytes:
-        """The message's body as bytes, not decoded."""
+        """The message's body as bytes, not decoded; empty if it is stored apart."""
         return self.delivery.envelope.body
 
     @property

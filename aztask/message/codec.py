@@ -15,13 +15,13 @@ import hmac
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from kombu import serialization
 from kombu.exceptions import KombuError
 
 from aztask.errors import (
-    CodecError,
     ConfigurationError,
     ContentRefused,
     DecodeError,
@@ -29,6 +29,7 @@ from aztask.errors import (
     did_you_mean,
 )
 from aztask.message import serializer as formats
+from aztask.message.arguments import check_keywords
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
 from aztask.message.envelope import NO_PROPERTIES, Envelope
@@ -42,6 +43,14 @@ from aztask.message.headers import (
 )
 from aztask.message.jsonvalues import check_json_values
 from aztask.message.message import MESSAGE_DEFAULTS, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.payload import (
+    MARK,
+    PAYLOAD_BYTES,
+    StoredValue,
+    checked_reference,
+    inner_type,
+    wrapped_type,
+)
 from aztask.message.signatures import SignatureRules, Signatures
 from aztask.message.signing import check_key
 from aztask.support.display import one_line
@@ -72,6 +81,7 @@ class Codec:
         signatures: SignatureRules = SignatureRules(),
         id_key: bytes | None = None,
         argsrepr: bool = False,
+        load: Callable[[StoredValue], bytes] | None = None,
     ) -> None:
         """Raises ConfigurationError.
 
@@ -83,12 +93,15 @@ class Codec:
         * `signatures`: when a signature is accepted.
         * `id_key`: makes message ids that strangers cannot guess. At least 16 bytes.
         * `argsrepr`: True to write the headers ``argsrepr`` and ``kwargsrepr``.
+        * `load`: fetches a payload; None if the app stores none.
         """
         self.serializer = serializer
         self.content_type = _content_type(serializer)
         self.accept = frozenset(_content_type(name) for name in accept)
         self.limits = limits
         self.argsrepr = argsrepr
+        self.load = load
+        self._large = limits if load is None else replace(limits, body_bytes=PAYLOAD_BYTES)
         self._signatures = Signatures(signing_keys, signatures)
         if id_key is not None:
             check_key(id_key, "the id key")
@@ -108,9 +121,11 @@ class Codec:
     # -- arguments ---------------------------------------------------------------------------
 
     def encode_arguments(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, large: bool = False
     ) -> tuple[bytes, str, str]:
         """``(body, content_type, content_encoding)`` of ``[args, kwargs, {}]``.
+
+        * `large`: True if a large body will be stored as a payload.
 
         Raises EncodeError (a value without an encoding, a keyword that is not text or is ``self``)
         and ContentRefused (more than the limits allow).
@@ -120,8 +135,9 @@ class Codec:
         if not isinstance(kwargs, dict):
             raise EncodeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
         if kwargs:
-            _check_keywords(kwargs, EncodeError)
-        content_type, encoding, body = self._dumps([args, kwargs, {}], "the arguments")
+            check_keywords(kwargs, EncodeError)
+        limits = self._large if large else self.limits
+        content_type, encoding, body = self._dumps([args, kwargs, {}], "the arguments", limits)
         return body, content_type, encoding
 
     def decode_arguments(self, message: TaskMessage) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -130,12 +146,15 @@ class Codec:
         Raises DecodeError (damaged) and ContentRefused (a format or a size that is not accepted).
         Needs at most about 80 bytes of memory per value, plus the body.
         """
+        if message.payload is not None:
+            stored = StoredValue.parse(message.payload)
+            raise ContentRefused(f"the arguments are stored apart, {stored.described}")
         args, kwargs, _ = self._decode_parts(message)
         if not isinstance(args, list):
             raise DecodeError(f"args must be a list, not {type(args).__name__}")
         if not isinstance(kwargs, dict):
             raise DecodeError(f"kwargs must be a map, not {type(kwargs).__name__}")
-        _check_keywords(kwargs, DecodeError)
+        check_keywords(kwargs, DecodeError)
         return tuple(args), kwargs
 
     def decode_embed(self, message: TaskMessage) -> dict[str, Any]:
@@ -157,9 +176,9 @@ class Codec:
         Raises what `encode_arguments` raises.
         """
         writer = self if content_type == self.content_type else self._in_other_format()
-        _check_keywords(kwargs, EncodeError)
+        check_keywords(kwargs, EncodeError)
         parts = [list(args), dict(kwargs), dict(embed)]
-        written, encoding, body = writer._dumps(parts, "the arguments")
+        written, encoding, body = writer._dumps(parts, "the arguments", self.limits)
         return body, written, encoding
 
     def _in_other_format(self) -> Codec:
@@ -168,7 +187,7 @@ class Codec:
 
     def _decode_parts(self, message: TaskMessage) -> tuple[Any, Any, dict[str, Any]]:
         content_type = self._check_content(message.content_type, message.content_encoding)
-        value = self.decode_body(message.body, content_type, "the arguments")
+        value = self.decode_body(message.body, content_type, "the arguments", self._large)
         if not isinstance(value, list) or len(value) != 3:
             raise DecodeError("the body is not a list [args, kwargs, embed] of message protocol 2")
         args, kwargs, embed = value
@@ -178,24 +197,58 @@ class Codec:
 
     # -- values ------------------------------------------------------------------------------
 
-    def encode_value(self, value: Any) -> bytes:
-        """Encode a result or a checkpoint, always as msgpack. Raises EncodeError."""
-        return self._packed(value, "the value")
+    def encode_value(self, value: Any, *, large: bool = False) -> bytes:
+        """Encode a result or a checkpoint, always as msgpack. Raises EncodeError.
+
+        * `large`: as in `encode_arguments`.
+        """
+        return self._packed(value, "the value", self._large if large else self.limits)
 
     def decode_value(self, data: bytes) -> Any:
-        """Decode a value that `encode_value` wrote. Raises DecodeError or ContentRefused."""
+        """Decode a value that `encode_value` wrote; one that is stored apart is fetched.
+
+        Raises DecodeError, ContentRefused, and what fetching raises (`aztask.payloads.store`).
+        """
         if not isinstance(data, bytes):
             raise DecodeError(f"an encoded value is bytes, not {type(data).__name__}")
-        return self.decode_body(data, formats.MSGPACK, "the value")
+        value = self.decode_body(data, formats.MSGPACK, "the value")
+        return self.resolved(value) if MARK in data else value
 
-    def decode_body(self, data: bytes, content_type: str, what: str = "the body") -> Any:
-        """The value in `data`, checked first. Raises DecodeError, ContentRefused for `what`."""
+    def resolved(self, value: Any) -> Any:
+        """Fetch and decode what is stored apart: the value itself, or elements of a list.
+
+        Raises what `decode_value` raises.
+        """
+        if type(value) is list:
+            return [self.resolved(each) if type(each) is StoredValue else each for each in value]
+        if type(value) is not StoredValue:
+            return value
+        stored = value
+        if self.load is None:
+            raise ContentRefused(
+                f"the value is stored apart, {stored.described}, and this app has no store for it:"
+                " give the App the same payloads=... as the worker"
+            )
+        return self.decode_body(self.load(stored), formats.MSGPACK, "the value", self._large)
+
+    def decode_body(
+        self,
+        data: bytes,
+        content_type: str,
+        what: str = "the body",
+        limits: MessageLimits | None = None,
+    ) -> Any:
+        """The value in `data`, checked first. Raises DecodeError, ContentRefused for `what`.
+
+        * `limits`: None, the default, means those of the codec.
+        """
+        limits = limits or self.limits
         if content_type not in _CHECKS:
             raise ContentRefused(
                 f"content type {one_line(repr(content_type), 60)} is not read here"
             )
-        check_size(len(data), self.limits)
-        _CHECKS[content_type](data, self.limits)
+        check_size(len(data), limits)
+        _CHECKS[content_type](data, limits)
         if content_type == formats.JSON:
             check_json_values(data, DecodeError, what)
         try:
@@ -223,7 +276,11 @@ class Codec:
                 "message_id": (
                     message.message_id if self._id_key is None else self.message_id(message)
                 ),
-                "content_type": message.content_type,
+                "content_type": (
+                    message.content_type
+                    if message.payload is None
+                    else wrapped_type(message.content_type)
+                ),
                 "content_encoding": message.content_encoding,
                 "subject": message.task,
                 "correlation_id": message.correlation_id or message.id,
@@ -280,6 +337,8 @@ class Codec:
         check_size(len(body), self.limits)
         content_type = self._check_content(envelope.content_type, envelope.content_encoding)
         values = read_headers(headers, self.limits)
+        if (inner := inner_type(content_type)) is not None or "payload" in values:
+            content_type = checked_reference(inner, body, values)
         body = self._plain_body(envelope)
         return build(
             TaskMessage,
@@ -296,10 +355,10 @@ class Codec:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _dumps(self, value: Any, what: str) -> tuple[str, str, bytes]:
+    def _dumps(self, value: Any, what: str, limits: MessageLimits) -> tuple[str, str, bytes]:
         if self.content_type == formats.MSGPACK:
             # the function that Kombu's registry would call, called directly for speed
-            return formats.MSGPACK, "binary", self._packed(value, what)
+            return formats.MSGPACK, "binary", self._packed(value, what, limits)
         try:
             content_type, encoding, body = serialization.dumps(value, self.serializer)
         except KombuError as error:
@@ -310,24 +369,26 @@ class Codec:
             body = body.encode("ascii")  # json.dumps escapes all other characters
         if content_type == formats.JSON:
             check_json_values(body, EncodeError, what)
-        self.check_written(body, content_type)
+        self.check_written(body, content_type, limits)
         return content_type, encoding, body
 
-    def _packed(self, value: Any, what: str) -> bytes:
+    def _packed(self, value: Any, what: str, limits: MessageLimits) -> bytes:
         try:
             data = formats.pack(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             _not_encodable(what, "msgpack", error)
-        self.check_written(data, formats.MSGPACK)
+        self.check_written(data, formats.MSGPACK, limits)
         try:
             formats.check_keys(data)
         except TypeError as error:
             _not_encodable(what, "msgpack", error)
         return data
 
-    def check_written(self, body: bytes, content_type: str) -> None:
+    def check_written(
+        self, body: bytes, content_type: str, limits: MessageLimits | None = None
+    ) -> None:
         """Refuse a body now that a reader with the same limits would refuse later (rule 3)."""
-        size, limits = len(body), self.limits
+        size, limits = len(body), limits or self.limits
         # A body of n bytes holds at most n values, and a list or map starts with a byte >= 0x80.
         if (
             size <= min(limits.items, limits.body_bytes)
@@ -343,7 +404,7 @@ class Codec:
         name = (
             content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
         )
-        if name not in self.accept and name != RAW:
+        if name not in self.accept and name != RAW and inner_type(name) not in self.accept:
             accepted = ", ".join(sorted(self.accept))
             raise ContentRefused(
                 f"content type {one_line(repr(content_type), 60)} is not accepted; send {accepted}"
@@ -382,14 +443,6 @@ def _content_type(name: object) -> str:
             f" there are {' and '.join(CONTENT_TYPES)}.{near}"
         )
     return content_type
-
-
-def _check_keywords(kwargs: Mapping[Any, Any], error: type[CodecError]) -> None:
-    for name in kwargs:
-        if not isinstance(name, str):
-            raise error(f"a keyword must be text, not {type(name).__name__}")
-    if "self" in kwargs:
-        raise error("a keyword argument cannot be called self; rename the task's parameter")
 
 
 def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import msgpack
 from aztask.errors import DecodeError, EncodeError
 from aztask.message.bounds import MessageLimits
 from aztask.message.message import COUNTER_LIMIT, MESSAGE_ID_LIMIT, TaskMessage
+from aztask.message.payload import StoredValue
 
 PROTOCOL: Final = 1
 """Version of the ``aztask-`` headers."""
@@ -33,6 +34,7 @@ SIGNATURE_2: Final = "aztask-signature-2"
 SIGNATURES: Final = frozenset({SIGNATURE, SIGNATURE_2})
 COMPRESSION: Final = "compression"
 SAVED: Final = "aztask-saved"
+PAYLOAD: Final = "aztask-payload"
 
 ID_LIMIT = 1024
 TASK_LIMIT = 512
@@ -66,6 +68,7 @@ _RARE: Final = {
     "aztask-workflow": "workflow",
     "aztask-node": "node",
     "aztask-slots": "slots",
+    PAYLOAD: "payload",
 }
 """More of them, of which most messages have none."""
 
@@ -273,6 +276,11 @@ def _read_lease(header: str, value: object) -> float:
     return seconds
 
 
+def _read_payload(header: str, value: object) -> str:
+    """Read a reference to a payload; it stays text until the payload is fetched."""
+    return str(StoredValue.parse(read_text(header, value)))
+
+
 def _read_bytes(header: str, value: object) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise DecodeError(f"{header} must be bytes, not {type(value).__name__}")
@@ -387,6 +395,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, object], Any]]] = {
     "aztask-lease-seconds": ("lease_seconds", _read_lease),
     "aztask-workflow": ("workflow", read_text),
     "aztask-node": ("node", read_text),
+    PAYLOAD: ("payload", _read_payload),
     "aztask-ordered": ("ordered", _read_flag),
     "aztask-slots": ("slots", read_text),
 }

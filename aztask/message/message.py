@@ -49,6 +49,7 @@ class TaskMessage:
     * `lease_seconds`: the lease that was advised for the queue at the send.
     * `workflow`: the id of the workflow that it belongs to; `node`: its place in that, see
       `aztask.canvas.place`.
+    * `payload`: the reference to the body, which is then empty, see `aztask.message.payload`.
     * `extra`: other headers, passed on unchanged.
     """
 
@@ -86,6 +87,7 @@ class TaskMessage:
     node: str | None = None
     put_off_count: int = 0
     slots: str | None = None
+    payload: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -154,6 +156,7 @@ class TaskMessage:
             self,
             body=b"",
             pointer=position,
+            payload=None,
             resubmit_count=self.resubmit_count + (1 if counted else 0),
             snooze_count=self.snooze_count + (0 if counted else 1),
             delivery_base=delivery_base,

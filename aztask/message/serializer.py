@@ -14,6 +14,7 @@ date, time                ext 2, ext 3: ISO 8601 text
 timedelta                 ext 4: days, seconds, microseconds as three big-endian signed 32-bit ints
 UUID                      ext 5: its 16 bytes
 Decimal                   ext 6: its text
+StoredValue               ext 8: ``aztask-stored:`` and the reference, see `aztask.message.payload`
 anything else             refused, with the type's name
 ========================  =======================================================================
 
@@ -40,6 +41,8 @@ from typing import Any
 from uuid import UUID
 
 import msgpack
+
+from aztask.message.payload import MARK, StoredValue
 
 MSGPACK = "application/x-msgpack"
 JSON = "application/json"
@@ -139,6 +142,8 @@ def _instead_of(value: Any) -> str:
         return "str(path)"
     if isinstance(value, Enum):
         return "its .value"
+    if isinstance(value, StoredValue):
+        return 'the value itself, or use serializer="msgpack",'
     if is_dataclass(value):
         return "dataclasses.asdict(value)"
     return ""
@@ -197,6 +202,12 @@ def _read_decimal(data: bytes) -> Decimal:
 
 
 # In this order: a datetime is also a date, and a bool never gets here.
+def _read_stored(data: bytes) -> StoredValue:
+    if not data.startswith(MARK):
+        raise ValueError("extension type 8 holds no reference to a payload")
+    return StoredValue.parse(data.removeprefix(MARK).decode("ascii"))
+
+
 _WRITERS: tuple[tuple[type, int, Callable[[Any], bytes]], ...] = (
     (datetime, 1, _write_text),
     (date, 2, _write_text),
@@ -205,6 +216,7 @@ _WRITERS: tuple[tuple[type, int, Callable[[Any], bytes]], ...] = (
     (UUID, 5, lambda value: value.bytes),
     (Decimal, 6, _write_decimal),
     (int, 7, _write_integer),
+    (StoredValue, 8, lambda value: MARK + str(value).encode("ascii")),
 )
 
 _READERS: dict[int, Callable[[bytes], Any]] = {
@@ -215,4 +227,5 @@ _READERS: dict[int, Callable[[bytes], Any]] = {
     5: lambda data: UUID(bytes=data),
     6: _read_decimal,
     7: _read_integer,
+    8: _read_stored,
 }

@@ -6,13 +6,19 @@ from collections.abc import Callable
 
 from aztask.config import Settings
 from aztask.message.codec import Codec
+from aztask.message.payload import StoredValue
 from aztask.message.signatures import SignatureRules
 
 
-def codec_of(settings: Settings, max_age: Callable[[str], float]) -> Codec:
+def codec_of(
+    settings: Settings,
+    max_age: Callable[[str], float],
+    load: Callable[[StoredValue], bytes] | None = None,
+) -> Codec:
     """The codec for these settings.
 
     * `max_age`: the longest age, in seconds, of signatures on the queue that is named.
+    * `load`: fetches a payload; None if the app stores none.
     """
     return Codec(
         serializer=settings.serializer,
@@ -25,4 +31,5 @@ def codec_of(settings: Settings, max_age: Callable[[str], float]) -> Codec:
         ),
         id_key=settings.id_key.reveal().encode() if settings.id_key else None,
         argsrepr=settings.argsrepr,
+        load=load,
     )

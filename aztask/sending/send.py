@@ -7,11 +7,12 @@ Rules
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -21,11 +22,12 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
-from aztask.errors import EncodeError, SendUnconfirmed
+from aztask.errors import BrokerError, CodecError, EncodeError, SendUnconfirmed
 from aztask.events.sink import Event, EventKind, EventSink
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
+from aztask.payloads.payloads import Payloads
 from aztask.results.base import NOTE_BYTES, RunKey, RunRecord, State
 from aztask.sending.publication import Publication
 from aztask.sending.publisher import Publisher
@@ -68,7 +70,12 @@ class Sender:
         leases: LeaseAdvisor,
         open_events: Callable[[str], EventSink],
         hooks: Hooks,
+        payloads: Payloads | None = None,
     ) -> None:
+        """payloads: stores large arguments; None if nothing does."""
+        self._payloads = payloads
+        self._large = payloads is not None
+        self._threshold = math.inf if payloads is None else payloads.threshold
         self._connections = connections
         self._codec = codec
         self._leases = leases
@@ -143,8 +150,8 @@ class Sender:
             with self._in_hooks(plan, calls[first : first + BATCH]) as (messages, sent):
                 try:
                     yield Publication(queue, messages, plan.delay)
-                except SendUnconfirmed as error:
-                    self._emit_unconfirmed(messages, error)
+                except BaseException as error:
+                    self._failed(messages, error)
                     raise
             if plan.own_id:
                 self._expect(messages, plan.delay, sent.note if sent else None)
@@ -186,8 +193,10 @@ class Sender:
                     engine = self.unique.engine(task.name)
                     ids.append(engine.postpone(rules, key, make, plan.delay))
                     continue
-                message = self._message(fields, call, sent.ids[0])
+                (message,) = self._stored([self._message(fields, call, sent.ids[0])])
                 answer = yield from self.unique.send(rules, key, message, plan.delay)
+                if not answer.sent and self._payloads is not None:
+                    self._payloads.drop([message])
             if answer.sent and plan.own_id:
                 self._expect([message], plan.delay, sent.note)
             if answer.sent:
@@ -198,7 +207,8 @@ class Sender:
     def _debounced(
         self, fields: dict[str, Any], call: Invocation, own_id: str, task_id: str | None
     ) -> TaskMessage:
-        return self._message(fields, call, task_id or own_id)
+        (message,) = self._stored([self._message(fields, call, task_id or own_id)])
+        return message
 
     def message_ids(self, messages: Sequence[TaskMessage]) -> set[str]:
         """The ids under which the broker knows these messages."""
@@ -266,7 +276,13 @@ class Sender:
         return _Plan(queue, own_id, delay, fields)
 
     def _messages(self, plan: _Plan, calls: Sequence[Invocation]) -> list[TaskMessage]:
-        return [self._message(plan.fields, call, plan.own_id or new_id()) for call in calls]
+        if len(calls) > 1:
+            fields, own_id = plan.fields, plan.own_id
+            return self._stored(self._message(fields, call, own_id or new_id()) for call in calls)
+        message = self._message(plan.fields, calls[0], plan.own_id or new_id())
+        if len(message.body) <= self._threshold:
+            return [message]
+        return self._stored((message,))
 
     @contextmanager
     def _in_hooks(
@@ -283,14 +299,25 @@ class Sender:
         with self._hooks.send.around(sent):
             fields = _with_headers(plan.fields, sent)
             parts = zip(fields, calls, sent.ids, strict=True)
-            yield [self._message(*each) for each in parts], sent
+            yield self._stored(self._message(*each) for each in parts), sent
+
+    def _stored(self, made: Iterable[TaskMessage]) -> list[TaskMessage]:
+        """The messages; the bodies of large ones are stored beside the queue."""
+        return list(made) if self._payloads is None else self._payloads.offload(made)
 
     def _publish(self, plan: _Plan, messages: Sequence[TaskMessage]) -> None:
         try:
             self.publish(plan.queue, messages, plan.delay)
-        except SendUnconfirmed as error:
-            self._emit_unconfirmed(messages, error)
+        except BaseException as error:
+            self._failed(messages, error)
             raise
+
+    def _failed(self, messages: Sequence[TaskMessage], error: BaseException) -> None:
+        """Record which of these messages may be sent; drop what was stored for unsent ones."""
+        if isinstance(error, SendUnconfirmed):
+            self._emit_unconfirmed(messages, error)
+        elif isinstance(error, BrokerError | CodecError) and self._payloads is not None:
+            self._payloads.drop(messages)
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:
         """The generation to send; None if the task id is known and not forced.
@@ -328,7 +355,9 @@ class Sender:
             )
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
-        body, content_type, content_encoding = self._codec.encode_arguments(call.args, call.kwargs)
+        body, content_type, content_encoding = self._codec.encode_arguments(
+            call.args, call.kwargs, large=self._large
+        )
         values = {
             **common,
             "id": task_id,

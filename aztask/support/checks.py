@@ -48,6 +48,13 @@ def count(*, most: int = 1_000_000) -> Check:
     return check
 
 
+def whole_number(value: str) -> int:
+    """The number in the text of a variable. Raises ConfigurationError."""
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise ConfigurationError(f"{shown(value)} is not a whole number; write digits alone")
+    return int(value)
+
+
 def flag(name: str, value: Any) -> bool:
     """Return the value if it is True or False."""
     if not isinstance(value, bool):

@@ -20,6 +20,13 @@ The steps of a worker, in order:
 * ``parted``: that message is settled, its pointer is not
 * ``settled``
 
+The steps of a payload (a large argument or result that is stored apart):
+
+* ``uploaded``: in the sender, it is stored, and its message is not sent
+* ``loaded``: in the pool process, it was fetched, and the task has not started
+* ``result-stored``: in the pool process, the result is stored, and the outcome is not recorded
+* ``removed``: after ``settled``, the payload is removed
+
 The steps of a workflow:
 
 * ``graph-parts``: plan and messages are stored, the root is not
@@ -69,6 +76,10 @@ STEPS = (
     "unique-sent",
     "unique-closing",
     "occurrence-sent",
+    "uploaded",
+    "loaded",
+    "result-stored",
+    "removed",
     "graph-parts",
     "graph-root",
     "graph-sent",

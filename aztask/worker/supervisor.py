@@ -230,7 +230,7 @@ class Supervisor:
         self._pausing.stop()
         self._leases.stop()
         self._intakes.close()
-        self.pipeline.floods.close()
+        self.pipeline.close()
         self.journal.close()
         self._mailbox.close()
 

@@ -31,6 +31,7 @@ KILLS = {
     "test_hostile_stream",
     "test_limits_on_azure",
     "test_kills",
+    "test_payload_kills",
     "test_probes",
     "test_putoff_kills",
     "test_servicebus_faults",

@@ -345,6 +345,38 @@ def big(size: int) -> bytes:
 
 
 @app.task
+def weigh(key: str, data: bytes) -> int:
+    """Take a large argument."""
+    note("start", key)
+    note("end", key)
+    return len(data)
+
+
+@app.task
+async def weigh_later(key: str, data: bytes) -> int:
+    note("start", key)
+    return len(data)
+
+
+@app.task(retry=RetryPolicy(max_retries=0))
+def weigh_if(key: str, path: str, data: bytes) -> int:
+    """Fail until a file exists, so that a replay succeeds."""
+    note("start", key)
+    if not Path(path).exists():
+        raise ValueError(f"{key} has no file yet")
+    note("end", key)
+    return len(data)
+
+
+@app.task
+def double(key: str, data: bytes) -> bytes:
+    """Take a large argument and return a large result."""
+    note("start", key)
+    note("end", key)
+    return data + data
+
+
+@app.task
 def echo(value: object) -> object:
     return value
 

@@ -28,6 +28,7 @@ ENDS = {
     "adaptive": ["240 succeeded, 0 failed", "lowered: 1.5 x the p99"],
     "sentry": ["error CardDeclined: order 7", "error TaskKilled: the time limit of 0.5 s"],
     "structlog": ['"attempt": 2', '"request_id": "r-3"'],
+    "payloads": ["2 succeeded", "20,000,000 bytes became 10,000,000", "removed 0 payloads"],
     "testing": ["5 passed"],
     "deadletters": ["Hello -> Analytical Engine Street 1", "purged 1 dead letter"],
 }

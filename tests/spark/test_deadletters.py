@@ -89,6 +89,17 @@ def test_every_dead_letter_is_a_row(spark, dead_shop):
     assert "no task header" in odd.problem
 
 
+def test_arguments_that_are_stored_apart_are_not_fetched(spark, tmp_path):
+    address = f"local://{tmp_path}/q.db"
+    app = App("shop", broker=address, results=address, payload_threshold=1000)
+    bury(app, "default", [("large", "x" * 5000, "rejected", "no")])
+    (row,) = dead_letters(spark, Target(broker=address)).collect()
+    assert (row.id, row.task, row.reason, row.args) == ("large", TASK, "rejected", None)
+    assert (row.body_bytes, row.problem) == (0, "")
+    assert len(list(app.payloads.store.list())) == 1
+    app.close()
+
+
 def test_a_read_takes_nothing_and_repeats(spark, dead_shop):
     app, target = dead_shop
     letters = dead_letters(spark, target, ["default"], slices=3)

@@ -40,6 +40,7 @@ def test_every_option_is_taken(options, kind, generator):
             "events_container": {"events": "e"},
             "events_account": {"events": "e", "events_container": "events"},
             "lease_advice_account": {"lease_advice": "advice"},
+            "payloads_account": {"payloads": "large"},
         }.get(name, {})
         if kind is Settings:
             assert Settings.from_options({**beside, name: value})

@@ -43,6 +43,7 @@ from aztask.worker.pipeline.pointers import UNDECODABLE, Pointers
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.redelivery import Redelivery
 from aztask.worker.pipeline.refusals import Refusals, text_of
+from aztask.worker.pipeline.removal import PayloadRemoval
 from aztask.worker.pipeline.settling import Settler
 from aztask.worker.pipeline.uniquekeys import UniqueKeys
 from aztask.worker.pipeline.verdict import Verdicts
@@ -83,6 +84,7 @@ class Pipeline:
         self._refusals = Refusals(
             self._redelivery, self._settling, self._results, name=name, floods=self.floods
         )
+        self._removal = PayloadRemoval(app.payloads) if app.payloads is not None else None
         self._embedding = Embedding(app, clock)
         self._unique = UniqueKeys(app)
         self.following = Following(
@@ -224,6 +226,14 @@ class Pipeline:
             if self._redelivery.waits(item):
                 self._redelivery.keep(item)
         hit("settled", sum(item.settled for item in kept))
+        if self._removal is not None:
+            self._removal.after(kept)
+
+    def close(self) -> None:
+        """Finish the removal of payloads, and log what is left to log."""
+        if self._removal is not None:
+            self._removal.close()
+        self.floods.close()
 
     def _still_ours(self, item: WorkItem) -> bool:
         """Whether its lease is held. If not, the item ends: nothing is recorded or settled."""

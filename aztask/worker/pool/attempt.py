@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 from aztask.app import App
 from aztask.context import Context, TaskLease
 from aztask.errors import (
+    BrokerUnavailable,
     CodecError,
     EncodeError,
     LeaseLost,
@@ -32,6 +33,7 @@ from aztask.errors import (
     TaskStopped,
 )
 from aztask.message.message import TaskMessage
+from aztask.payloads.store import Kind
 from aztask.retry import describe
 from aztask.sending.sessionrules import strategy_in_session
 from aztask.session import Session
@@ -43,6 +45,7 @@ from aztask.task import Task
 from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
+from aztask.worker.pool.fetching import Fetching, PayloadUnavailable, undecodable
 from aztask.worker.pool.traces import trim_traceback
 from aztask.workflows.inputs import first_argument
 
@@ -111,6 +114,7 @@ class Attempts:
         self._answers = answers
         self._worker = worker
         self._pid = os.getpid()
+        self.fetching = Fetching(app, worker)
 
     def open(self, delivery: Delivery) -> Call:
         """Read the call of a message, and ask for the lease that it needs."""
@@ -119,19 +123,21 @@ class Attempts:
         try:
             if task is None:
                 raise EncodeError(f"the pool process has not registered the task {message.task!r}")
-            args, kwargs = task.arguments(self._app.codec, message)
+            args, kwargs = self.fetching.arguments(task, message)
             if delivery.given:
                 args = (first_argument(self._app.codec, *delivery.given[0]), *args)
             saved = self._app.codec.decode_value(message.saved) if message.saved else None
         except CodecError as error:
             raise _UndecodableError(error) from None
+        except BrokerUnavailable as error:
+            raise PayloadUnavailable(str(error)) from None
         context = Context(
             message,
             delivery_count=delivery.delivery_count,
             enqueued_at=delivery.enqueued_at,
             lease=lease,
             saved=saved,
-            save=lambda state: self._save(number, state, lease),
+            save=self._saving(number, message, lease),
             session=self._session(number, message.session, lease) if message.session else None,
         )
         if task.lease_of is not None:
@@ -145,17 +151,30 @@ class Attempts:
         return hook.around(context) if hook else nullcontext()
 
     def value(self, value: Any) -> list[Any]:
-        """The answer for a task that returned `value`. Raises EncodeError."""
+        """The answer for a task that returned `value`. Raises EncodeError, BrokerUnavailable."""
+        return self.done(self.encoded(value))
+
+    def encoded(self, value: Any) -> bytes:
+        """The value that a task returned, encoded. Raises EncodeError."""
         hit_in_pool("ran", self._worker)
-        return ["done", self._app.codec.encode_value(value)]
+        return self._app.codec.encode_value(value, large=self.fetching.large)
+
+    def done(self, data: bytes) -> list[Any]:
+        """The answer for a task that returned this encoded value. Raises BrokerUnavailable.
+
+        Crash window: if the process dies after a large value is stored and before the outcome is
+        recorded, the value is stored without a record that names it.
+        """
+        if len(data) > self.fetching.result_bytes:
+            data = self.fetching.stored(Kind.RESULT, data)
+        return ["done", data]
 
     def error(self, error: BaseException, message: TaskMessage) -> list[Any]:
         """The answer for a run that ended with an error, of whatever kind."""
         if isinstance(error, LeaseLost):
             return ["lost"]
         if isinstance(error, _UndecodableError):
-            verdict = DeadLetter("undecodable", str(error))
-            return ["failed", to_record(verdict), *_described(error.cause)]
+            return ["failed", to_record(undecodable(error.cause)), *_described(error.cause)]
         return self._failed(self._app.tasks.get(message.task), error, message)
 
     def check_fork(self, message: TaskMessage) -> None:
@@ -170,19 +189,23 @@ class Attempts:
             _end_forked(message, error)
         trim_traceback(error)
         policy = task.retry if task is not None else self._app.retry
-        if isinstance(error, EncodeError):
+        if isinstance(error, PayloadUnavailable):
+            verdict: Any = policy.decide(error.put_off(message), message)
+        elif isinstance(error, EncodeError):
             # Another run would most likely return the same value, so it is not retried.
-            verdict: Any = DeadLetter("unserialisable-result", safe_str(error, REASON_LIMIT))
+            verdict = DeadLetter("unserialisable-result", safe_str(error, REASON_LIMIT))
         else:
             verdict = policy.decide(error, message)
-        if not isinstance(error, TaskControl | TaskStopped):
+        if not isinstance(error, TaskControl | TaskStopped | PayloadUnavailable):
             logger.warning(
                 "task %s %s failed, %s: %s",
                 message.task, message.id, self._next_step(task, verdict, message),
                 describe(type(error).__name__, safe_str(error, ERROR_CHARACTERS)),
                 exc_info=error,
             )  # fmt: skip
-        elif isinstance(error, Retry | Reject) or isinstance(verdict, DeadLetter):
+        elif isinstance(error, Retry | Reject | PayloadUnavailable) or isinstance(
+            verdict, DeadLetter
+        ):
             logger.warning(
                 "task %s %s raised %s, %s",
                 message.task, message.id, describe(type(error).__name__, safe_str(error, 500)),
@@ -210,9 +233,27 @@ class Attempts:
             settled=task is not None and task.delivery == "at-most-once",
         )
 
-    def _save(self, number: int, state: Any, lease: TaskLease) -> None:
-        self.send(["save", number, self._app.codec.encode_value(state)])
-        self._answers.wait(number, lease)
+    def _saving(self, number: int, message: TaskMessage, lease: TaskLease) -> Callable[[Any], None]:
+        """The function that stores the checkpoints of a delivery."""
+        fetching = self.fetching
+        last: bytes | None = None
+
+        def save(state: Any) -> None:
+            nonlocal last
+            data = self._app.codec.encode_value(state, large=fetching.large)
+            if len(data) > fetching.checkpoint_bytes:
+                data = fetching.stored(Kind.CHECKPOINT, data)
+            self.send(["save", number, data])
+            try:
+                self._answers.wait(number, lease)
+            except CodecError:  # the previous checkpoint stays
+                fetching.discard(data)
+                raise
+            # One that the message had may be needed by its dead letter: it stays until the end.
+            fetching.discard(last)
+            last = data
+
+        return save
 
     def _session(self, number: int, name: str, lease: TaskLease) -> Session:
         codec = self._app.codec

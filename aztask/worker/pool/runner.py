@@ -189,7 +189,10 @@ class Runner:
         """As `_attempt`, in the asyncio task whose context variables are its own."""
         attempts, message = self._attempts, delivery.message
         try:
-            call = attempts.open(delivery)
+            if attempts.fetching.needed(message, delivery.given):
+                call = await asyncio.to_thread(attempts.open, delivery)
+            else:
+                call = attempts.open(delivery)
             try:
                 slot.begin(delivery.number, run)
                 set_current_context(call.context)
@@ -199,7 +202,10 @@ class Runner:
             finally:
                 slot.end()
                 set_current_context(None)
-            return attempts.value(value)
+            data = attempts.encoded(value)
+            if len(data) > attempts.fetching.result_bytes:
+                return await asyncio.to_thread(attempts.done, data)
+            return attempts.done(data)
         except BaseException as error:  # noqa: BLE001  # task code may raise anything at all
             return attempts.error(run.meaning(error), message)
 

@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from aztask.hooks import WorkerStatus
+from aztask.message.payload import stored_in
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.pool.children import Pool
@@ -73,5 +74,5 @@ def _running_task(item: WorkItem, started_at: float) -> RunningTask:
         item.queue,
         started_at,
         message.resubmit_count,
-        saved if saved is not None and len(saved) <= MOST_PROGRESS else None,
+        saved if saved and len(saved) <= MOST_PROGRESS and not stored_in(saved) else None,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from aztask.errors import AztaskError
 from aztask.events.retention import remove_old
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
+from aztask.payloads.ageing import remove_ended
 from aztask.results.base import ResultStore, WorkerRecord
 from aztask.results.controls import controls_of
 from aztask.results.schedules import schedules_of
@@ -32,6 +33,7 @@ HEARTBEAT_SECONDS = 5.0
 PURGE_SECONDS = 60.0
 PURGE_AGAIN_SECONDS = 5.0
 EVENTS_SECONDS = 3600.0
+PAYLOAD_SECONDS = 3600.0
 PURGED_MANY = 1000
 """After a purge of this many records more may be left, since some stores stop after some seconds:
 the next purge comes sooner."""
@@ -75,7 +77,7 @@ class Housekeeping:
         # At random within the first minute: workers that live for a few seconds purge, too, in
         # proportion to the time that they live, and those that start together take turns.
         self._purge_at = clock.monotonic() + random.uniform(0.0, PURGE_SECONDS)  # noqa: S311  # no secret
-        self._events_at = self._purge_at
+        self._events_at = self._payloads_at = self._purge_at
         self._look_at = 0.0
         self._unique_at = 0.0
         self._scheduling = (
@@ -104,6 +106,10 @@ class Housekeeping:
         if now >= self._events_at and self._app.settings.events is not None:
             self._events_at = now + EVENTS_SECONDS
             self._lane.submit([self._remove_old_events])
+        if now >= self._payloads_at and self._app.payloads is not None:
+            self._payloads_at = now + PAYLOAD_SECONDS
+            retention = self._app.settings.result_retention_seconds
+            self._lane.submit([partial(remove_ended, self._app.payloads, retention)])
         results = self._app.results
         if results is None:
             return

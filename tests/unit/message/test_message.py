@@ -50,7 +50,7 @@ def test_what_a_message_says_of_itself_where_nothing_was_said():
         **dict.fromkeys(("root_id", "parent_id", "group", "eta", "expires", "time_limit")),
         **dict.fromkeys(("soft_time_limit", "argsrepr", "kwargsrepr", "origin", "reply_to")),
         **dict.fromkeys(("correlation_id", "session", "unknown_since", "saved", "pointer")),
-        **dict.fromkeys(("traceparent", "lease_seconds", "workflow", "node", "slots")),
+        **dict.fromkeys(("traceparent", "lease_seconds", "workflow", "node", "slots", "payload")),
         "ordered": True,
         **dict.fromkeys(("resubmit_count", "snooze_count", "hop"), 0),
         **dict.fromkeys(("generation", "delivery_base", "put_off_count"), 0),

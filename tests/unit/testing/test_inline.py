@@ -217,6 +217,20 @@ def test_tasks_started_by_a_task_in_a_chain_of_thousands(app):
         assert len(inline.sent) == 2001
 
 
+def test_values_pass_through_chains_and_chords(app):
+    @app.task
+    def double(n):
+        return 2 * n
+
+    @app.task
+    def total(values):
+        return sum(values)
+
+    with app.inline():
+        assert (double.s(1) | double.s() | double.s()).delay().get() == 8
+        assert chord([double.s(n) for n in range(4)], total.s()).delay().get() == 12
+
+
 def test_checkpoints_leases_and_sessions(app):
     app.queue("accounts", sessions=True)
 

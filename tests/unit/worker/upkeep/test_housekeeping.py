@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,12 @@ import pytest
 from runtimes import make_runtime
 
 from aztask.brokers.base import Capabilities
+from aztask.payloads.memory import MemoryPayloads
+from aztask.payloads.payloads import Payloads
+from aztask.payloads.store import Kind
 from aztask.support.clock import Clock
 from aztask.worker.upkeep.housekeeping import (
+    PAYLOAD_SECONDS,
     PURGE_AGAIN_SECONDS,
     PURGE_SECONDS,
     PURGED_MANY,
@@ -48,6 +53,7 @@ def test_much_that_was_old_brings_the_next_look_forward(
     store = Purging(deleted)
     app: Any = SimpleNamespace(
         results=store,
+        payloads=None,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
     )
@@ -77,6 +83,7 @@ def test_workers_that_live_for_a_few_seconds_purge_too() -> None:
         now, store = [1000.0], Purging(0)
         app: Any = SimpleNamespace(
             results=store,
+            payloads=None,
             broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
             settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
         )
@@ -100,6 +107,7 @@ def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
     os.utime(path, (1000.0, 1000.0))
     app: Any = SimpleNamespace(
         results=results,
+        payloads=None,
         broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
         settings=SimpleNamespace(
             result_retention_seconds=50.0,
@@ -114,3 +122,24 @@ def test_a_worker_deletes_old_event_files(tmp_path: Path, results: Any) -> None:
     chores.tick(1000.0 + PURGE_SECONDS, record, list, lambda ids: None)
     chores.stop()
     assert not path.exists()
+
+
+def test_results_and_values_that_have_ended_are_removed_hourly() -> None:
+    store = MemoryPayloads()
+    payloads = Payloads(lambda: store, threshold=1, checkpoint_threshold=1, result_threshold=1)
+    app: Any = SimpleNamespace(
+        results=None,
+        payloads=payloads,
+        broker=SimpleNamespace(capabilities=Capabilities("made up", remote=False)),
+        settings=SimpleNamespace(result_retention_seconds=50.0, events=None),
+    )
+    chores = Housekeeping(make_runtime(app, queues=("q",)))
+    record: Any = object
+    now = time.monotonic() + PURGE_SECONDS
+    for at, left in ((now, 0), (now + 60, 1), (now + PAYLOAD_SECONDS, 0)):
+        payloads.keep(Kind.RESULT, b"x", 1000.0)
+        chores.tick(at, record, list, lambda ids: None)
+        while len(chores._lane):
+            chores._mailbox.run()
+        assert len(store.stored) == left
+    chores.stop()

@@ -1,0 +1,72 @@
+"""The stores of payloads under test.
+
+To put another store under the contract, add a factory to `FACTORIES`: a context manager that takes
+a temporary directory and gives a `PayloadSubject`. Servers that it starts, it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import azurite
+
+from aztask.address.urls import parse_container
+from aztask.payloads.blob import BlobPayloads
+from aztask.payloads.folder import FolderPayloads
+from aztask.payloads.memory import MemoryPayloads
+from aztask.payloads.store import PayloadStore
+
+
+@dataclass
+class PayloadSubject:
+    """One store under test. damage: replaces the bytes of a payload, past the store."""
+
+    name: str
+    store: PayloadStore
+    damage: Callable[[str, bytes], None]
+
+
+@contextmanager
+def folder(directory: Path) -> Iterator[PayloadSubject]:
+    """Files of a folder."""
+    store = FolderPayloads(directory / "payloads")
+
+    def damage(name: str, data: bytes) -> None:
+        (directory / "payloads" / name).write_bytes(data)
+
+    yield PayloadSubject("folder", store, damage)
+
+
+@contextmanager
+def memory(directory: Path) -> Iterator[PayloadSubject]:
+    """The store of inline mode."""
+    store = MemoryPayloads()
+
+    def damage(name: str, data: bytes) -> None:
+        store.stored[name] = data
+
+    yield PayloadSubject("memory", store, damage)
+
+
+@contextmanager
+def blob(directory: Path) -> Iterator[PayloadSubject]:
+    """A folder of a container on Azurite, which does not exist yet."""
+    with azurite.running(directory / "azurite", service="blob") as server:
+        address = parse_container("contract/large", azurite.account_of(server))
+        store = BlobPayloads(address)
+
+        def damage(name: str, data: bytes) -> None:
+            store._container.upload_blob(address.name_of(name), data, overwrite=True)
+
+        yield PayloadSubject("blob", store, damage)
+        store.close()
+
+
+FACTORIES: dict[str, Callable[[Path], AbstractContextManager[PayloadSubject]]] = {
+    "blob": blob,
+    "folder": folder,
+    "memory": memory,
+}

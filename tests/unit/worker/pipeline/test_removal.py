@@ -1,0 +1,126 @@
+"""Which deliveries remove a payload: those that end for good, and no copy, clone or dead letter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aztask.errors import BrokerUnavailable
+from aztask.message.codec import Codec
+from aztask.message.message import TaskMessage
+from aztask.payloads.memory import MemoryPayloads
+from aztask.payloads.payloads import Payloads
+from aztask.payloads.store import Kind
+from aztask.results.base import Outcome, State
+from aztask.settlement import Abandon, Complete, DeadLetter, Decision, Resubmit
+from aztask.worker.pipeline.removal import PayloadRemoval
+
+
+class Store(MemoryPayloads):
+    """remote: whether removals run on a thread. error: raised by each."""
+
+    def __init__(self, *, remote: bool = False) -> None:
+        super().__init__()
+        self.remote = remote
+        self.error: Exception | None = None
+        self.requests = 0
+
+    def remove(self, names: Any) -> None:
+        self.requests += 1
+        if self.error is not None:
+            raise self.error
+        super().remove(names)
+
+
+def payloads_in(store: Store) -> Payloads:
+    return Payloads(lambda: store, threshold=1, checkpoint_threshold=1, result_threshold=1)
+
+
+def item(
+    payloads: Payloads,
+    settlement: Decision,
+    state: State | None = State.SUCCEEDED,
+    *,
+    settled: bool = True,
+    delivery: str = "at-least-once",
+) -> Any:
+    """A delivery with stored arguments and a stored checkpoint."""
+    stored = [payloads.keep(kind, b"data") for kind in (Kind.ARGUMENTS, Kind.CHECKPOINT)]
+    message = TaskMessage(
+        id="a",
+        task="t",
+        queue="q",
+        body=b"",
+        payload=str(stored[0]),
+        saved=Codec().encode_value(stored[1]),
+    )
+    return SimpleNamespace(
+        opened=SimpleNamespace(message=message),
+        outcome=None if state is None else Outcome(state, settlement),
+        settlement=settlement,
+        settled=settled,
+        task=SimpleNamespace(delivery=delivery),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settlement", "state", "settled", "delivery", "gone"),
+    [
+        (Complete(), State.SUCCEEDED, True, "at-least-once", True),
+        (Complete(), State.EXPIRED, True, "at-least-once", True),
+        (Complete(), State.CANCELLED, True, "at-least-once", True),
+        # the service has not confirmed it: the message may come again
+        (Complete(), State.SUCCEEDED, False, "at-least-once", False),
+        # a superfluous copy has no outcome of its own: the other one needs the payload
+        (Complete(), None, True, "at-least-once", False),
+        (Resubmit(), State.RETRYING, True, "at-least-once", False),
+        (Resubmit(), State.SNOOZED, True, "at-least-once", False),
+        (Abandon(), State.RETRYING, True, "at-least-once", False),
+        (DeadLetter("r", "d"), State.FAILED, True, "at-least-once", False),
+        # its message was removed before it ran, so there is no dead letter
+        (DeadLetter("r", "d"), State.FAILED, True, "at-most-once", True),
+    ],
+)
+def test_only_the_last_settlement_removes(
+    settlement: Decision, state: State | None, settled: bool, delivery: str, gone: bool
+) -> None:
+    store = Store()
+    payloads = payloads_in(store)
+    removal = PayloadRemoval(payloads)
+    removal.after([item(payloads, settlement, state, settled=settled, delivery=delivery)])
+    assert len(store.stored) == (0 if gone else 2)
+
+
+def test_deliveries_that_cannot_be_read_or_have_no_payload_ask_for_nothing() -> None:
+    store = Store()
+    message = TaskMessage(id="a", task="t", queue="q", body=b"x", saved=Codec().encode_value(1))
+    small = SimpleNamespace(
+        opened=SimpleNamespace(message=message),
+        outcome=Outcome(State.SUCCEEDED, Complete()),
+        settlement=Complete(),
+        settled=True,
+        task=None,
+    )
+    PayloadRemoval(payloads_in(store)).after([SimpleNamespace(opened=None), small])  # type: ignore[list-item]
+    assert store.requests == 0
+
+
+def test_a_container_is_asked_on_a_thread_and_before_the_end() -> None:
+    store = Store(remote=True)
+    payloads = payloads_in(store)
+    removal = PayloadRemoval(payloads)
+    for _ in range(20):
+        removal.after([item(payloads, Complete())])
+    removal.close()
+    assert store.stored == {}
+    assert store.requests <= 20
+
+
+def test_a_store_that_is_away_fails_no_delivery(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    payloads = payloads_in(store)
+    store.error = BrokerUnavailable("the container is away")
+    PayloadRemoval(payloads).after([item(payloads, Complete())])
+    assert "aztask doctor --collect removes them: the container is away" in caplog.text
