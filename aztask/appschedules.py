@@ -38,7 +38,7 @@ class AppSchedules:
             app.schedule("nightly", report.s(), cron="0 2 * * *", tz="Europe/Berlin")
             app.schedule("poll", poll.s("eu"), every=30, overlap="skip")
 
-        * `name`: names the schedule, with the app's name in front.
+        * `name`: names the schedule; one without a dot gets the app's name in front.
         * `call`: one call of a task; `Signature.with_options` sets its queue, expiry or session.
         * `options`: when, and by which rules, see `ScheduleOptions`.
 

@@ -83,8 +83,8 @@ class Plan:
 class Schedules:
     """The schedules of one app, as ``app.schedules``. Any thread may call.
 
-    Names without the app's name in front get it: ``"nightly"`` is ``"shop.nightly"``. Every method
-    but `declare` raises ConfigurationError without a result store, and BrokerUnavailable.
+    A name without a dot gets the app's name in front: ``"nightly"`` is ``"shop.nightly"``. Every
+    method but `declare` raises ConfigurationError without a result store, and BrokerUnavailable.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Schedules:
         return self._engine
 
     def full_name(self, name: str) -> str:
-        """The name with the app's in front, unless it has it. Raises ConfigurationError."""
+        """The name, with the app's in front if it has no dot. Raises ConfigurationError."""
         if (
             not isinstance(name, str)
             or not 0 < len(name) <= NAME_CHARACTERS
@@ -126,7 +126,7 @@ class Schedules:
                 f"a schedule's name is a text of 1 to {NAME_CHARACTERS} printable characters, not "
                 f"{name!r:.80}"
             )
-        return name if name.startswith(f"{self._app_name}.") else f"{self._app_name}.{name}"
+        return name if "." in name else f"{self._app_name}.{name}"
 
     # -- definitions -------------------------------------------------------------------------
 

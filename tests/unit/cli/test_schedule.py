@@ -108,6 +108,14 @@ def test_an_unknown_schedule(cli, shop, command):
     assert ended.error == ("no schedule has the name shop.unknown; aztask schedule list shows all")
 
 
+def test_without_an_app_the_full_name_is_enough(cli, shop, monkeypatch):
+    monkeypatch.delenv("AZTASK_APP")
+    assert cli("schedule", "pause", "shop.nightly").code == 0
+    assert json.loads(cli("schedule", "show", "shop.nightly", "--json").out)["state"] == "paused"
+    assert cli("schedule", "trigger", "shop.nightly").out.startswith("shop.nightly@")
+    assert cli("schedule", "show", "nightly").code == 5
+
+
 def test_without_results_one_line_says_so(cli, monkeypatch):
     monkeypatch.setenv("AZTASK_BROKER", cli.address)
     cli.app().broker.declare("default")

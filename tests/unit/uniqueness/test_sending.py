@@ -17,10 +17,10 @@ from aztask.uniqueness.engine import UNSENT_SECONDS
 class Shop:
     """An app with a clock, whose unique task has these options."""
 
-    def __init__(self, folder, **options):
+    def __init__(self, folder, *, keys=(), **options):
         self.now = 1_800_000_000.0
         address = f"local://{folder}/queues.db"
-        self.app = App("shop", broker=address, results=address)
+        self.app = App("shop", broker=address, results=address, signing_keys=keys)
         self.app.results.uniques._clock = Clock(wall=lambda: self.now)
         given = {"unique": "arguments", **options}
 
@@ -201,7 +201,7 @@ def test_housekeeping_frees_keys_whose_life_has_ended(shop):
 
 
 def test_a_forged_or_damaged_holder_is_not_sent(shop, caplog):
-    one = shop()
+    one = shop(keys=["k" * 32])
     store = one.app.results.uniques
     lose(one, SystemExit())
     holder = one.holder()
@@ -209,8 +209,10 @@ def test_a_forged_or_damaged_holder_is_not_sent(shop, caplog):
     store.write("other", b"\xc1", 0.0, None)
     one.now += UNSENT_SECONDS + 1
     one.engine.repair()
-    assert store.read("other") is None
+    assert (store.read("other"), store.read(holder.key)) == (None, None)
+    assert one.queued() == []
     assert "its key is free" in caplog.text
+    assert "is not sent: the signature" in caplog.text
 
 
 def test_a_key_is_freed_by_compare_on_id_and_generation(shop):
