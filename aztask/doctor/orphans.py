@@ -59,7 +59,7 @@ def payload_findings(app: App, *, collect: bool = False) -> Iterator[Finding]:
         store = payloads.store
         next(iter(store.list()), None)
         over = byte_text(payloads.threshold)
-        yield fine("payloads", "payloads", f"arguments of more than {over} are stored in {store!r}")
+        yield fine("payloads", "payloads", f"arguments of more than {over} are stored in {store}")
         if collect:
             yield from _collected(app, payloads, time.time())
     except AztaskError as error:

@@ -65,6 +65,9 @@ class BlobPayloads:
     def __repr__(self) -> str:
         return f"<BlobPayloads {self.address}>"
 
+    def __str__(self) -> str:
+        return str(self.address)
+
     def write(self, name: str, data: bytes) -> None:
         """Store `data` in one request; a missing container is created."""
 

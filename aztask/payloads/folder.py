@@ -36,6 +36,9 @@ class FolderPayloads:
     def __repr__(self) -> str:
         return f"<FolderPayloads {self.folder}>"
 
+    def __str__(self) -> str:
+        return str(self.folder)
+
     def write(self, name: str, data: bytes) -> None:
         """Store `data` in a file. If the process dies in between, a ``.part`` file is left over."""
         path = self._path(name)

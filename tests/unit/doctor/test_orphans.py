@@ -116,6 +116,13 @@ def test_a_message_that_is_replayed_while_it_reads_is_seen(app):
     assert len(seen(Moving(), []).names) == 1
 
 
+def test_doctor_says_where_payloads_are(app, tmp_path):
+    (finding,) = payload_findings(app)
+    assert (
+        finding.text == f"arguments of more than 1,000 bytes are stored in {tmp_path}/q.db.payloads"
+    )
+
+
 def test_without_a_store_doctor_says_how_to_get_one():
     app = App("shop", broker="local://:memory:")
     (finding,) = payload_findings(app, collect=True)
