@@ -12,8 +12,9 @@ import django
 import pytest
 from waiting import wait_until
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "djangosite.settings")
+os.environ["DJANGO_SETTINGS_MODULE"] = "djangosite.settings"
 django.setup()
+del os.environ["DJANGO_SETTINGS_MODULE"]  # programs that other tests start have their own
 
 from django.conf import settings  # noqa: E402
 from django.db import connection  # noqa: E402

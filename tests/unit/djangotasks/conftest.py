@@ -8,8 +8,9 @@ from django.conf import settings
 from django.db import connections
 from django.test import override_settings
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "djangosite.settings")
+os.environ["DJANGO_SETTINGS_MODULE"] = "djangosite.settings"
 django.setup()
+del os.environ["DJANGO_SETTINGS_MODULE"]  # programs that other tests start have their own
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,13 @@ out. "Run" means inline mode: the worker's own pipeline, in this process.
 
 import asyncio
 import dataclasses
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
@@ -35,12 +38,12 @@ try:
     from django.tasks import default_task_backend, task
     from django.tasks.exceptions import TaskResultMismatch
 
-    LOGGER = "django.tasks"
+    FRAMEWORK = LOGGER = "django.tasks"
 except ImportError:
     from django_tasks import default_task_backend, task
     from django_tasks.exceptions import TaskResultMismatch
 
-    LOGGER = "django_tasks"
+    FRAMEWORK = LOGGER = "django_tasks"
 
 NO_RETRY = RetryPolicy(max_retries=0)
 BOTH = pytest.mark.parametrize("name", ["noop_task", "noop_task_async"])
@@ -571,3 +574,32 @@ def test_a_damaged_note_shows_a_result_without_arguments():
         connection.execute("UPDATE runs SET note = ?", (b"{\xff",))
     again = site.noop_task.get_result(result.id)
     assert (again.status, again.args, again.enqueued_at) == (TaskResultStatus.READY, [], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backend": "other"}, "TASKS has no backend 'other'; it has: default, dummy, my-own"),
+        ({"backend": "dummy"}, "TASKS.'dummy'. is not an aztask backend"),
+        ({"backend": "my-own"}, "the alias 'my-own' is not a Python name"),
+        ({}, "DJANGO_SETTINGS_MODULE is not set"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why(options, words, settings_of, monkeypatch):
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it started"))
+    with settings_of("my-own"):
+        tasks = {**settings.TASKS, "dummy": {"BACKEND": f"{FRAMEWORK}.backends.dummy.DummyBackend"}}
+        with override_settings(TASKS=tasks), pytest.raises(CommandError, match=words):
+            call_command("aztask_worker", **options)
+
+
+def test_the_worker_gets_the_options_that_were_given(monkeypatch):
+    started = []
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "djangosite.settings")
+    monkeypatch.setattr(os, "execve", lambda _, words, environment: started.append(words))
+    call_command("aztask_worker", "-c", "3", "--burst", "-Q", "default,queue_1", "-Q", "b")
+    (words,) = started
+    assert words[1:] == [
+        *("-m", "aztask", "-A", "aztask.django.worker:default", "worker"),
+        *("--queues", "default,queue_1", "--queues", "b", "--concurrency", "3", "--burst"),
+    ]

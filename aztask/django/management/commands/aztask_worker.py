@@ -57,10 +57,14 @@ class Command(BaseCommand):
             )
         if not ALIAS.match(alias):
             raise CommandError(f"the alias {alias!r} is not a Python name; rename it in TASKS")
+        if ENVIRONMENT_VARIABLE not in os.environ:
+            raise CommandError(
+                f"{ENVIRONMENT_VARIABLE} is not set; the worker's processes find the settings by it"
+            )
         words = [sys.executable, "-m", "aztask", "-A", f"aztask.django.worker:{alias}", "worker"]
         words += given_options(options)
-        environment = {**os.environ, ENVIRONMENT_VARIABLE: os.environ[ENVIRONMENT_VARIABLE]}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        path = os.pathsep.join(each for each in sys.path if each)
+        environment = {**os.environ, "PYTHONPATH": path}
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.execve(sys.executable, words, environment)  # noqa: S606  # without a shell
