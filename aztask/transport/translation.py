@@ -2,7 +2,8 @@
 
 Rules
 1. The body travels as raw bytes: no base64, no JSON around it.
-2. An AMQP property goes into the envelope's field for it; the other properties are passed on.
+2. An AMQP property goes into the envelope's field for it. Other properties are passed on if they
+   are plain values; AMQP would drop them.
 3. A message without an id gets a fresh one, also written into the producer's own properties, so
    that Kombu's retry of the same publish sends the same id again.
 4. Delays come from the property ``delay`` or ``countdown`` (seconds), or from Celery's ``eta``.
@@ -55,6 +56,9 @@ _PLACED: Final = frozenset(
 )
 
 
+_PLAIN: Final = (str, bytes, bool, int, float, list, tuple, dict)
+
+
 def to_envelope(message: dict[str, Any], now: float, lead: float = 0.0) -> Envelope:
     """The envelope of a message that Kombu publishes; `now` is in UTC epoch seconds.
 
@@ -91,7 +95,7 @@ def to_envelope(message: dict[str, Any], now: float, lead: float = 0.0) -> Envel
         properties={
             name: value
             for name, value in properties.items()
-            if name not in _PLACED and value is not None
+            if name not in _PLACED and isinstance(value, _PLAIN)
         },
     )
 

@@ -86,6 +86,11 @@ def test_a_message_becomes_visible_some_seconds_before_its_eta():
     assert to_envelope(published(delay=5.0), NOW, lead=2.0).delay == 5.0, "no eta to hold it until"
 
 
+def test_a_property_that_is_no_plain_value_is_dropped():
+    envelope = to_envelope(published(own="x", number=5, signal=object(), nothing=None), NOW)
+    assert envelope.properties == {"own": "x", "number": 5}
+
+
 def test_a_very_long_countdown_gets_an_eta_to_be_chained_by():
     envelope = to_envelope(published(countdown=30 * 86400), NOW)
     assert envelope.delay == LONGEST_DELAY

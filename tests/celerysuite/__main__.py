@@ -1,0 +1,121 @@
+"""``python -m tests.celerysuite [celery|kombu] [PYTEST ARGUMENTS]``: run the suites and compare.
+
+Exits with 0 when exactly the tests that `known` lists fail. With ``-k`` or other selections only
+the tests that ran are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.celerysuite.download import tests_of
+from tests.celerysuite.known import CELERY, KOMBU, TIMING
+from tests.celerysuite.redis import redis_server
+
+HERE = Path(__file__).parent
+LIMIT = 3600
+"""Seconds after which a run is ended: the suites take about half an hour on two cores."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run both suites, or the one that the first argument names."""
+    suites = {"kombu": kombu, "celery": celery}
+    names = [arguments.pop(0)] if arguments and arguments[0] in suites else list(suites)
+    codes = []
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="aztask-celerysuite-") as folder:
+            codes.append(suites[name](Path(folder), arguments))
+    return max(codes)
+
+
+def kombu(folder: Path, arguments: list[str]) -> int:
+    """Run Kombu's tests for every transport."""
+    tests = HERE / "kombusuite"
+    options = ["--rootdir", str(tests), *arguments]
+    outcomes = _run(tests_of("kombu"), tests / "on_local.py", folder, {}, options)
+    return _compare("kombu", outcomes, KOMBU)
+
+
+def celery(folder: Path, arguments: list[str]) -> int:
+    """Run Celery's integration tests: one prefork worker, and results in Redis."""
+    project = tests_of("celery")
+    with redis_server(folder) as port:
+        environment = {
+            "TEST_BROKER": f"aztask+local://{folder}/queues.db",
+            "TEST_BACKEND": f"redis://127.0.0.1:{port}/0",
+            "REDIS_HOST": "127.0.0.1",
+            "REDIS_PORT": str(port),
+        }
+        options = ["-p", "celery.contrib.pytest", "--rootdir", str(project), *arguments]
+        outcomes = _run(project, project / "t" / "integration", folder, environment, options)
+    return _compare("celery", outcomes, CELERY)
+
+
+def _run(
+    project: Path, tests: Path, folder: Path, environment: Mapping[str, str], options: list[str]
+) -> dict[str, str]:
+    """The outcome of each test. `project` holds the package ``t``."""
+    report = folder / "report.xml"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini")),
+            *(
+                "-p",
+                "no:cacheprovider",
+                "-q",
+                "--tb=short",
+                f"--junit-xml={report}",
+                *options,
+                str(tests),
+            ),
+        ],
+        env={**os.environ, **environment, "PYTHONPATH": str(project), "PATH": _path()},
+        cwd=folder,
+        timeout=LIMIT,
+        check=False,
+    )
+    return dict(_outcomes(report)) if report.exists() else {}
+
+
+def _path() -> str:
+    """The PATH with this environment's programs first: some tests run ``celery``."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _outcomes(report: Path) -> Iterator[tuple[str, str]]:
+    """Each test that was not skipped, and "passed" or the first line of its failure."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}".removeprefix("t.integration.")
+        failures = [each for each in case if each.tag in ("failure", "error")]
+        if failures:
+            yield name, (failures[0].get("message") or "").split("\n")[0][:200]
+        elif not any(each.tag == "skipped" for each in case):
+            yield name, "passed"
+
+
+def _compare(suite: str, outcomes: dict[str, str], known: Mapping[str, str]) -> int:
+    if not outcomes:
+        return 2
+    failed = {name: outcome for name, outcome in outcomes.items() if outcome != "passed"}
+    new = {name: outcome for name, outcome in failed.items() if name not in {**known, **TIMING}}
+    fixed = sorted(name for name in known if outcomes.get(name) == "passed")
+    passed = len(outcomes) - len(failed)
+    print(
+        f"{suite}: {passed} passed, {len(failed) - len(new)} failed as known,"
+        f" {len(new)} failed otherwise"
+    )
+    for name, outcome in sorted(new.items()):
+        print(f"failed: {name}: {outcome}")
+    for name in fixed:
+        print(f"passes now, take it out of tests/celerysuite/known.py: {name}")
+    return 1 if new or fixed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
