@@ -336,10 +336,12 @@ class Supervisor:
 
     def _gated(self, items: Sequence[WorkItem]) -> None:
         """Claim what the gate let through, and what has to be claimed before it is put off."""
-        claims = []
+        claims, now = [], self._clock.monotonic()
         for item in items:
             if item.stage is Stage.DECIDED:
                 self._finishes.submit([item])
+            elif not item.settled and not item.lease.alive(now):
+                self._over([item])
             elif self._draining_until is not None:
                 self._give_back([item])
             elif item.stage is Stage.READY and item.window is not None:
@@ -352,7 +354,6 @@ class Supervisor:
             decided = [item for item in claims if item.put_off is not None]
             claims = decided + self._pausing.admit([each for each in claims if not each.put_off])
         self._claims.submit(claims)
-        self._finishes.turn()
 
     def _claimed(self, items: Sequence[WorkItem]) -> None:
         draining = self._draining_until is not None

@@ -6,7 +6,9 @@ import pytest
 
 from aztask import App
 from aztask.errors import BrokerUnavailable
+from aztask.worker.limiting.window import ALWAYS
 from aztask.worker.options import WorkerOptions
+from aztask.worker.pipeline.work import Stage
 from aztask.worker.supervisor import Supervisor
 
 
@@ -43,6 +45,27 @@ def test_a_session_is_told_once_that_a_delivery_is_over(app):
         supervisor._over([item])
         supervisor._over([item])
         assert session.told == [item]
+        receiver.close()
+    finally:
+        supervisor._shut()
+
+
+def test_a_delivery_that_lost_its_lease_at_the_gate_is_not_claimed(app):
+    """Another worker may run it: our claim would take the run from it."""
+    supervisor = Supervisor(app, "shop:app", WorkerOptions(queues=("idle",)))
+    supervisor.keeper.start()
+    supervisor._intakes.start()
+    try:
+        app.send("shop.place", ["order-1"])
+        receiver = app.broker.receiver("default", lease=30.0)
+        (delivery,) = receiver.receive(1, 1.0)
+        delivery.deadline = supervisor._clock.monotonic() - 1.0
+        item = supervisor._deliveries.add("default", receiver, delivery)
+        supervisor.pipeline.open([item])
+        item.window = ALWAYS
+        supervisor._gated([item])
+        assert item.stage is Stage.ENDED
+        assert len(supervisor._claims) == 0
         receiver.close()
     finally:
         supervisor._shut()
