@@ -25,7 +25,9 @@ from aztask.testing import emulator
 MEMBERS = int(os.environ.get("CHAOS_TASKS", "600")) // 2
 """300 by default, 10,000 in tox -e chaos."""
 
-REMOTE_MEMBERS = MEMBERS // 3
+REMOTE_MEMBERS = int(os.environ.get("CHAOS_REMOTE_MEMBERS", str(MEMBERS // 3)))
+"""10,000 in tox -e workflows-long."""
+
 SEED = int(os.environ.get("CHAOS_SEED", "20260719"))
 LEASE = 2.0
 OUTAGE = 20.0
