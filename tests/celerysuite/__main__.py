@@ -51,6 +51,7 @@ def celery(folder: Path, arguments: list[str]) -> int:
             "TEST_BACKEND": f"redis://127.0.0.1:{port}/0",
             "REDIS_HOST": "127.0.0.1",
             "REDIS_PORT": str(port),
+            "WORKER_LOGLEVEL": "INFO",  # as in the project's own runs: tests read the worker's log
         }
         options = ["-p", "celery.contrib.pytest", "--rootdir", str(project), *arguments]
         outcomes = _run(project, project / "t" / "integration", folder, environment, options)
