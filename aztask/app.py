@@ -24,7 +24,7 @@ from aztask.brokers.base import Broker, Position
 from aztask.config import Settings, environment_options, read_environment
 from aztask.connections import TEST_BROKER, Connections
 from aztask.context import Context
-from aztask.errors import ConfigurationError, EncodeError
+from aztask.errors import ConfigurationError
 from aztask.events.sink import EventSink
 from aztask.hooks import Hooks, event_sink
 from aztask.lease.asyncheld import AsyncHeldLease
@@ -333,7 +333,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
         checked.
         """
         options = checked_send_options(options, "send")
-        call = self._invocation(args, kwargs)
+        call = Invocation.of(args, kwargs)
         return self._send(name, self.tasks.get(name), (call,), options)[0]
 
     def send_call(
@@ -357,7 +357,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
     ) -> AsyncResult[Any]:
         """`send` for coroutines: it never blocks the event loop, like `Task.adelay`."""
         options = checked_send_options(options, "asend")
-        call = self._invocation(args, kwargs)
+        call = Invocation.of(args, kwargs)
         return (await self._asend(name, self.tasks.get(name), (call,), options))[0]
 
     def result(self, task_id: str) -> AsyncResult[Any]:
@@ -444,9 +444,3 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
     def _queue_for(self, task: Task[..., Any] | None, options: SendOptions) -> str:
         queue = options.get("queue") or (task.queue if task else None)
         return queue or self.settings.default_queue
-
-    @staticmethod
-    def _invocation(args: Sequence[Any], kwargs: dict[str, Any] | None) -> Invocation:
-        if not isinstance(args, list | tuple):
-            raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
-        return Invocation(tuple(args), kwargs if kwargs is not None else {})

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpac
 
 from aztask.canvas.graphs import GraphStarter, Signature
 from aztask.context import Context, current_context, unsent_context
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, EncodeError
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.result import AsyncResult
@@ -70,6 +70,13 @@ class Invocation(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Invocation:
+        """The invocation with these arguments. Raises EncodeError for a wrong kind of `args`."""
+        if not isinstance(args, list | tuple):
+            raise EncodeError(f"args must be a list or a tuple, not {type(args).__name__}")
+        return cls(tuple(args), kwargs if kwargs is not None else {})
 
 
 class Task(Generic[P, R_co]):

@@ -22,18 +22,16 @@ from kombu import serialization
 from kombu.exceptions import KombuError
 
 from aztask.errors import (
-    ConfigurationError,
     ContentRefused,
     DecodeError,
     EncodeError,
-    did_you_mean,
 )
 from aztask.message import serializer as formats
 from aztask.message.arguments import check_keywords
 from aztask.message.bounds import MessageLimits, check_json, check_msgpack, check_size
 from aztask.message.compression import decompress
+from aztask.message.contenttypes import checked_content_type, content_type_of
 from aztask.message.envelope import NO_PROPERTIES, Envelope
-from aztask.message.foreign import RAW
 from aztask.message.headers import (
     COMPRESSION,
     check_outgoing,
@@ -56,8 +54,6 @@ from aztask.message.signing import check_key
 from aztask.support.display import one_line
 from aztask.support.frozen import build
 
-CONTENT_TYPES = {"msgpack": formats.MSGPACK, "json": formats.JSON}
-_ENCODINGS = frozenset({"binary", "utf-8", "utf8", "us-ascii", "ascii"})
 _NOT_ASCII = bytes(range(0x80))
 _CHECKS: dict[str, Callable[[bytes, MessageLimits], None]] = {
     formats.MSGPACK: check_msgpack,
@@ -96,8 +92,8 @@ class Codec:
         * `load`: fetches a payload; None if the app stores none.
         """
         self.serializer = serializer
-        self.content_type = _content_type(serializer)
-        self.accept = frozenset(_content_type(name) for name in accept)
+        self.content_type = content_type_of(serializer)
+        self.accept = frozenset(content_type_of(name) for name in accept)
         self.limits = limits
         self.argsrepr = argsrepr
         self.load = load
@@ -186,7 +182,9 @@ class Codec:
         return Codec(serializer=other, accept=(other,), limits=self.limits)
 
     def _decode_parts(self, message: TaskMessage) -> tuple[Any, Any, dict[str, Any]]:
-        content_type = self._check_content(message.content_type, message.content_encoding)
+        content_type = checked_content_type(
+            message.content_type, message.content_encoding, self.accept
+        )
         value = self.decode_body(message.body, content_type, "the arguments", self._large)
         if not isinstance(value, list) or len(value) != 3:
             raise DecodeError("the body is not a list [args, kwargs, embed] of message protocol 2")
@@ -335,7 +333,9 @@ class Codec:
         if self._signatures:
             self._signatures.verify(envelope, queue, self.limits, any_age=any_age)
         check_size(len(body), self.limits)
-        content_type = self._check_content(envelope.content_type, envelope.content_encoding)
+        content_type = checked_content_type(
+            envelope.content_type, envelope.content_encoding, self.accept
+        )
         values = read_headers(headers, self.limits)
         if (inner := inner_type(content_type)) is not None or "payload" in values:
             content_type = checked_reference(inner, body, values)
@@ -399,23 +399,6 @@ class Codec:
         check_size(size, limits)
         _CHECKS[content_type](body, limits)
 
-    def _check_content(self, content_type: object, encoding: object) -> str:
-        """The content type without parameters. Raises ContentRefused."""
-        name = (
-            content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
-        )
-        if name not in self.accept and name != RAW and inner_type(name) not in self.accept:
-            accepted = ", ".join(sorted(self.accept))
-            raise ContentRefused(
-                f"content type {one_line(repr(content_type), 60)} is not accepted; send {accepted}"
-            )
-        if not isinstance(encoding, str) or encoding.lower() not in _ENCODINGS:
-            raise ContentRefused(
-                f"content encoding {one_line(repr(encoding), 60)} is not accepted;"
-                " send binary or utf-8"
-            )
-        return name
-
     def _plain_body(self, envelope: Envelope) -> bytes:
         """The body without the encodings that Kombu's producers add: base64, then compression."""
         body = envelope.body
@@ -432,17 +415,6 @@ class Codec:
 def register_msgpack() -> None:
     """Register `aztask.message.serializer` as Kombu's ``msgpack``; idempotent."""
     serialization.register("msgpack", formats.pack, formats.unpack, formats.MSGPACK, "binary")
-
-
-def _content_type(name: object) -> str:
-    content_type = CONTENT_TYPES.get(name) if isinstance(name, str) else None
-    if content_type is None:
-        near = did_you_mean(str(name), list(CONTENT_TYPES))
-        raise ConfigurationError(
-            f"serializer {one_line(repr(name), 60)} is not available;"
-            f" there are {' and '.join(CONTENT_TYPES)}.{near}"
-        )
-    return content_type
 
 
 def _properties(envelope: Envelope, task_id: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from aztask.errors import (
     SendUnconfirmed,
 )
 from aztask.lease.keeper import LeaseKeeper
-from aztask.message.codec import CONTENT_TYPES, Codec
+from aztask.message.codec import Codec
+from aztask.message.contenttypes import CONTENT_TYPES
 from aztask.support.display import one_line
 from aztask.transport.address import address_of, broker_of, shown
 from aztask.transport.boxes import Boxes

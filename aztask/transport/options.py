@@ -10,7 +10,7 @@ from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.errors import ConfigurationError
 from aztask.message.bounds import MessageLimits
-from aztask.message.codec import CONTENT_TYPES
+from aztask.message.contenttypes import CONTENT_TYPES
 from aztask.support.durations import to_seconds
 
 SHORTEST_LEASE: Final = 0.1

@@ -15,7 +15,7 @@ LAYERS = (
     ("care", "limits  deadletters  doctor  explain", "pauses, limits, dead letters, checks"),
     (
         "app",
-        "app  apphandlers  applimits  appqueues  appschedules  embedded  loading",
+        "app  apphandlers  applimits  apppayloads  appqueues  appschedules  embedded  loading",
         "the App, and how commands find it",
     ),
     (
@@ -25,7 +25,7 @@ LAYERS = (
         "what users import; sending; Celery and Kombu",
     ),
     ("advice", "events  adaptive", "lifecycle events, and leases that follow them"),
-    ("stores", "results  config  connections", "result stores, settings, open connections"),
+    ("stores", "results  config  connections  payloads", "result stores, settings, connections"),
     ("leases", "lease", "states of a lease, and the keeper that renews them"),
     ("brokers", "brokers", "one protocol; local, Service Bus, Storage queues"),
     ("engines", "engine  azure  retry", "the embedded queue; Azure requests; retry policy"),

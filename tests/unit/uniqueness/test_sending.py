@@ -145,7 +145,7 @@ def test_an_unreachable_broker_frees_the_key(shop):
     one = shop()
     publish = one.app._sender.publish
 
-    def refuse(due):
+    def refuse(*_):
         raise BrokerUnavailable("no route")
 
     one.app._sender.publish = refuse
@@ -158,7 +158,7 @@ def test_an_unreachable_broker_frees_the_key(shop):
 def lose(one, error):
     """A send whose process ends, or whose answer is lost, before anything is published."""
 
-    def die(due):
+    def die(*_):
         raise error
 
     publish, one.app._sender.publish = one.app._sender.publish, die
