@@ -232,7 +232,7 @@ def _check(app: App, options: WorkerOptions) -> None:
             f"{app.address} is visible to one process only, so a worker finds nothing there; "
             "give the app a file, for example local://"
         )
-    known = app.queue_names()
+    known = [*app.queue_names(), app.settings.default_queue]
     for queue in options.queues:
         if queue not in known and not app.broker.capabilities.remote:
             app.broker.stats(queue)  # receiving would create it, whatever its name
@@ -316,7 +316,7 @@ def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
             f"app {app.name} has no tasks: it imported {imported}; name the modules that define "
             "its tasks with App(..., include=[...])"
         ]
-    known = app.queue_names()
+    known = [*app.queue_names(), app.settings.default_queue]
     return [
         f"queue {queue} is used by no task of app {app.name}, which imported {imported}."
         f"{did_you_mean(queue, known)}"
