@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any, Unpack
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -19,17 +20,13 @@ class AppQueues(ABC):
 
     leases: LeaseAdvisor
 
-    def __init__(self, settings: Settings, *, lease_given: bool, default_named: bool) -> None:
-        """Keep the settings.
-
-        * `lease_given`: whether the app's own options set the lease.
-        * `default_named`: whether the app's own options name the default queue.
-        """
+    def __init__(self, settings: Settings, *, given: Collection[str]) -> None:
+        """given: the names of the settings that the app's own options set."""
         self.settings = settings
         self.tasks: dict[str, Task[..., Any]] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self._lease_given = lease_given
-        self._default_named = default_named
+        self._lease_given = "lease" in given
+        self._default_named = "default_queue" in given
 
     @property
     @abstractmethod
