@@ -120,7 +120,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
             {**environment_options(), **options, **({"events": events} if events else {})}
         )
         self._handlers, self.limits = {}, {}
-        super().__init__(self.settings, lease_given="lease" in options)
+        super().__init__(self.settings, given=options.keys())
         for_tests = read_environment(TEST_BROKER)
         self._connections = Connections(
             for_tests or broker or read_environment("AZTASK_BROKER"),

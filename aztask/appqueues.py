@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any, Unpack
 
 from aztask.adaptive.advisor import LeaseAdvisor
@@ -19,12 +20,13 @@ class AppQueues(ABC):
 
     leases: LeaseAdvisor
 
-    def __init__(self, settings: Settings, *, lease_given: bool) -> None:
-        """lease_given: whether the app's own options set the lease."""
+    def __init__(self, settings: Settings, *, given: Collection[str]) -> None:
+        """given: the names of the settings that the app's own options set."""
         self.settings = settings
         self.tasks: dict[str, Task[..., Any]] = {}
         self._queues: dict[str, QueueSettings] = {}
-        self._lease_given = lease_given
+        self._lease_given = "lease" in given
+        self._default_named = "default_queue" in given
 
     @property
     @abstractmethod
@@ -95,6 +97,13 @@ class AppQueues(ABC):
         return bool(own and own.sessions)
 
     def queue_names(self) -> list[str]:
-        """The queues that the app's tasks and settings name, sorted, with the default queue."""
-        names = {task.queue for task in self.tasks.values() if task.queue}
-        return sorted(names | set(self._queues) | {self.settings.default_queue})
+        """The queues that the app's tasks and settings name, sorted.
+
+        The default queue is one of them, unless nothing names it and every task has a queue of its
+        own: then it need not exist.
+        """
+        default = self.settings.default_queue
+        names = {task.queue or default for task in self.tasks.values()} | set(self._queues)
+        if self._default_named or not self.tasks:
+            names.add(default)
+        return sorted(names)

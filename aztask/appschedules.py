@@ -47,6 +47,8 @@ class AppSchedules:
         DuplicateTask, and TypeError for arguments that do not match the task. See
         docs/how-to/basics/schedules.md.
         """
+        queues = cast("AppQueues", self)
+        queues._default_named |= call.options.get("queue") == self.settings.default_queue
         return self.schedules.declare(self.schedules.plan(name, call, **options))
 
     @cached_property

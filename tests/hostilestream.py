@@ -77,20 +77,28 @@ class Hostile:
     * `fields`: of the envelope.
     * `expires`: it may end as expired, which is recorded, instead of as a dead letter.
     * `waits`: it may wait in the queue for its eta, instead of ending.
-    * `forged`: a signature over the original does not fit it.
+    * `signed`: what the signature of the original covers.
     """
 
     name: str
     fields: dict[str, Any]
     expires: bool = False
     waits: bool = False
-    forged: bool = False
+    signed: bytes = b""
 
     @property
     def id(self) -> Any:
         """The task's id, if there is one."""
         headers = self.fields["headers"]
         return headers.get("id") if isinstance(headers, dict) else None
+
+    def forged_in(self, payload: bytes) -> bool:
+        """Whether the signature of the original does not fit this payload of the embedded queue.
+
+        Only the bytes that were sent can tell: damage sometimes undoes a change, as when it turns
+        ``reply_to`` into ``repny_to``, which no signature covers because nothing reads it.
+        """
+        return _covered_in(payload) != self.signed
 
 
 @dataclass
@@ -139,9 +147,8 @@ class HostileStream:
         changed = _Changes({**plain, "headers": dict(original.headers), "properties": {}})
         for _ in range(self.dice.choice((1, 1, 1, 2, 3))):
             self.dice.choice(_CHANGES)(self, changed)
-        forged = _covered(plain) != _covered(changed.fields)
         names = ", ".join(changed.names)
-        return Hostile(names, changed.fields, changed.expires, changed.waits, forged)
+        return Hostile(names, changed.fields, changed.expires, changed.waits, _covered(plain))
 
     # -- values ------------------------------------------------------------------------------
 
@@ -325,6 +332,16 @@ def _covered(of: dict[str, Any]) -> bytes:
     names = ("body", "content_type", "content_encoding", "correlation_id", "session")
     others = [properties.get("reply_to") or None, properties.get("body_encoding") or None]
     return packed([*(of[name] for name in names), *others, headers])
+
+
+def _covered_in(local: bytes) -> bytes | None:
+    """What a signature covers of a payload of the embedded queue; None if it cannot be read."""
+    try:
+        version, *values = msgpack.unpackb(local, strict_map_key=False)
+        named = dict(zip(payload._ORDER, values, strict=True))
+        return _covered(named) if version == payload._VERSION else None
+    except (TypeError, ValueError, OverflowError, msgpack.UnpackException):
+        return None
 
 
 def nested(depth: int, lists: bool) -> Any:

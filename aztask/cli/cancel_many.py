@@ -12,11 +12,10 @@ from aztask.app import App
 from aztask.cli.confirm import confirm
 from aztask.cli.failures import NotFound
 from aztask.cli.listing import all_queues, skipping
-from aztask.cli.output import plural
 from aztask.cli.target import results_of
 from aztask.cli.waiting import hidden, waiting
 from aztask.errors import did_you_mean
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 
 @dataclass(frozen=True, slots=True)

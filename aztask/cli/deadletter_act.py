@@ -9,9 +9,8 @@ import click
 
 from aztask.cli.confirm import confirm
 from aztask.cli.failures import CommandFailed
-from aztask.cli.output import plural
 from aztask.deadletters.view import DeadLetters, Report
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 Act = Callable[[DeadLetters, Callable[[Report], None]], Report]
 

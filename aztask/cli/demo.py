@@ -30,12 +30,12 @@ from aztask.cli.demo_work import (
 from aztask.cli.demo_worker import DemoWorker
 from aztask.cli.failures import CommandFailed, NotFound
 from aztask.cli.options import json_option
-from aztask.cli.output import plural, print_fields, print_json, print_table
+from aztask.cli.output import print_fields, print_json, print_table
 from aztask.cli.progress import Progress
 from aztask.cli.target import results_of
 from aztask.result import AsyncResult
 from aztask.results.base import RunRecord, State
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 from aztask.worker.platform import require_linux
 
 CHECK_SECONDS = 0.05

@@ -19,11 +19,11 @@ from aztask.cli.options import (
     json_option,
     queues_option,
 )
-from aztask.cli.output import plural, print_json
+from aztask.cli.output import print_json
 from aztask.cli.target import open_app
 from aztask.doctor.examination import examine
 from aztask.errors import AztaskError
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 from aztask.support.finding import Finding, Level
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}

@@ -13,8 +13,8 @@ import click
 
 from aztask.app import App
 from aztask.cli.failures import one_line
-from aztask.cli.output import plural
 from aztask.errors import BrokerError, BrokerUnavailable, QueueDisabled, QueueNotFound
+from aztask.support.display import plural
 
 NAMED: Final = 3
 """Damaged rows that the line names; it counts the others."""

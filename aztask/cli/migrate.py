@@ -13,9 +13,9 @@ import click
 from aztask.cli.failures import CommandFailed, NotFound
 from aztask.cli.group import Group
 from aztask.cli.options import json_option
-from aztask.cli.output import plural, print_json
+from aztask.cli.output import print_json
 from aztask.cli.served import extra_module
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 if TYPE_CHECKING:
     from aztask.migration.project import Reading

@@ -159,8 +159,3 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{int(seconds / size)}{unit}"
     return f"{int(max(0.0, seconds))}s"
-
-
-def plural(count: int, noun: str) -> str:
-    """A number and its noun: ``1 message``, ``2 messages``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -16,13 +16,13 @@ from aztask.cli.confirm import confirm, dry_run_option, yes_option
 from aztask.cli.group import Group
 from aztask.cli.listing import all_queues, skipping
 from aztask.cli.options import LONGEST_LEASE, Duration, app_option, json_option
-from aztask.cli.output import iso_time, plural, print_json, print_table
+from aztask.cli.output import iso_time, print_json, print_table
 from aztask.cli.queue_peek import print_messages
 from aztask.cli.target import open_app
 from aztask.cli.waiting import MOST_READ, hidden, waiting
 from aztask.cli.watch import watch
 from aztask.results.base import Provisioned
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -35,6 +35,7 @@ from aztask.doctor.examination import contradictions
 from aztask.errors import AztaskError, ConfigurationError, QueueFull, QueueNotFound, did_you_mean
 from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
+from aztask.support.display import plural
 from aztask.support.extras import install_command
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
@@ -47,10 +48,12 @@ logger = logging.getLogger("aztask.worker")
 SHORTEST_LEASE = 0.1
 SHOWN_TASKS = 10
 POOL_TEXTS = {
-    "processes": "processes",
-    "threads": "threads in one process",
-    "asyncio": "tasks on one event loop",
+    "processes": ("process", "processes"),
+    "threads": ("thread in one process", "threads in one process"),
+    "asyncio": ("task on one event loop", "tasks on one event loop"),
 }
+"""What a worker's slots are: one of them, and several."""
+
 FULL_PAUSE = 5.0
 """Seconds between two tries to start while there is no room on the disk."""
 
@@ -232,7 +235,7 @@ def _check(app: App, options: WorkerOptions) -> None:
             f"{app.address} is visible to one process only, so a worker finds nothing there; "
             "give the app a file, for example local://"
         )
-    known = app.queue_names()
+    known = [*app.queue_names(), app.settings.default_queue]
     for queue in options.queues:
         if queue not in known and not app.broker.capabilities.remote:
             app.broker.stats(queue)  # receiving would create it, whatever its name
@@ -316,7 +319,7 @@ def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
             f"app {app.name} has no tasks: it imported {imported}; name the modules that define "
             "its tasks with App(..., include=[...])"
         ]
-    known = app.queue_names()
+    known = [*app.queue_names(), app.settings.default_queue]
     return [
         f"queue {queue} is used by no task of app {app.name}, which imported {imported}."
         f"{did_you_mean(queue, known)}"
@@ -327,7 +330,7 @@ def surplus(app: App, spec: str, queues: Sequence[str]) -> list[str]:
 
 def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     """The lines at a worker's start: what it serves, from where, and how. Secrets are masked."""
-    pool = POOL_TEXTS[options.pool]
+    pool = POOL_TEXTS[options.pool][options.concurrency != 1]
     leases = sorted({options.lease or app.lease_now(queue) for queue in options.queues})
     held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
     tasks = sorted(app.tasks)
@@ -336,5 +339,5 @@ def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     return [
         f"worker {name}: {options.concurrency} {pool}, queues {', '.join(options.queues)}, "
         f"broker {app.address}, lease {held} s",
-        f"app {app.name} ({spec}), {len(tasks)} tasks{': ' if tasks else ''}{shown}{more}",
+        f"app {app.name} ({spec}), {plural(len(tasks), 'task')}{': ' * bool(tasks)}{shown}{more}",
     ]

@@ -28,6 +28,7 @@ from aztask.limits.control import Controls
 from aztask.results.base import Provisioned, ResultStore, State
 from aztask.results.controls import controls_of
 from aztask.sending.queueplan import QueuePlan
+from aztask.support.display import plural
 from aztask.support.finding import Finding, Level, failed, fine, problem, warning
 
 SKEW_SECONDS: Final = 30.0
@@ -76,7 +77,7 @@ def examine(
     * `named`: False if no app was given, so that queues are checked against general rules only.
     * `collect`: remove the payloads that nothing refers to.
     """
-    what = f"{app.name}: {len(app.tasks)} tasks" if named else "none was given with -A"
+    what = f"{app.name}: {plural(len(app.tasks), 'task')}" if named else "none was given with -A"
     yield fine("app", "app", f"{what}; queues {', '.join(queues)}")
     if app.settings.signing_keys and not app.settings.id_key:
         yield warning(

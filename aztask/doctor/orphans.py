@@ -83,7 +83,7 @@ def _collected(app: App, payloads: Payloads, now: float) -> Iterator[Finding]:
     ]
     hidden = ""
     if doubtful or any(each.kind in (Kind.ARGUMENTS, Kind.CHECKPOINT) for each in gone):
-        view = seen(app.broker, app.queue_names())
+        view = seen(app.broker, sorted({*app.queue_names(), app.settings.default_queue}))
         hidden = view.hidden if doubtful else ""
         gone += [] if view.hidden else doubtful
         gone = [each for each in gone if each.name not in view.names]

@@ -97,3 +97,8 @@ def byte_text(count: int) -> str:
         return f"{count:,} bytes"
     unit, name = (1 << 30, "GiB") if count >= 1 << 30 else (1 << 20, "MiB")
     return f"{count / unit:,.1f} {name}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and its noun: ``1 message``, ``2 messages``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

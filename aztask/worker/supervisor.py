@@ -197,7 +197,7 @@ class Supervisor:
         for process in self._pool.processes:
             process.wait()
         logger.warning(
-            "gave back %d running tasks, any worker runs them again: %s", len(items), names(items)
+            "gave back %d running task(s), any worker runs them again: %s", len(items), names(items)
         )
         self.pipeline.release([item for item in items if item.decided is None])
         self._over(items)

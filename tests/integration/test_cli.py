@@ -266,7 +266,7 @@ class TestSignals:
         _, err = worker.communicate(timeout=20)
         assert worker.returncode == 0
         assert "worker me stopped: 0 succeeded" in err
-        assert "gave back 1 running tasks, any worker runs them again: task shop.nap nap" in err
+        assert "gave back 1 running task(s), any worker runs them again: task shop.nap nap" in err
         (stats,) = map(json.loads, folder.run("queues", "--json")[1].splitlines())
         assert (stats["active"], stats["leased"]) == (1, 0)
         given_back = json.loads(folder.run("result", "nap", "--json")[1])

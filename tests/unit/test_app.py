@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,28 @@ def test_making_an_app_does_no_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     app.task(len)
     assert list(tmp_path.iterdir()) == []
     assert app.queue_names() == ["default"]
+
+
+def test_the_default_queue_is_left_out_if_nothing_names_it() -> None:
+    def app_with(**options: Any) -> App:
+        app = App("x", **options)
+        app.task(queue="own")(len)
+        return app
+
+    assert app_with().queue_names() == ["own"]
+    assert App("x").queue_names() == ["default"], "an app without tasks"
+    assert app_with(default_queue="home").queue_names() == ["home", "own"]
+    several = app_with()
+    several.task(repr)
+    assert several.queue_names() == ["default", "own"]
+    configured = app_with()
+    configured.queue("default", lease=20)
+    assert configured.queue_names() == ["default", "own"]
+    scheduled = app_with()
+    (task,) = scheduled.tasks.values()
+    call = task.s("a").with_options(queue="default")
+    scheduled.schedule("often", call, every=30)
+    assert scheduled.queue_names() == ["default", "own"]
 
 
 def test_a_name_is_taken_once() -> None:

@@ -31,6 +31,7 @@ from aztask.brokers.servicebus import private
 from aztask.brokers.servicebus.client import BusClient, Connect
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_lost, is_refusal
 from aztask.errors import BrokerUnavailable
+from aztask.support.display import plural
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Control:
         self._condition = threading.Condition(threading.Lock())
         self._receiver: ServiceBusReceiver | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._failing = False
 
     def carry_out(self, requests: Sequence[LockRequest]) -> None:
         """Carry out all requests; then each of them has its verdict."""
@@ -141,9 +142,9 @@ class Control:
                 self._carry_out(requests)
             except Exception:  # the verdicts stay unknown; the thread goes on serving others
                 logger.exception(
-                    "%d renewals or settlements of queue %s failed; their result is unknown",
-                    len(requests),
+                    "queue %s: %s failed; whether they took effect is unknown",
                     self._queue,
+                    plural(len(requests), "lease operation"),
                 )
             finally:
                 for work in batch:
@@ -174,16 +175,13 @@ class Control:
     def _request(self, verb: str, requests: list[LockRequest]) -> None:
         """Send one request for all; split it if one of the locks is lost (rule 3)."""
         error = self._attempt(verb, requests)
+        if error is None or is_lost(error):
+            self._answered()
         if error is None:
             for request in requests:
                 request.verdict = Settled()
         elif not is_lost(error):
-            logger.info(
-                "%d renewals or settlements of queue %s are unknown: %s",
-                len(requests),
-                self._queue,
-                error,
-            )
+            self._unanswered(len(requests), error)
             for request in requests:
                 request.verdict = Unknown(str(error_of(error, self._queue)))
         elif len(requests) == 1:
@@ -192,6 +190,22 @@ class Control:
             half = len(requests) // 2
             self._request(verb, requests[:half])
             self._request(verb, requests[half:])
+
+    def _unanswered(self, count: int, error: Exception) -> None:
+        """Log requests without an answer: one warning when that begins, then only details."""
+        logger.log(
+            logging.DEBUG if self._failing else logging.WARNING,
+            "queue %s: cannot renew or settle %s, retry follows: %s",
+            self._queue,
+            plural(count, "lease"),
+            error,
+        )
+        self._failing = True
+
+    def _answered(self) -> None:
+        if self._failing:
+            self._failing = False
+            logger.info("queue %s: renewing and settling works again", self._queue)
 
     def _attempt(self, verb: str, requests: list[LockRequest]) -> Exception | None:
         """Send the request, and again over a new connection if that broke; returns the error."""

@@ -7,10 +7,11 @@ from dataclasses import asdict
 import click
 
 from aztask.cli.options import Duration, app_option, json_option
-from aztask.cli.output import plural, print_json
+from aztask.cli.output import print_json
 from aztask.cli.progress import Progress
 from aztask.cli.spark.events import events_options
 from aztask.cli.spark.session import SessionOptions, open_session
+from aztask.support.display import plural
 
 
 @click.command("compact")

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from aztask.cli.options import app_option, json_option
-from aztask.cli.output import plural, print_json, print_table
+from aztask.cli.output import print_json, print_table
 from aztask.cli.spark.events import events_options
 from aztask.cli.spark.session import SessionOptions, open_session
 from aztask.errors import ConfigurationError
-from aztask.support.display import visible
+from aztask.support.display import plural, visible
 
 COLUMNS = {
     "runs": "runs",

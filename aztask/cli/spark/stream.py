@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from aztask.cli.options import Duration, app_option, json_option
-from aztask.cli.output import plural, print_json
+from aztask.cli.output import print_json
 from aztask.cli.spark.session import SessionOptions, open_session, session_options
 from aztask.cli.spark.submitoptions import submit_options
+from aztask.support.display import plural
 
 POLL_SECONDS = 1
 

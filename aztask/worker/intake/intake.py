@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from aztask.brokers.base import Broker, Receiver
 from aztask.brokers.delivery import Delivery
-from aztask.errors import AztaskError, BrokerError
+from aztask.errors import AztaskError, BrokerError, QueueNotFound
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class Intake:
                 if not isinstance(error, AztaskError):
                     logger.exception("queue %s: the receive failed unexpectedly", self.queue)
                 failures += 1
-                self._end(limit, None)
+                # a queue that does not exist is empty, or --burst would never end
+                self._end(limit, 0 if isinstance(error, QueueNotFound) else None)
                 self._pause(error, failures)
                 continue
             if failures:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from aztask.errors import AztaskError
+from aztask.brokers.base import QueueStats
+from aztask.errors import AztaskError, QueueNotFound
 from aztask.events.retention import remove_old
 from aztask.limits.rates import ENTRY_PREFIX, ENTRY_SECONDS
 from aztask.payloads.ageing import remove_ended
@@ -192,17 +193,23 @@ class Housekeeping:
             self._lane.submit([partial(results.heartbeat, record)])
 
     def drained(self) -> bool:
-        """Whether the queues are empty, delayed messages included."""
+        """Whether the queues are empty, delayed messages included; a missing queue is, too."""
         now = self._clock.monotonic()
         if now < self._look_at:
             return False
         self._look_at = now + DRAINED_SECONDS
         try:
-            stats = [self._app.broker.stats(queue) for queue in self._queues]
+            stats = [self._stats(queue) for queue in self._queues]
         except AztaskError as error:
             logger.warning("cannot check that the queues are empty, retry follows: %s", error)
             return False
         return not any(each.active or each.leased or each.scheduled or each.total for each in stats)
+
+    def _stats(self, queue: str) -> QueueStats:
+        try:
+            return self._app.broker.stats(queue)
+        except QueueNotFound:
+            return QueueStats(queue, active=0, leased=0, scheduled=0, deferred=0, dead=0)
 
     def stop(self) -> None:
         """Finish the pending chores and end the threads."""

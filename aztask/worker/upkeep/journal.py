@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 
@@ -14,6 +15,8 @@ from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.upkeep.tasklog import TaskLog
+
+logger = logging.getLogger("aztask.worker")
 
 _KINDS: dict[State, EventKind] = {
     State.SUCCEEDED: "succeeded",
@@ -62,6 +65,10 @@ class Journal:
         held = now - item.received_at
         for kind, text in item.notes:
             self.counts[kind] += 1
+            if kind != "settle_failed" and item.run is not None:
+                logger.warning(
+                    "%s: lease lost, this run is neither recorded nor settled: %s", item.label, text
+                )
             known: EventKind = "settle_failed" if kind == "settle_failed" else "lease_lost"
             lease = item.delivery.lease_seconds
             self._emit(known, item, lease=lease, held=held, error_type=kind, error=text)

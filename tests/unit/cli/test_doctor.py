@@ -32,7 +32,7 @@ def test_one_line_for_each_finding(shop):
     assert ended.code == 0
     lines = ended.out.splitlines()
     assert all(line.startswith("ok       ") for line in lines)
-    assert "ok       app: shop: 1 tasks; queues default, orders" in lines
+    assert "ok       app: shop: 1 task; queues orders" in lines
     assert "ok       queue orders: it is created when it is first used" in lines
     assert ended.err == "0 problems, 0 warnings\n"
 

@@ -4,6 +4,7 @@ After a change, ``python tests/unit/cli/test_reference.py`` writes the page agai
 """
 
 import inspect
+import re
 from pathlib import Path
 
 import click
@@ -100,7 +101,7 @@ def row(option, path):
     if not option.is_flag:
         names += f" {kind(option)}"
     variable = "_".join(("AZTASK", *path, option.name)).upper()
-    text = option.help.replace("[", "(").replace("]", ")")
+    text = re.sub(r"\[(default: [^]]*)\]", r"(\1)", option.help)
     if isinstance(option.default, str | int) and not option.is_flag and option.default:
         text += f" Default: `{option.default}`."
     return f"| {names} | `{variable}` | {text} |"
@@ -123,6 +124,7 @@ def test_the_page_has_every_command_and_option():
     text = PAGE.read_text(encoding="utf-8")
     for word in ("`aztask worker`", "`--max-lease`", "`aztask dlq replay`", "AZTASK_WORKER_POOL"):
         assert word in text
+    assert 'pip install "aztask[prometheus]"' in text
 
 
 if __name__ == "__main__":

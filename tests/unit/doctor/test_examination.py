@@ -30,7 +30,7 @@ def found(app, *queues, **options):
 def test_a_sound_setup_has_no_problem_and_is_not_changed(app, tmp_path):
     findings = found(app, "default")
     assert {each.level for each in findings.values()} <= {Level.OK, Level.WARNING}
-    assert findings["app", "app"].text == "shop: 1 tasks; queues default"
+    assert findings["app", "app"].text == "shop: 1 task; queues default"
     assert findings["queue default", "exists"].text == "it is created when it is first used"
     assert "can be written" in findings["events", "events"].text
     assert not (tmp_path / "events").exists()

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 
 import fuzzing
+import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 from hostileamqp import payload_of
-from hostilestream import HostileStream, garbled, packed_local, packed_storage
+from hostilestream import Hostile, HostileStream, _covered, garbled, packed_local, packed_storage
 
 from aztask.brokers.local.payload import envelope_of as local_envelope
 from aztask.brokers.servicebus.amqp import read_message
@@ -57,3 +59,36 @@ def read(codec, envelope):
         codec.to_envelope(message.resubmitted(counted=True))
     except CodecError as error:
         assert "\n" not in str(error)
+
+
+def test_what_is_forged_is_judged_by_the_bytes_that_are_sent():
+    codec = Codec(signing_keys=[KEY])
+    stream = HostileStream(codec, "shop.add", "forged")
+    original = stream.original()
+    plain = {each.name: getattr(original, each.name) for each in fields(original)}
+    untouched = packed_local(plain | {"properties": {}})
+    changed = packed_local(plain | {"properties": {"reply_to": "x"}})
+    undone = changed.replace(b"reply_to", b"repny_to")
+    made = Hostile("", plain, signed=_covered(plain))
+
+    assert [made.forged_in(each) for each in (untouched, changed, undone)] == [False, True, False]
+    assert made.forged_in(changed + b"junk")
+    assert made.forged_in(b"\xff")
+    for payload in (untouched, undone):
+        assert codec.from_envelope(local_envelope(payload), "default").reply_to is None
+
+
+def test_no_changed_message_is_accepted_with_a_key():
+    seed = fuzzing.seed()
+    codec = Codec(signing_keys=[KEY], id_key=KEY)
+    stream = HostileStream(codec, "shop.add", f"{seed} forged")
+    forged = 0
+    for _ in range(20 * MESSAGES):
+        made = stream.next()
+        payload = packed_local(made.fields)
+        payload = garbled(stream.dice, payload) if stream.dice.random() < 0.5 else payload
+        if made.forged_in(payload):
+            forged += 1
+            with pytest.raises(CodecError):
+                codec.from_envelope(local_envelope(payload), "default")
+    assert forged > MESSAGES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -237,3 +238,19 @@ def test_after_its_end_a_connection_takes_no_more_work(service) -> None:
     with pytest.raises(BrokerUnavailable, match="closed"):
         service.control.carry_out(service.orders(1))
     service.control.warm()  # without effect
+
+
+def test_an_outage_is_warned_of_once_and_its_end_is_logged(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aztask")
+    for _ in range(3):
+        service.answers = [BUSY, BUSY]
+        service.control.carry_out(service.orders(1, RENEW))
+    service.answers = []
+    for _ in range(2):
+        service.control.carry_out(service.orders(2, RENEW))
+    begins, ends = caplog.records
+    assert (begins.levelname, ends.levelname) == ("WARNING", "INFO")
+    assert begins.getMessage().startswith("queue q: cannot renew or settle 1 lease, retry follows")
+    assert ends.getMessage() == "queue q: renewing and settling works again"

@@ -11,7 +11,7 @@ import waiting
 
 from aztask.brokers.local.broker import LocalBroker
 from aztask.engine import Database
-from aztask.errors import BrokerUnavailable
+from aztask.errors import BrokerUnavailable, QueueNotFound
 from aztask.message.envelope import Envelope
 from aztask.worker.intake.intake import Intake, QueueSource
 
@@ -152,3 +152,13 @@ def test_a_failure_ends_the_help_until_a_batch_is_full_again(bench):
     wait_until(lambda: len(bench.taken) == LIMIT)
     wait_until(lambda: bench.intake.idle)
     assert len(bench.helper_looks()) <= 1
+
+
+def test_a_queue_that_does_not_exist_is_empty(bench):
+    def missing(limit, wait):
+        raise QueueNotFound("there is no queue jobs")
+
+    bench.gate.receive = missing
+    bench.intake.start()
+    bench.intake.allow(100)
+    wait_until(lambda: bench.intake.idle)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from runtimes import make_runtime
 
-from aztask.brokers.base import Capabilities
+from aztask.brokers.base import Capabilities, QueueStats
+from aztask.errors import QueueNotFound
 from aztask.payloads.memory import MemoryPayloads
 from aztask.payloads.payloads import Payloads
 from aztask.payloads.store import Kind
@@ -143,3 +144,26 @@ def test_results_and_values_that_have_ended_are_removed_hourly() -> None:
             chores._mailbox.run()
         assert len(store.stored) == left
     chores.stop()
+
+
+def test_a_queue_that_does_not_exist_counts_as_empty() -> None:
+    counts = {"empty": 0, "full": 3}
+
+    def stats(queue: str) -> QueueStats:
+        if queue not in counts:
+            raise QueueNotFound(queue)
+        return QueueStats(queue, counts[queue], 0, 0, 0, 0)
+
+    def drained(*queues: str) -> bool:
+        capabilities = Capabilities("made up", remote=False)
+        broker = SimpleNamespace(capabilities=capabilities, stats=stats)
+        app: Any = SimpleNamespace(
+            results=None, payloads=None, broker=broker, settings=SimpleNamespace(events=None)
+        )
+        chores = Housekeeping(make_runtime(app, queues=queues))
+        found = chores.drained()
+        chores.stop()
+        return found
+
+    assert drained("missing", "empty")
+    assert not drained("missing", "full")

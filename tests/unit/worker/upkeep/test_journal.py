@@ -125,3 +125,16 @@ def test_a_changed_lease(bench):
     bench.journal.lease_changed("default", 30.0, 60.0, "p99 grew")
     (event,) = bench.events
     assert (event.former_lease_seconds, event.lease_seconds) == (30.0, 60.0)
+
+
+def test_a_lost_lease_of_a_run_is_a_warning(bench, caplog):
+    bench.start()
+    bench.item.note("lease_lost", "its deadline passed")
+    bench.journal.ended(bench.item)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        (
+            "WARNING",
+            "task shop.add a: lease lost, this run is neither recorded nor settled: "
+            "its deadline passed",
+        )
+    ]
