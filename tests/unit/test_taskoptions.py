@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from aztask import App, ConfigurationError, Context, RetryPolicy
+from aztask.errors import EncodeError
 from aztask.taskoptions import delay_seconds, expiry
 
 HOUR = timedelta(hours=1)
@@ -193,3 +194,9 @@ def test_an_option_of_a_send_among_the_arguments_is_answered_with_a_hint(app):
         task.delay(1, delay=5)
     with pytest.raises(TypeError, match=r"'wide'$"):
         task.delay(1, wide=5)
+
+
+def test_an_argument_that_cannot_be_written_is_reported_with_its_task(app):
+    task = app.task(name="shop.add")(add)
+    with pytest.raises(EncodeError, match=r"^task shop\.add: .* type object"):
+        task.delay(object())

@@ -32,6 +32,7 @@ MODULES = {
     "made": HEAD
     + 'app = App("shop", broker="local://", results="local://")\napp.broker.declare("default")\n',
     "misspelt": HEAD + "app = App('misspelt', brokr='local://')\n",
+    "minute": HEAD + "app = App('shop', broker='local://', lease='1m')\n",
     "celeryish": HEAD + "app = App('shop', broker='redis://localhost:6379')\n",
     "lost": "import pandaz\n",
     "typo": "def x(:\n",
@@ -122,6 +123,7 @@ TABLE = [
         "App 'misspelt' has no option 'brokr'. Did you mean 'broker'?",
         4,
     ),
+    ("aztask -A minute tasks", "lease must be seconds or a timedelta, not str; for example le", 4),
     ("aztask -A celeryish tasks", f"there is no broker of the kind 'redis'. Use {USE}.", 4),
     # -- the worker ----------------------------------------------------------------------------
     (
