@@ -242,6 +242,11 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
         """The broker's address for display, with its secrets masked."""
         return self._connections.shown()
 
+    @property
+    def missing_file(self) -> str | None:
+        """The queue file of ``local://`` if it does not exist: the first use creates it."""
+        return self._connections.missing_file()
+
     def close(self) -> None:
         """Close connections and files. Using the app again opens them again."""
         self._async_sender.close()

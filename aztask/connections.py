@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from aztask.address.addresses import (
@@ -84,6 +85,19 @@ class Connections:
     def shown(self) -> str:
         """The broker's address, with its secrets masked."""
         return self._shown
+
+    def missing_file(self) -> str | None:
+        """The queue file of ``local://`` if it does not exist; opening the broker would make it."""
+        target = self._broker_target
+        if not isinstance(target, LocalAddress) or target.in_memory:
+            return None
+        try:
+            Path(target.path).stat()
+        except FileNotFoundError:
+            return target.path
+        except (OSError, ValueError):
+            pass  # it may be there; opening it says what is wrong
+        return None
 
     def broker(self) -> Broker:
         """The broker, opened if it is not open yet. Raises ConfigurationError without one."""

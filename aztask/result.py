@@ -135,9 +135,7 @@ class AsyncResult(Generic[R_co]):
                     self.id,
                 )
             if remaining <= 0:
-                raise ResultTimeout(
-                    f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"
-                )
+                raise self._late(record, timeout)
             version = store.wait_changed(version, min(remaining, 1.0))
 
     async def aget(self, timeout: float | timedelta | None = None) -> R_co:
@@ -155,9 +153,7 @@ class AsyncResult(Generic[R_co]):
                 async with asyncio.timeout(timeout):
                     record = await watcher_of(store).ended(self.id)
             except TimeoutError:
-                raise ResultTimeout(
-                    f"task {self.id} did not end within {timeout:g} s; it goes on, ask again"
-                ) from None
+                raise self._late(await asyncio.to_thread(store.get, self.id), timeout) from None
         return self._value(record)
 
     def cancel(self, *, running: bool = False) -> bool:
@@ -182,6 +178,17 @@ class AsyncResult(Generic[R_co]):
                 'no result store is configured; give the App results="local://" or another'
             )
         return store
+
+    def _late(self, record: RunRecord | None, timeout: float | None) -> ResultTimeout:
+        """The error of a wait that has ended before the task."""
+        if record is None or record.state is State.PENDING:
+            why = "no worker has started it; check that one runs, with aztask workers"
+            why += ", and that the id is right" if record is None else ""
+        elif record.state is State.STARTED:
+            why = "it is running; ask again"
+        else:
+            why = f"it is {record.state.value} and will run again; ask again"
+        return ResultTimeout(f"task {self.id} did not end within {timeout or 0.0:g} s: {why}")
 
     def _value(self, record: RunRecord) -> R_co:
         if record.state is State.CANCELLED:

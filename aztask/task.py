@@ -18,6 +18,7 @@ from aztask.taskoptions import (
     SendOptions,
     TaskOptions,
     check_options,
+    check_time_limits,
     checked_send_options,
     choice,
     flag,
@@ -130,7 +131,9 @@ class Task(Generic[P, R_co]):
                 f"task {name!r}: max_lease ({self.max_lease:g} s) must be longer than "
                 f"lease ({self.lease:g} s)"
             )
+        check_time_limits(self.soft_time_limit, self.time_limit, f"task {name!r}")
         self.signature = inspect.signature(function)
+        _check_function(function, name, self.signature, with_context=with_context)
         self._fewest, self._most = _positional_counts(self.signature, with_context=with_context)
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = function.__doc__
@@ -292,7 +295,12 @@ class Task(Generic[P, R_co]):
             else:
                 self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.name}(): {error}") from None
+            names = [name for name in kwargs if name in SendOptions.__annotations__]
+            names = [name for name in names if name not in self.signature.parameters]
+            hint = (
+                f"; for the option of a send, write with_options({names[0]}=...)" if names else ""
+            )
+            raise TypeError(f"{self.name}(): {error}{hint}") from None
 
     def _name(self, options: TaskOptions, name: str) -> str | None:
         value = options.get(name)
@@ -405,6 +413,25 @@ class BoundTask(Generic[P, R_co]):
             raise ConfigurationError("task_id names one invocation; amap sends many")
         task = self._task
         return await task.sender.asend_call(task, task._invocations(calls), self._options)
+
+
+def _check_function(
+    function: Callable[..., Any], name: str, signature: inspect.Signature, *, with_context: bool
+) -> None:
+    """Raise ConfigurationError for a function that would fail in each run."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"task {name!r} is a generator, which a worker cannot run; return a list, or send one "
+            "task for each item"
+        )
+    first = next(iter(signature.parameters.values()), None)
+    # With `from __future__ import annotations` it is a text.
+    is_context = first is not None and first.annotation in (Context, "Context", "aztask.Context")
+    if is_context and not with_context:
+        raise ConfigurationError(
+            f"task {name!r} takes a Context, which @app.task does not pass; write "
+            "@app.task_with_context"
+        )
 
 
 def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:

@@ -169,6 +169,15 @@ def positive(value: object, what: str) -> float:
     return float(seconds)
 
 
+def check_time_limits(soft: float | None, hard: float | None, what: str) -> None:
+    """Raise ConfigurationError unless the soft time limit, in seconds, comes first."""
+    if soft is not None and hard is not None and soft >= hard:
+        raise ConfigurationError(
+            f"{what}: soft_time_limit ({soft:g} s) must be shorter than time_limit ({hard:g} s), "
+            "which kills the process"
+        )
+
+
 def choice(value: object, known: Sequence[str], what: str) -> str:
     """Return `value` if it is one of `known`. Raises ConfigurationError."""
     if value not in known:

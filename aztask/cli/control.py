@@ -175,7 +175,7 @@ def _controls(app: App) -> Controls:
 
 
 def _print_pauses(*, as_json: bool) -> None:
-    with open_app() as app:
+    with open_app(reads=True) as app:
         pauses = _controls(app).read().listed()
     if as_json:
         for each in pauses:

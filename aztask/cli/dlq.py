@@ -101,7 +101,7 @@ def list_(
     """List dead letters, oldest first."""
     everything = all(text is None for text in (task, reason, signature))
     selection = Selection(frozenset(), task, reason, everything, signature)
-    with open_app() as app:
+    with open_app(reads=True) as app:
         places = _queues(app, queues)
         letters = list(islice(_find(places, queues, selection), limit))
     _warn(places)
@@ -137,7 +137,7 @@ def groups(queues: Sequence[tuple[str, ...]], as_json: bool) -> None:
     case to case: numbers, ids, addresses, quoted texts and paths.
     """
     found: list[tuple[str, LetterGroup]] = []
-    with open_app() as app:
+    with open_app(reads=True) as app:
         places = _queues(app, queues)
         for letters in places:
             with _reading(letters, queues):
@@ -184,7 +184,7 @@ def show(letter_id: str, queues: Sequence[tuple[str, ...]], as_json: bool) -> No
 
     ID: a task id, a message id or @POSITION, as list shows them.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         places = _queues(app, queues)
         letters = list(_find(places, queues, Selection(frozenset([letter_id]))))
         if not letters:

@@ -39,7 +39,7 @@ def command(task_id: str, directory: Path | None, as_json: bool) -> None:
     Gaps are named: rows keep the last 20 starts of a run, and only events know renewals and lost
     leases.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         store = app.results
         place = directory or app.settings.events
         if store is None and place is None:

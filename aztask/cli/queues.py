@@ -121,7 +121,7 @@ def create(names: tuple[str, ...], **options: Any) -> None:
 @yes_option
 def delete(name: str, dry_run: bool, yes: bool) -> None:
     """Delete the queue NAME with its messages and dead letters."""
-    with open_app() as app:
+    with open_app(reads=True) as app:
         stats = app.broker.stats(name)
         held = stats.living + (stats.dead or 0)
         what = f"delete queue {visible(name)} with {plural(held, 'message')}"
@@ -145,7 +145,7 @@ def peek(queue: str, limit: int, arguments: bool, as_json: bool) -> None:
     failed. A Storage queue shows only its first 32 messages that could be received now; Service Bus
     shows leased messages as active. A line on stderr says so.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         found = list(waiting(app, queue, limit=limit))
         print_messages(app, found, arguments=arguments, as_json=as_json)
         held = app.broker.stats(queue).living
@@ -168,7 +168,7 @@ def purge(queue: str, dry_run: bool, yes: bool) -> None:
     Bus and local://, so what runs now can still be retried; a Storage queue deletes them too, and
     what runs now is not retried. The results of the deleted tasks stay "pending".
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         held = app.broker.stats(queue).living
         leased = (
             "leased ones included" if app.broker.capabilities.purges_leased else "except leased"
@@ -182,7 +182,7 @@ def purge(queue: str, dry_run: bool, yes: bool) -> None:
 
 
 def _print_queues(*, as_json: bool, interval: float | None) -> None:
-    with open_app() as app:
+    with open_app(reads=True) as app:
         if interval is None:
             _print_once(app, as_json=as_json)
         elif as_json:

@@ -19,7 +19,7 @@ from aztask.cli.output import (
     to_json,
 )
 from aztask.cli.target import open_app, results_of
-from aztask.errors import CodecError
+from aztask.errors import AztaskError, CodecError
 from aztask.results.base import ResultStore, RunRecord, State
 from aztask.settlement import name_of
 from aztask.support.display import visible
@@ -42,10 +42,11 @@ def command(task_id: str | None, state: str | None, limit: int, as_json: bool) -
     """Show how a task ended, or list the newest runs.
 
     With ID, it shows the task, its value or error, its last checkpoint while it runs, and all its
-    runs. Without, it lists the newest runs of all tasks. Damaged runs are skipped and named on
-    stderr; --state unreadable lists those that workers have found.
+    runs. Without, it lists the newest runs of all tasks. Each retry is a run of its own; starts
+    counts how often one run was started, which is more than once if its worker died. Damaged runs
+    are skipped and named on stderr; --state unreadable lists those that workers have found.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         store = results_of(app)
         if task_id is None:
             _print_recent(store, State(state) if state else None, limit, as_json=as_json)
@@ -101,6 +102,8 @@ def _readable(
 def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> None:
     latest = store.get(task_id)
     if latest is None:
+        if _is_workflow(app, task_id):
+            raise NotFound(f"{task_id!r} is a workflow; see aztask workflow show {task_id}")
         raise NotFound(f"the result store has no task {task_id!r}; it may not have started yet")
     runs = store.history(task_id)
     if as_json:
@@ -123,6 +126,7 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
             ("task", latest.task or None),
             ("state", latest.state.value),
             ("queue", latest.queue or None),
+            ("starts", str(latest.starts) if latest.starts > 1 else None),
             ("worker", latest.worker or None),
             ("started", local_time(latest.started_at)),
             ("ended", local_time(outcome.at) if outcome else None),
@@ -140,6 +144,14 @@ def _print_one(app: App, store: ResultStore, task_id: str, *, as_json: bool) -> 
         click.echo()
         for line in outcome.traceback.splitlines():
             click.echo(visible(mask(line)))
+
+
+def _is_workflow(app: App, task_id: str) -> bool:
+    """Whether the id names a workflow; False if the store keeps none, or its row is damaged."""
+    try:
+        return app.workflows.result(task_id).state != State.PENDING.value
+    except AztaskError:
+        return False
 
 
 def _print_runs(runs: list[RunRecord]) -> None:

@@ -45,7 +45,7 @@ def command(
     silent worker, its last reported tasks are shown: they run again when their leases expire. The
     column progress shows a task's last checkpoint, if that has at most 500 bytes.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         records = readable_workers(results_of(app))
         found = list(_rows(records, time.time(), app.codec))
     names = all_names(queues)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import click
 
@@ -21,15 +20,18 @@ NAMELESS = "aztask"
 
 
 @contextmanager
-def open_app(*, required: str = "", creates: bool = False) -> Iterator[App]:
+def open_app(*, required: str = "", creates: bool = False, reads: bool = False) -> Iterator[App]:
     """Open the app; its connections are closed at the end of the block.
 
     required: the command that cannot do without -A, for the error. creates: whether the command may
-    create the default queue file.
+    create the queue file. reads: it changes nothing, so it may not create the file of an app that
+    -A names, either.
+
+    Raises ConfigurationError if a queue file is missing that the command may not create.
     """
     app = find_app(required=required, default_file=not creates)
-    if not creates:
-        _check_default_file()
+    if reads or not (creates or app_spec()):
+        _check_file(app)
     try:
         yield app
     finally:
@@ -63,14 +65,20 @@ def app_spec() -> str | None:
     return chosen_app(click.get_current_context())
 
 
-def _check_default_file() -> None:
-    """Raise ConfigurationError if no queues are configured: an empty listing would mislead."""
-    named = app_spec() or read_environment("AZTASK_BROKER")
-    if not named and not (Path.cwd() / DEFAULT_FILE).exists():
+def _check_file(app: App) -> None:
+    """Raise ConfigurationError if the queue file is missing: an empty listing would mislead."""
+    missing = app.missing_file
+    if missing is None:
+        return
+    if not (app_spec() or read_environment("AZTASK_BROKER")):
         raise ConfigurationError(
             f"there is no queue file {DEFAULT_FILE} here: name the app with -A module:app, or set "
             "AZTASK_BROKER to the address of the queues"
         )
+    raise ConfigurationError(
+        f"there is no queue file {missing}: check the address and the working directory; the "
+        "first aztask send, aztask worker or aztask queues create makes it"
+    )
 
 
 def results_of(app: App) -> ResultStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import Parameter
 from typing import Any
 
 import click
@@ -28,7 +29,7 @@ def command(as_json: bool) -> None:
             ["task", "queue", "retries", "time limit", "about"],
             [
                 [
-                    f"{task.name}{task.signature}",
+                    f"{task.name}{_signature(task)}",
                     _queue(app, task),
                     task.retry.max_retries,
                     f"{task.time_limit:g} s" if task.time_limit else None,
@@ -42,7 +43,7 @@ def command(as_json: bool) -> None:
 def _described(app: App, task: Task[..., Any]) -> dict[str, Any]:
     return {
         "task": task.name,
-        "signature": str(task.signature),
+        "signature": _signature(task),
         "queue": _queue(app, task),
         "max_retries": task.retry.max_retries,
         "retry_strategy": task.retry_strategy,
@@ -54,6 +55,14 @@ def _described(app: App, task: Task[..., Any]) -> dict[str, Any]:
         "delivery": task.delivery,
         "about": _about(task),
     }
+
+
+def _signature(task: Task[..., Any]) -> str:
+    """The parameters that a caller gives: without the context, which the worker gives."""
+    parameters = list(task.signature.parameters.values())
+    if task.with_context and parameters and parameters[0].kind is not Parameter.VAR_POSITIONAL:
+        del parameters[0]
+    return str(task.signature.replace(parameters=parameters))
 
 
 def _queue(app: App, task: Task[..., Any]) -> str:

@@ -81,7 +81,10 @@ FULL_PAUSE = 5.0
     help="Hold this many deliveries beyond the running ones. [default: adapts to the speed]",
 )
 @click.option(
-    "--burst", is_flag=True, help="End when the queues are empty, delayed messages included."
+    "--burst",
+    is_flag=True,
+    help="End when the queues are empty, delayed messages included. Messages of unknown tasks "
+    "keep it waiting until unknown_task_grace has passed.",
 )
 @click.option("--max-tasks", type=click.IntRange(1, 2**53), help="End after this many tasks.")
 @click.option(

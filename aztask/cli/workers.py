@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 
@@ -10,7 +11,7 @@ from aztask.cli.listing import warn_of_damage
 from aztask.cli.options import app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import open_app, results_of
-from aztask.results.base import ResultStore, WorkerRecord
+from aztask.results.base import ResultStore, RunningTask, RunRecord, WorkerRecord
 
 STATES = ("alive", "silent", "stopped")
 
@@ -24,7 +25,7 @@ def command(as_json: bool) -> None:
     alive: its last heartbeat is at most 15 seconds old. silent: it was killed, is frozen, or cannot
     reach the result store. stopped: it ended normally. leased: the messages that it holds.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         records = readable_workers(results_of(app))
     now = time.time()
     # Not by their last heartbeats: the lines would change places every few seconds.
@@ -67,7 +68,35 @@ def readable_workers(store: ResultStore) -> list[WorkerRecord]:
     found = store.workers()
     damaged = [(worker.name, worker.damage) for worker in found if worker.damage]
     warn_of_damage("worker", damaged, "a running worker repairs its row with its next heartbeat")
-    return [worker for worker in found if not worker.damage]
+    now = time.time()
+    return [
+        _without_ended(store, worker)
+        if worker.tasks and state_of(worker, now) != "alive"
+        else worker
+        for worker in found
+        if not worker.damage
+    ]
+
+
+def _without_ended(store: ResultStore, worker: WorkerRecord) -> WorkerRecord:
+    """A silent worker without the runs that have ended, or that another worker has started.
+
+    Its last heartbeat still lists them. It reads one record for each listed task, at most 100.
+    """
+    left = tuple(
+        each for each in worker.tasks if not _is_over(store.get(each.task_id), worker, each)
+    )
+    running = max(0, worker.running - len(worker.tasks) + len(left))
+    return replace(worker, tasks=left, running=running)
+
+
+def _is_over(record: RunRecord | None, worker: WorkerRecord, task: RunningTask) -> bool:
+    """Whether the store shows that the worker no longer runs the task."""
+    if record is None or record.damage:
+        return False
+    if record.outcome is not None and record.outcome.at >= task.started_at:
+        return True
+    return bool(record.worker) and record.worker != worker.name
 
 
 def state_of(worker: WorkerRecord, now: float) -> str:

@@ -48,7 +48,7 @@ def command() -> None:
 def list_(state: str | None, limit: int, as_json: bool) -> None:
     """List workflows: open ones first, then those that have ended, the newest first."""
     rows: list[list[object]] = []
-    with open_app() as app:
+    with open_app(reads=True) as app:
         results_of(app)
         for workflow, root in summaries(app.workflows.engine, limit, state):
             if as_json:
@@ -72,7 +72,7 @@ def show(workflow: str, watch: bool, as_json: bool) -> None:
 
     Large groups are shortened: failed members come first. --json prints every task on a line.
     """
-    with open_app() as app:
+    with open_app(reads=True) as app:
         results_of(app)
         found = _found(app, workflow)
         while watch and not as_json and found.root.ended_at is None:

@@ -87,8 +87,16 @@ def examine(
             "duplicate detection drop a task or its retry",
             "set id_key or AZTASK_ID_KEY, the same for all senders and workers",
         )
-    yield from _of_broker(app, queues, Expectations(lease, named))
-    yield from _of_results(app)
+    if app.missing_file is None:
+        yield from _of_broker(app, queues, Expectations(lease, named))
+        yield from _of_results(app)
+    else:  # rule 1: opening it would create it
+        yield warning(
+            "broker",
+            "file",
+            f"there is no queue file {app.missing_file}",
+            "check the address and the working directory; the first send or worker creates it",
+        )
     yield from _of_events(app)
     yield from payload_findings(app, collect=collect)
 

@@ -65,10 +65,10 @@ def check_leases(lease: float, max_lease: float) -> None:
     """Raise ConfigurationError unless both durations, in seconds, fit each other."""
     if lease > LONGEST:
         raise ConfigurationError(
-            f"lease_seconds is {lease:g}; no service holds a message for more than 7 days at once"
+            f"lease is {lease:g} s; no service holds a message for more than 7 days at once"
         )
     if max_lease <= lease:
         raise ConfigurationError(
-            f"max_lease_seconds ({max_lease:g}) must be longer than lease_seconds ({lease:g}): "
+            f"max_lease ({max_lease:g} s) must be longer than lease ({lease:g} s): "
             "it limits the lease with all its renewals; raise it or shorten the lease"
         )

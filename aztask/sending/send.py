@@ -355,9 +355,12 @@ class Sender:
             )
 
     def _message(self, common: dict[str, Any], call: Invocation, task_id: str) -> TaskMessage:
-        body, content_type, content_encoding = self._codec.encode_arguments(
-            call.args, call.kwargs, large=self._large
-        )
+        try:
+            body, content_type, content_encoding = self._codec.encode_arguments(
+                call.args, call.kwargs, large=self._large
+            )
+        except EncodeError as error:
+            raise EncodeError(f"task {common['task']}: {error}") from None
         values = {
             **common,
             "id": task_id,

@@ -86,7 +86,7 @@ def check_all(settings: Any) -> None:
         value = getattr(settings, name)
         if value is None and row.optional:
             continue
-        object.__setattr__(settings, name, row.check(name, value))
+        object.__setattr__(settings, name, row.check(option_of(name), value))
 
 
 def fields_of(kind: type[Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -132,9 +132,8 @@ class WorkflowResult:
                     self.id,
                 )
             if remaining <= 0:
-                raise ResultTimeout(
-                    f"workflow {self.id} did not end within {timeout:g} s; it goes on, ask again"
-                )
+                why = "it goes on; ask again" if root else "no workflow with this id is known"
+                raise ResultTimeout(f"workflow {self.id} did not end within {timeout:g} s: {why}")
             version = store.wait_changed(version, min(remaining, LONGEST_WAIT))
 
     async def aget(self, timeout: float | None = None) -> Any:

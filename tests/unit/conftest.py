@@ -41,6 +41,12 @@ class Cli:
         self._monkeypatch = monkeypatch
         self._apps = []
 
+    def make_file(self):
+        """Create the queue file, empty: commands that only read do not."""
+        path = Path(self.address.removeprefix("local://"))
+        path.parent.mkdir(exist_ok=True)
+        path.touch(mode=0o600)
+
     def __call__(self, *arguments, **environment):
         for name, value in environment.items():
             self._monkeypatch.setenv(name, value)

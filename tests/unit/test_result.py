@@ -1,5 +1,6 @@
 """Results of invocations, on a store in memory."""
 
+import asyncio
 import contextvars
 
 import pytest
@@ -136,3 +137,16 @@ def test_a_task_that_waits_in_the_only_slot_of_its_worker_is_warned(caplog, alon
     assert ("a task waits for task child, but its worker runs one task" in caplog.text) is bool(
         warns
     )
+
+
+def test_a_wait_that_ends_too_early_says_in_which_state_the_task_is(app):
+    with pytest.raises(ResultTimeout, match=r"no worker has started it.* that the id is right"):
+        app.result("unknown").get(timeout=0)
+    app.send("shop.add", [1, 2], task_id="waits")
+    with pytest.raises(ResultTimeout, match=r"no worker has started it; .* aztask workers$"):
+        app.result("waits").get(timeout=0)
+    app.results.start([Start(RunKey("runs"), "shop.add", "default", 1, "one", "w", 1.0)])
+    with pytest.raises(ResultTimeout, match="it is running; ask again"):
+        app.result("runs").get(timeout=0)
+    with pytest.raises(ResultTimeout, match="it is running; ask again"):
+        asyncio.run(app.result("runs").aget(timeout=0.01))

@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from aztask import App, ConfigurationError, RetryPolicy
+from aztask import App, ConfigurationError, Context, RetryPolicy
+from aztask.errors import EncodeError
 from aztask.taskoptions import delay_seconds, expiry
 
 HOUR = timedelta(hours=1)
@@ -148,3 +149,54 @@ def test_the_seconds_of_checked_options():
     assert expiry({}, 60.0, now) == now + 60.0
     assert expiry({"expires": 30.0}, 60.0, now) == now + 30.0
     assert expiry({"expires": noon + HOUR}, 60.0, now) == now + 3600.0
+
+
+def numbers(count: int):
+    yield from range(count)
+
+
+async def anumbers(count: int):
+    yield count
+
+
+def takes_a_context(context: Context, count: int) -> None: ...
+
+
+def takes_a_context_by_name(context: "Context", count: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (numbers, "is a generator, which a worker cannot run"),
+        (anumbers, "is a generator, which a worker cannot run"),
+        (takes_a_context, "write @app.task_with_context"),
+        (takes_a_context_by_name, "write @app.task_with_context"),
+    ],
+)
+def test_a_function_that_would_fail_in_each_run_is_refused(app, function, words):
+    with pytest.raises(ConfigurationError, match=words):
+        app.task(function)
+    if "context" in words:
+        app.task_with_context(function)
+
+
+def test_a_soft_time_limit_comes_before_the_hard_one(app):
+    for soft in (10, 11):
+        with pytest.raises(ConfigurationError, match="must be shorter than time_limit"):
+            app.task(name="x", soft_time_limit=soft, time_limit=10)(add)
+    app.task(name="x", soft_time_limit=9, time_limit=10)(add)
+
+
+def test_an_option_of_a_send_among_the_arguments_is_answered_with_a_hint(app):
+    task = app.task(add)
+    with pytest.raises(TypeError, match=r"'delay'; .* with_options\(delay=...\)"):
+        task.delay(1, delay=5)
+    with pytest.raises(TypeError, match=r"'wide'$"):
+        task.delay(1, wide=5)
+
+
+def test_an_argument_that_cannot_be_written_is_reported_with_its_task(app):
+    task = app.task(name="shop.add")(add)
+    with pytest.raises(EncodeError, match=r"^task shop\.add: .* type object"):
+        task.delay(object())

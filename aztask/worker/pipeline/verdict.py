@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from aztask.app import App
+from aztask.errors import did_you_mean
 from aztask.results.base import (
     Cancelled,
     Outcome,
@@ -115,9 +116,12 @@ class Verdicts:
             self._floods.warning(
                 logger,
                 f"{UNKNOWN_TASK}, to be retried",
-                "%s: this app has no such task, retry in %g s by a worker that has it",
+                "%s: this app has no such task.%s A worker that has it may still run it: retry in "
+                "%g s, dead-lettered after %g s (unknown_task_grace)",
                 item.label,
+                did_you_mean(message.task, tuple(self._app.tasks)),
                 delay,
+                grace,
             )
             settlement = self._redelivery.put_off(item, delay)
             self._conclude(item, State.SNOOZED, settlement, UNKNOWN_TASK)

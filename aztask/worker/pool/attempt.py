@@ -46,7 +46,7 @@ from aztask.taskoptions import positive
 from aztask.worker.logs import next_step
 from aztask.worker.pool.answers import Answers
 from aztask.worker.pool.fetching import Fetching, PayloadUnavailable, undecodable
-from aztask.worker.pool.traces import trim_traceback
+from aztask.worker.pool.traces import shows_user_code, trim_traceback
 from aztask.workflows.inputs import first_argument
 
 logger = logging.getLogger(__name__)
@@ -188,6 +188,8 @@ class Attempts:
         if os.getpid() != self._pid:
             _end_forked(message, error)
         trim_traceback(error)
+        # A returned value is encoded after the task's code has ended: no frame would help.
+        traced = not isinstance(error, EncodeError) or shows_user_code(error)
         policy = task.retry if task is not None else self._app.retry
         if isinstance(error, PayloadUnavailable):
             verdict: Any = policy.decide(error.put_off(message), message)
@@ -201,7 +203,7 @@ class Attempts:
                 "task %s %s failed, %s: %s",
                 message.task, message.id, self._next_step(task, verdict, message),
                 describe(type(error).__name__, safe_str(error, ERROR_CHARACTERS)),
-                exc_info=error,
+                exc_info=error if traced else None,
             )  # fmt: skip
         elif isinstance(error, Retry | Reject | PayloadUnavailable) or isinstance(
             verdict, DeadLetter
@@ -211,7 +213,8 @@ class Attempts:
                 message.task, message.id, describe(type(error).__name__, safe_str(error, 500)),
                 self._next_step(task, verdict, message),
             )  # fmt: skip
-        return ["failed", to_record(verdict), *_described(error)]
+        kind, text, trace = _described(error)
+        return ["failed", to_record(verdict), kind, text, trace if traced else ""]
 
     def _next_step(
         self, task: Task[..., Any] | None, verdict: Decision, message: TaskMessage

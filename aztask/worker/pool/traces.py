@@ -21,6 +21,14 @@ def trim_traceback(error: BaseException) -> None:
         error.__traceback__ = trace
 
 
+def shows_user_code(error: BaseException) -> bool:
+    """Whether a frame of the traceback is the user's."""
+    trace = error.__traceback__
+    while trace is not None and _machinery(trace):
+        trace = trace.tb_next
+    return trace is not None
+
+
 def _machinery(trace: TracebackType) -> bool:
     module = str(trace.tb_frame.f_globals.get("__name__", ""))
     return module.partition(".")[0] in MACHINERY

@@ -17,6 +17,7 @@ def ship(order: int) -> int:
 @pytest.fixture
 def shop(cli, monkeypatch):
     monkeypatch.setenv("AZTASK_BROKER", cli.address)
+    cli.make_file()
     cli.module("doctor_shop", SHOP.format(results=cli.address))
     return cli
 
@@ -49,6 +50,7 @@ def test_json_is_one_object_for_each_finding(shop, cli):
 
 
 def test_without_results_a_promise_is_void(cli, monkeypatch):
+    cli.make_file()
     monkeypatch.setenv("AZTASK_BROKER", cli.address)
     ended = cli("doctor", "--json")
     assert ended.code == 0

@@ -43,6 +43,7 @@ def test_a_task_that_nothing_knows(cli, filled):
 
 
 def test_nothing_to_read_is_one_line(cli, monkeypatch):
+    cli.make_file()
     monkeypatch.setenv("AZTASK_BROKER", cli.address)
     monkeypatch.delenv("AZTASK_RESULTS", raising=False)
     done = cli("explain", "good")

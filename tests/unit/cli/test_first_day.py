@@ -29,7 +29,10 @@ MODULES = {
     + 'app = App("shop", broker="local://", results="local://")\n'
     + "@app.task\ndef resize(path: str, width: int = 100) -> str:\n    return path\n"
     + '@app.task(queue="mail")\ndef welcome(address: str) -> None: ...\n',
+    "made": HEAD
+    + 'app = App("shop", broker="local://", results="local://")\napp.broker.declare("default")\n',
     "misspelt": HEAD + "app = App('misspelt', brokr='local://')\n",
+    "minute": HEAD + "app = App('shop', broker='local://', lease='1m')\n",
     "celeryish": HEAD + "app = App('shop', broker='redis://localhost:6379')\n",
     "lost": "import pandaz\n",
     "typo": "def x(:\n",
@@ -38,10 +41,10 @@ MODULES = {
     "empty": "x = 1\n",
     "text": "app = 'shop'\n",
     "nobroker": HEAD + "app = App('shop')\n@app.task\ndef resize() -> None: ...\n",
-    "noresults": HEAD + "app = App('shop', broker='local://')\n",
+    "noresults": HEAD + "app = App('shop', broker='local://:memory:')\n",
     "bus": HEAD + f"app = App('shop', broker={CLOSED!r}, results='local://')\n",
     "storage": HEAD + f"app = App('shop', broker={CLOSED_STORAGE!r}, results='local://')\n",
-    "tables": HEAD + "app = App('shop', broker='local://', results='tables://shopstore')\n",
+    "tables": HEAD + "app = App('shop', broker='local://:memory:', results='tables://shopstore')\n",
 }
 
 USE = "local://, servicebus://NAMESPACE, storagequeue://ACCOUNT or an Azure connection string"
@@ -120,6 +123,7 @@ TABLE = [
         "App 'misspelt' has no option 'brokr'. Did you mean 'broker'?",
         4,
     ),
+    ("aztask -A minute tasks", "lease must be seconds or a timedelta, not str; for example le", 4),
     ("aztask -A celeryish tasks", f"there is no broker of the kind 'redis'. Use {USE}.", 4),
     # -- the worker ----------------------------------------------------------------------------
     (
@@ -220,7 +224,7 @@ TABLE = [
         4,
     ),
     (
-        "aztask -A shop result nosuch",
+        "aztask -A made result nosuch",
         "the result store has no task 'nosuch'; it may not have started yet",
         5,
     ),
@@ -231,12 +235,12 @@ TABLE = [
     ),
     ("aztask -A shop cancel nosuch", "no task has the id nosuch; if a message with it arrives", 5),
     ("aztask -A shop queues create Mail", f"'Mail' cannot name a queue: {NAME}", 4),
-    ("aztask -A shop queues delete mail", "queue 'mail' does not exist; create it with: aztask", 5),
+    ("aztask -A made queues delete mail", "queue 'mail' does not exist; create it with: aztask", 5),
     ("aztask -A shop cancel", "select tasks by ID, or by --task and --queue", 2),
     ("aztask -A shop cancel --task shop.resise --yes", "the app has no task 'shop.resise'. Did", 5),
     ("aztask -A shop queues peek", "Missing argument 'QUEUE'", 2),
-    ("aztask -A shop queues peek mial", "queue 'mial' does not exist; create it with: aztask", 5),
-    ("aztask -A shop queues purge mail --yes", "queue 'mail' does not exist; create it with:", 5),
+    ("aztask -A made queues peek mial", "queue 'mial' does not exist; create it with: aztask", 5),
+    ("aztask -A made queues purge mail --yes", "queue 'mail' does not exist; create it with:", 5),
     ("aztask queues --watch create x", "--watch belongs after the command: aztask queues list", 2),
     ("aztask queues --watch --interval 0", "Invalid value for '--interval': '0' is not between", 2),
     (
@@ -245,7 +249,7 @@ TABLE = [
         2,
     ),
     ("aztask -A shop dlq replay", "select dead letters: by id, --task, --reason, --signature", 2),
-    ("aztask -A shop dlq show 1", "there is no dead letter '1'; see: aztask dlq list", 5),
+    ("aztask -A made dlq show 1", "there is no dead letter '1'; see: aztask dlq list", 5),
     ("aztask -A shop running --longer x", f"Invalid value for '--longer': 'x' {DURATION}", 2),
     # -- addresses -----------------------------------------------------------------------------
     (
@@ -293,6 +297,11 @@ TABLE = [
     ),
     (
         "AZTASK_BROKER=local:///proc/nowhere/q.db aztask queues",
+        "there is no queue file /proc/nowhere/q.db: check the address and the working directory; ",
+        4,
+    ),
+    (
+        "AZTASK_BROKER=local:///proc/nowhere/q.db aztask send t",
         "cannot use '/proc/nowhere/q.db' as the queue file: No such file or directory; choose",
         4,
     ),
@@ -384,6 +393,43 @@ def test_one_line_says_what_to_do(first_day, typed, line, code):
 
 def test_the_table_is_long_enough():
     assert len({row[0] for row in TABLE}) == len(TABLE) >= 60
+
+
+READING = (
+    "queues",
+    "queues list",
+    "queues peek default",
+    "queues purge default --yes",
+    "queues delete default --yes",
+    "dlq list",
+    "dlq show 1",
+    "result",
+    "result 1",
+    "running",
+    "workers",
+    "workflow list",
+    "workflow show 1",
+    "control list",
+    "explain 1",
+    "doctor",
+)
+
+
+@pytest.mark.parametrize("words", READING)
+@pytest.mark.parametrize("app", ["", "-A shop "])
+def test_reading_creates_no_queue_file(first_day, words, app):
+    if app:
+        typed, place = f"aztask {app}{words}", f"{first_day.folder}/.aztask/queues.db"
+    else:
+        place = f"{first_day.folder}/typo/q.db"
+        typed = f"AZTASK_BROKER=local://{place} AZTASK_RESULTS=local://{place} aztask {words}"
+    before = {each.name for each in first_day.folder.iterdir()}
+    environment, arguments = parsed(typed, first_day.folder)
+    ended = first_day(*arguments, **environment)
+    assert f"there is no queue file {place}" in ended.out + ended.err
+    assert ended.code == (0 if app and words == "doctor" else 4)
+    made = {each.name for each in first_day.folder.iterdir()} - before
+    assert made <= {"__pycache__"}
 
 
 @pytest.mark.parametrize("number", IN_A_PROCESS, ids=[TABLE[n][0] for n in IN_A_PROCESS])

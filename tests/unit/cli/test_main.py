@@ -224,6 +224,7 @@ WRONG_VARIABLES = [
     ("arguments", "code", "text"), WRONG_INPUT, ids=[ascii(" ".join(r[0])) for r in WRONG_INPUT]
 )
 def test_wrong_input_is_one_line_and_the_right_exit_code(cli, arguments, code, text):
+    cli.make_file()
     cli.module("wrongs", APP)
     ended = cli(*arguments, AZTASK_BROKER=cli.address, AZTASK_RESULTS=cli.address)
     assert text in ended.error

@@ -25,7 +25,8 @@ aztask [-A MODULE:APP] COMMAND [OPTIONS] [ARGUMENTS]
 
 Name your app with `-A`, before or after the command, or in the environment variable `AZTASK_APP`.
 Commands that read, and those for queues and dead letters, also work without an app: they use the
-addresses in `AZTASK_BROKER` and `AZTASK_RESULTS`.
+addresses in `AZTASK_BROKER` and `AZTASK_RESULTS`. Without `AZTASK_BROKER`, they use
+`.aztask/queues.db` in the working directory.
 
 Every option has an environment variable, named beside it. Write durations as `30s`, `5m`, `1h30m`,
 `250ms` or plain seconds. Data goes to stdout; logs, progress and errors go to stderr. `--json`

@@ -1,10 +1,12 @@
 import json
+import re
 import time
 
 import pytest
 from damaging import SqlOutsider
 from recordedruns import record_run
 
+from aztask import group
 from aztask.errors import ResultDamaged
 from aztask.results.base import RunKey, RunningTask, Start, State, WorkerRecord
 from aztask.settlement import Complete
@@ -76,6 +78,7 @@ def test_an_unknown_id_is_not_found(cli, filled, task_id):
 
 
 def test_without_a_result_store(cli):
+    cli.make_file()
     ended = cli("result", "x", AZTASK_BROKER=cli.address)
     assert ended.code == 4
     assert "AZTASK_RESULTS" in ended.error
@@ -187,3 +190,20 @@ class TestDamage:
     def test_a_damaged_task_may_be_cancelled(self, cli, damaged):
         assert cli("cancel", "one", "--running").out == "one is cancelled\n"
         assert damaged.results.to_stop(["one", "two"]) == ["one"]
+
+
+def test_it_says_how_often_a_run_was_started_if_more_than_once(cli, filled):
+    assert "starts" not in cli("result", "good").out
+    for worker in ("killed", "second"):
+        start = Start(RunKey("redone"), "shop.add", "default", 1, worker, worker, 1e9)
+        filled.results.start([start])
+    assert re.search(r"^starts: +2$", cli("result", "redone").out, re.MULTILINE)
+
+
+def test_the_id_of_a_workflow_is_answered_with_the_command_for_it(cli, filled):
+    filled.task(name="shop.sum")(lambda: 1)
+    graph = group(filled.tasks["shop.sum"].s(), filled.tasks["shop.sum"].s())
+    workflow = graph.delay()
+    ended = cli("result", workflow.id)
+    assert ended.code == 5
+    assert f"is a workflow; see aztask workflow show {workflow.id}" in ended.error

@@ -3,7 +3,16 @@ import time
 
 import pytest
 
-from aztask.results.base import RunningTask, WorkerRecord
+from aztask.results.base import (
+    Finish,
+    Outcome,
+    RunKey,
+    RunningTask,
+    Start,
+    State,
+    WorkerRecord,
+)
+from aztask.settlement import Complete
 
 
 @pytest.fixture
@@ -61,3 +70,18 @@ def test_a_duration_that_is_none(cli, running):
     ended = cli("running", "--longer", "soon")
     assert ended.code == 2
     assert "not a duration" in ended.error
+
+
+def test_what_has_ended_since_the_last_heartbeat_of_a_killed_worker_is_left_out(cli, filled):
+    now = time.time()
+    tasks = tuple(
+        RunningTask(name, "report", "x", now - 300) for name in ("done", "moved", "still", "lost")
+    )
+    for name, worker in (("done", "gone"), ("moved", "other"), ("still", "gone")):
+        filled.results.start([Start(RunKey(name), "report", "x", 1, name, worker, now - 301)])
+    outcome = Outcome(State.SUCCEEDED, Complete(), at=now - 100)
+    filled.results.record([Finish(RunKey("done"), "done", outcome)])
+    filled.results.heartbeat(WorkerRecord("gone", now - 900, now - 280, ("x",), 4, 5, tasks=tasks))
+    assert sorted(ids(cli)) == ["lost", "still"]
+    (worker,) = [json.loads(line) for line in cli("workers", "--json").out.splitlines()]
+    assert (worker["state"], worker["running"]) == ("silent", 2)

@@ -15,6 +15,7 @@ from aztask.support.finding import Level
 
 @pytest.fixture
 def app(tmp_path):
+    (tmp_path / "q.db").touch(mode=0o600)
     url = f"local://{tmp_path}/q.db"
     app = App("shop", broker=url, results=url, events=str(tmp_path / "events"))
     app.task(len)
@@ -52,6 +53,7 @@ def test_it_shows_how_much_is_stored(app, tmp_path):
 
 
 def test_what_is_missing_is_a_warning_with_advice(tmp_path):
+    (tmp_path / "q.db").touch(mode=0o600)
     app = App("shop", broker=f"local://{tmp_path}/q.db")
     findings = found(app, "default", named=False)
     assert findings["app", "app"].text.startswith("none was given with -A")

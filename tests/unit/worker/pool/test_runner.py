@@ -242,6 +242,7 @@ def test_a_value_that_cannot_be_sent_or_read_back_is_not_retried(bench, task):
     assert isinstance(record, DeadLetter)
     assert record.reason == "unserialisable-result"
     assert record.description.startswith("the value cannot be written as msgpack: a ")
+    assert bench.run(task)[7] == "", "no frame of the task's code would be in it"
 
 
 @pytest.mark.parametrize("kind", ["giant", "giant reject", "giant encode"])
