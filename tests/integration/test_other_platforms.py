@@ -64,9 +64,13 @@ import pkgutil
 
 import aztask
 
-# Spark's modules need PySpark, and tests of their own. Textual, for `aztask top`, looks for the
-# user's id wherever sys.platform is Linux's, as it stays here.
-LEFT_OUT = ("aztask.spark", "aztask.cli.spark", "aztask.__main__", "aztask.top")
+# Spark's modules need PySpark, and tests of their own. Textual, for `aztask top`, and Celery, for
+# the result backend, use what Linux has wherever sys.platform is Linux's, as it stays here.
+# aztask.django.worker is the module that a worker imports: it sets Django up.
+LEFT_OUT = (
+    "aztask.spark", "aztask.cli.spark", "aztask.__main__", "aztask.top", "aztask.backend",
+    "aztask.django.worker",
+)
 names = [
     each.name
     for each in pkgutil.walk_packages(aztask.__path__, "aztask.")

@@ -85,10 +85,14 @@ def test_a_paused_queue_is_left_alone_by_all_workers_within_five_seconds(site: S
     assert (stats.active, stats.leased) == (4, 0)
     controls(site).resume(Scope.QUEUE, ["bulk"])
     assert [each.get(timeout=20) for each in late] == ["b0", "b1", "b2", "b3"]
+
+    def changes(what: str) -> int:
+        found = [event.reason or "" for event in events(site, "control_changed")]
+        return sum(f"queue bulk is {what}" in each for each in found)
+
+    wait_until(lambda: changes("resumed") == 2, 15, "both have noticed the end of the pause")
     assert [worker.stop() for worker in workers] == [0, 0]
-    changes = [event.reason or "" for event in events(site, "control_changed")]
-    assert sum("queue bulk is paused" in each for each in changes) == 2
-    assert sum("queue bulk is resumed" in each for each in changes) == 2
+    assert changes("paused") == 2
 
 
 def test_what_was_prefetched_is_given_back_once_and_counts_no_start(soon: Site) -> None:

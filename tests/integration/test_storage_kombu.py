@@ -119,7 +119,7 @@ def test_every_mailbox_gets_a_copy_in_whatever_process_it_is(server):
     connections = [kombu.Connection("aztask://", transport_options=options) for _ in range(3)]
     got: list[list[kombu.Message]] = [[], []]
     for number, (connection, messages) in enumerate(zip(connections, got, strict=False)):
-        queue = kombu.Queue(f"worker{number}@host.pidbox", control, exclusive=True)
+        queue = kombu.Queue(f"monitor{number}@host", control, exclusive=True)
         consumer = kombu.Consumer(connection.channel(), [queue], no_ack=True)
         consumer.register_callback(lambda body, message, messages=messages: messages.append(body))
         consumer.consume()

@@ -18,13 +18,14 @@ from aztask.app import App
 from aztask.embedded.chords import Chords, ChordState, Part
 from aztask.embedded.embed import Embedded, Signature, read_embedded, signature
 from aztask.embedded.launch import Launch, Launched
-from aztask.errors import EncodeError, InvalidQueueName, QueueNotFound
+from aztask.errors import CodecError, EncodeError, InvalidQueueName, QueueNotFound
 from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.results.workflows import workflows_of
 from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
+from aztask.worker.pipeline.pointers import UNDECODABLE
 from aztask.worker.pipeline.work import WorkItem, message_of
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,11 @@ class Embedding:
         self._chords = None if store is None else Chords(store, clock.wall)
 
     def open(self, item: WorkItem) -> None:
-        """Note what the message of `item` embeds. Raises CodecError."""
-        item.embedded = read_embedded(self._app.codec, message_of(item))
+        """Note what the message of `item` embeds; refuse what cannot be read or sent."""
+        try:
+            item.embedded = read_embedded(self._app.codec, message_of(item))
+        except CodecError as error:
+            item.refusal = (UNDECODABLE, str(error))
 
     def prepare(self, items: Sequence[WorkItem]) -> None:
         """Refuse members of chords that this result store does not know. Raises BrokerUnavailable.
