@@ -370,10 +370,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
         return AsyncResult(task_id, self._connections.results, self.codec.decode_value)
 
     def redirect(
-        self,
-        broker: Broker,
-        results: ResultStore,
-        on_sent: Callable[..., None] | None = None,
+        self, broker: Broker, results: ResultStore, on_sent: Callable[..., None] | None = None
     ) -> Callable[[], None]:
         """Use these instead, until the returned function is called. `aztask.testing` does so.
 

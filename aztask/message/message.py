@@ -24,6 +24,10 @@ MESSAGE_ID_LIMIT = 128
 COUNTER_LIMIT = 2**31 - 1
 """The highest accepted hop, generation or count: the largest 32-bit integer of AMQP."""
 
+_OWN_SERIES = 2**12
+PUT_OFF_SERIES = COUNTER_LIMIT // _OWN_SERIES - 1
+"""Series of put-offs that one run may have, each of 4,096 numbers; see `TaskMessage.put_off`."""
+
 
 @dataclass(frozen=True)
 class TaskMessage:
@@ -38,7 +42,8 @@ class TaskMessage:
     * `session`: messages of one session run in order; `ordered`: a retry keeps its place in that
       order.
     * `resubmit_count`: failures so far; `snooze_count`: other re-runs.
-    * `put_off_count`: how often this run was put off before it started, see `put_off`.
+    * `put_off_count`: the number of the last put-off of this run before it started: counted from
+      1, or from the beginning of a series, see `put_off`.
     * `slots`: the slots of limits that it was put off for, see `aztask.limits.slots`.
     * `delivery_base`: the broker's delivery count at the last resubmit, for services whose count
       goes on.
@@ -164,17 +169,27 @@ class TaskMessage:
             eta=None,
         )
 
-    def put_off(self, *, delivery_base: int = 0, slots: str | None = None) -> TaskMessage:
+    @property
+    def times_put_off(self) -> int:
+        """How often this copy of the run was put off; see `put_off`."""
+        return self.put_off_count % _OWN_SERIES
+
+    def put_off(
+        self, *, delivery_base: int = 0, slots: str | None = None, series: int | None = None
+    ) -> TaskMessage:
         """The clone that waits longer, because this run may not start yet (a pause, a limit).
 
         It is the same run: the key and all counts of failures, snoozes and replays stay. Only
         `put_off_count` rises, which gives the clone a message id of its own.
 
         * `slots`: the slots for which it waits.
+        * `series`: from 1 to `PUT_OFF_SERIES`; gives the clone, and those that follow it, ids of
+          their own, which no other copy of this run has had.
         """
+        first = self.put_off_count if series is None else self.times_put_off + series * _OWN_SERIES
         return replace(
             self,
-            put_off_count=self.put_off_count + 1,
+            put_off_count=first + 1,
             delivery_base=delivery_base,
             slots=slots,
         )

@@ -36,7 +36,7 @@ OPTIONAL_PARTS: Final = frozenset(
 """Distributions that also run without their compiled parts, only slower."""
 COMPILED: Final = (".so", ".pyd", ".dylib", ".dll")
 _USELESS: Final = (*COMPILED, ".pyc", ".pyi")
-_HERE_ONLY: Final = re.compile(r"""extra\s*==\s*["'](test|reload)["']""")
+_HERE_ONLY: Final = re.compile(r"""extra\s*==\s*["'](test|reload|django|migrate|top)["']""")
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 Files: TypeAlias = dict[str, Path | bytes]

@@ -111,5 +111,5 @@ class Pausing:
 
 
 def _delay(item: WorkItem) -> float:
-    longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(message_of(item).put_off_count, 16))
+    longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(message_of(item).times_put_off, 16))
     return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret

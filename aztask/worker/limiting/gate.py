@@ -163,7 +163,7 @@ class Gate:
 
     def put_off_parked(self, item: WorkItem, parked: Parked) -> None:
         """Put off a delivery that waited in hand; it keeps its ticket. Raises BrokerUnavailable."""
-        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(message_of(item).put_off_count, 16))
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(message_of(item).times_put_off, 16))
         delay = longest * random.uniform(0.5, 1.0)  # noqa: S311  # spreads load, no secret
         ticket = slots_text([Slot(TICKET, 0, parked.ticket)])
         self._put_offs.wait(item, delay, parked.reason, ticket)

@@ -10,6 +10,9 @@ Rules
 2. A start row names the position of the message that owns it. An original that was delivered before
    may have such a row, and its clone would be refused as a superfluous copy. So the row of a
    redelivered original is claimed and given back first: a row without an owner admits any copy.
+   While the row is claimed, a clone that an earlier worker had sent may be completed as a
+   superfluous copy. So the new clone's id is of a series of its own: under the id of that clone,
+   duplicate detection would drop it, and no copy would be left.
    Services that resubmit in place keep the position and need none of this.
 3. In a session the message keeps its place: its lease is held for the delay, then it is
    released. No clone is sent.
@@ -19,10 +22,12 @@ Rules
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Final
 
 from aztask.app import App
+from aztask.message.message import PUT_OFF_SERIES
 from aztask.results.base import Owned, StartAnswer
 from aztask.settlement import Hold, Resubmit
 from aztask.support.clock import Clock
@@ -89,11 +94,11 @@ class PutOffs:
         if put_off and self._results is not None:
             self._results.disown([(item.key, item.owner) for item in put_off])
         for item in put_off:
-            self.decide(item)
+            self.decide(item, series=1 + secrets.randbelow(PUT_OFF_SERIES))
         return put_off
 
-    def decide(self, item: WorkItem) -> None:
-        """Decide that the delivery waits as it was put off."""
+    def decide(self, item: WorkItem, *, series: int | None = None) -> None:
+        """Decide that the delivery waits as it was put off; series: of the clone's id (rule 2)."""
         put_off, item.put_off = item.put_off, None
         assert put_off is not None  # noqa: S101  # only called for items that were put off
         now, message = self._clock.wall(), message_of(item)
@@ -106,7 +111,7 @@ class PutOffs:
             return
         # Where the service's count goes on, the base rises with it: this delivery does not count.
         base = 0 if self._moves else message.delivery_base + 1
-        clone = message.put_off(delivery_base=base, slots=put_off.slots or None)
+        clone = message.put_off(delivery_base=base, slots=put_off.slots or None, series=series)
         settlement = Resubmit(delay=delay, due=now + delay, counted=False)
         item.decide(settlement, clone=clone, put_off=put_off.reason)
 
