@@ -437,14 +437,9 @@ def _check_function(
 def _positional_counts(signature: inspect.Signature, *, with_context: bool) -> tuple[int, int]:
     """(fewest, most) positional arguments that fit without keywords; (1, 0) if no number does."""
     kinds = inspect.Parameter
-    positional = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ][int(with_context) :]
-    if any(
-        each.kind is kinds.KEYWORD_ONLY and each.default is kinds.empty
-        for each in signature.parameters.values()
-    ):
+    all_of_them = signature.parameters.values()
+    if any(each.kind is kinds.KEYWORD_ONLY and each.default is kinds.empty for each in all_of_them):
         return 1, 0
+    by_place = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    positional = [each for each in all_of_them if each.kind in by_place][int(with_context) :]
     return sum(each.default is kinds.empty for each in positional), len(positional)
