@@ -455,7 +455,8 @@ def test_a_read_only_folder_is_one_line(folder):
 
 def test_a_folder_that_takes_no_files_is_one_line(folder):
     address = "local:///proc/self/nothing/queues.db"
-    code, out, err = folder.run("queues", environment={"AZTASK_APP": "", "AZTASK_BROKER": address})
+    environment = {"AZTASK_APP": "", "AZTASK_BROKER": address}
+    code, out, err = folder.run("send", "shop.resize", environment=environment)
     assert (code, out) == (4, "")
     assert "choose a writable place" in one_line(err)
 
