@@ -48,8 +48,9 @@ class AppSchedules:
         docs/how-to/basics/schedules.md.
         """
         queues = cast("AppQueues", self)
+        plan = self.schedules.plan(name, call, **options)
         queues._default_named |= call.options.get("queue") == self.settings.default_queue
-        return self.schedules.declare(self.schedules.plan(name, call, **options))
+        return self.schedules.declare(plan)
 
     @cached_property
     def schedules(self) -> Schedules:

@@ -12,7 +12,6 @@ from aztask.cli.output import (
     fit,
     iso_time,
     local_time,
-    plural,
     print_fields,
     print_json,
     print_table,
@@ -127,11 +126,6 @@ def test_no_time():
 )
 def test_how_long_ago(seconds, text):
     assert ago(1000.0, 1000.0 + seconds) == text
-
-
-def test_plural():
-    assert plural(1, "queue") == "1 queue"
-    assert plural(2500, "queue") == "2,500 queues"
 
 
 def test_neither_tables_nor_json_tell_a_secret(capsys):

@@ -7,6 +7,7 @@ from aztask.support.display import (
     LINE_LIMIT,
     PART_LIMIT,
     one_line,
+    plural,
     safe_str,
     short_repr,
     traceback_of,
@@ -69,3 +70,8 @@ def test_a_traceback_keeps_its_frames_and_causes_beside_a_text_of_50_mb():
     assert "test_display.py" in text
     assert "xxx...\n" in text
     assert text.endswith("KeyError: 'why'")
+
+
+def test_plural():
+    assert plural(1, "queue") == "1 queue"
+    assert plural(2500, "queue") == "2,500 queues"
