@@ -52,9 +52,10 @@ class Endpoint(asyncio.BufferedProtocol):
             None if tracer is None else self._traced(tracer),
         )
         self.connection.wake = partial(server.output_waiting, self)
-        # The time of the last tick would be wrong here: if the clock has jumped since, the
-        # handshake would time out at once.
-        self.since = self.last_read = self.last_write = server.broker.clock.monotonic()
+        # The time of the last tick would be wrong here and at each read: if the clock has jumped
+        # since, the next tick would take a client for idle that has just spoken.
+        self._monotonic = server.broker.clock.monotonic
+        self.since = self.last_read = self.last_write = self._monotonic()
         self.remote = ""
 
     def _traced(self, tracer: Callable[[str, str, int, Any], None]) -> Tracer:
@@ -76,7 +77,7 @@ class Endpoint(asyncio.BufferedProtocol):
         """Process bytes from the client."""
         server = self._server
         data = bytes(server.buffer[:size])
-        self.last_read = server.time
+        self.last_read = self._monotonic()
         server.active.add(self)
         self._committer.reading = True
         try:

@@ -101,7 +101,7 @@ class Site:
     def notes(self) -> list[str]:
         return self.notes_file.read_text().split("\n")[:-1] if self.notes_file.exists() else []
 
-    def until(self, check, seconds=40.0):
+    def until(self, check, seconds=90.0):
         ends_at = time.monotonic() + seconds
         while not check():
             log = (self.folder / "worker.log").read_text()[-3000:]
@@ -132,7 +132,7 @@ def test_a_celery_worker_runs_retries_and_renews_and_never_sees_garbage(site):
         "for n in range(20): add.delay(n, 0)\n"
         "slow.delay(1, 4.0)\n"  # much longer than the lease
         "flaky.delay()\n"
-        "add.apply_async((100, 0), countdown=2)"
+        "add.apply_async((100, 0), countdown=10)"  # longer than the sender takes to end
     )
     assert site.counts()[2] == 1, "the countdown lies in the broker"
     site.worker("prefork")

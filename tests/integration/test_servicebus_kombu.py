@@ -30,8 +30,8 @@ LEASE = 3.0
 def broker(bus: RunningEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceBusBroker]:
     monkeypatch.setenv(ADMIN_VARIABLE, bus.admin_connection_string)
     made = broker_at(bus)
-    for name in ("plain", "celery"):
-        made.declare(name, QueueOptions(lease=LEASE))
+    made.declare("plain", QueueOptions(lease=LEASE))
+    made.declare("celery", QueueOptions(lease=6.0))  # its processes start while others are busy
     made.declare("ordered", QueueOptions(lease=LEASE, sessions=True))
     yield made
     for name in ("plain", "celery", "ordered"):
@@ -205,7 +205,7 @@ def test_a_celery_app_over_service_bus(site: Site) -> None:
         "slow.delay(1, 7.0)\n"
         "slow.delay(2, 7.0)\n"
         "flaky.delay()\n"
-        "add.apply_async((100, 0), countdown=2)"
+        "add.apply_async((100, 0), countdown=10)"  # longer than the sender takes to end
     )
     assert site.counts()[2] == 1, "the countdown lies in the broker"
     first = site.worker("prefork")

@@ -151,6 +151,7 @@ def test_a_lease_that_is_the_lock_is_confirmed(world, ahead) -> None:
 def test_a_lease_that_is_shorter_is_refused_at_the_first_message(world, ahead, lock) -> None:
     here = world(lock, 5.0, ahead=ahead, up=0.05, down=0.05)
     here.watch.start()
+    assert here.settled() == "", "the first pin, before the message moves the clock"
     refusal = here.deliver()
     assert f"{lock:.1f} s" in refusal or f"{lock - 0.1:.1f} s" in refusal
     assert "not for 5 s" in refusal
