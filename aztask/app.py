@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar, Unpack, cast, overload
 
 from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.apphandlers import AppHandlers
@@ -87,7 +87,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
     def __init__(
         self,
         name: str,
-        *,
+        *unexpected: Never,
         broker: str | Broker | None = None,
         results: str | ResultStore | None = None,
         events: str | None = None,
@@ -112,7 +112,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
 
         Raises ConfigurationError if a setting, a URL or a connection string is wrong.
         """
-        check_options(options, AppOptions, f"App {name!r}", _PARAMETERS)
+        check_options(options, AppOptions, f"App {name!r}", _PARAMETERS, unexpected)
         self.name = name_text(name, "App: the name")
         self.retry = check_policy(retry, f"App {name!r}: retry")
         self.include = module_names("include", include)

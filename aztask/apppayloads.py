@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ WEEK: Final = 7 * 86400.0
 LONGEST: Final = 3650 * 86400.0
 
 
-class AppPayloads:
+class AppPayloads(ABC):
     """The part of `aztask.app.App` that stores large values."""
 
     name: str
@@ -31,9 +32,9 @@ class AppPayloads:
     payloads: Payloads | None
     _connections: Connections
 
+    @abstractmethod
     def queue_settings(self, name: str) -> Settings:
         """The settings of a queue, see `aztask.appqueues.AppQueues`."""
-        raise NotImplementedError
 
     def _new_payloads(self, *, testing: bool) -> Payloads | None:
         """testing: use the folder beside the queues, whatever the settings name."""

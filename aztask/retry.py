@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Never, TypeAlias, get_args
 
 from aztask.errors import (
     CodecError,
@@ -91,7 +91,14 @@ class RetryPolicy:
         retry_on: type[BaseException] | Sequence[type[BaseException]] = (Exception,),
         give_up_on: type[BaseException] | Sequence[type[BaseException]] = (),
         max_snoozes: int = 100,
+        **unexpected: Never,
     ) -> None:
+        for name in unexpected:
+            options = self.__slots__
+            raise ConfigurationError(
+                f"RetryPolicy has no option {name!r}.{did_you_mean(name, options)} "
+                f"It has: {', '.join(options)}."
+            )
         if not isinstance(jitter, bool):
             raise ConfigurationError(f"jitter must be True or False, not {jitter!r}")
         # The fields hold what the parameters mean: seconds and tuples, whatever was given.

@@ -145,13 +145,22 @@ _INSTEAD: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def check_options(
-    given: Iterable[str], known: type[Any], where: str, others: Sequence[str] = ()
+    given: Iterable[str],
+    known: type[Any],
+    where: str,
+    others: Sequence[str] = (),
+    unnamed: Sequence[object] = (),
 ) -> None:
     """Raise ConfigurationError for an option that is not in `known`, a TypedDict.
 
     * `others`: further names that the caller accepts, for the suggestion.
+    * `unnamed`: arguments without a name where only names are accepted.
     """
     names = [*others, *known.__annotations__]
+    if unnamed:
+        raise ConfigurationError(
+            f"{where} takes its options by name. Write {names[0]}={shown(unnamed[0])}."
+        )
     for name in given:
         if name not in names:
             instead = _INSTEAD.get(known.__name__, {}).get(name)

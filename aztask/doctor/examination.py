@@ -133,8 +133,11 @@ def _of_broker(app: App, queues: Sequence[str], expectations: Expectations) -> I
             yield from _of_queue(app, broker, inspector, queue, expectations)
         yield from _of_clock(inspector, queues[0])
     except BrokerUnavailable as error:
-        advice = "check the address, and that this machine can reach its port"
-        yield problem("broker", "answers", str(error), advice, error)
+        text = str(error)
+        advice = "make sure that no firewall lies between this machine and its port"
+        if "check the address" not in text:
+            advice = f"check the address, and {advice}"
+        yield problem("broker", "answers", text, advice, error)
     except AztaskError as error:
         yield failed("broker", "broker", error)
 

@@ -62,14 +62,14 @@ class _Check:
         believed = ""
         if self._can.fixed_lease:
             believed = (
-                f"; a worker assumes the lease of {self._plan.lease:g} s, and each message checks "
-                "it"
+                f"; a worker assumes a lease of {self._plan.lease:g} s and checks it against its "
+                "messages"
             )
         return warning(
             self._subject,
             "settings",
-            f"its settings cannot be read ({self._facts.unread}){believed}",
-            "they are not checked; have a user who may read them run aztask doctor",
+            f"its settings were not checked ({self._facts.unread}){believed}",
+            "run aztask doctor again as a user, and on a machine, that can read them",
         )
 
     def state(self) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ Rules
 1. Every change of an entry is compare-and-set: it names the tag that was read, or None for an entry
    that must not exist yet. Entries never conflict with each other.
 2. Each writer writes data that no other writer would write, for example with a random value in it.
-   After a lost answer the store compares the entry with what it was to write.
+   If an answer is lost, the store reads the entry and compares it with the writer's data.
 3. An unreachable store raises BrokerUnavailable; some changes of the call may have been made then.
 """
 

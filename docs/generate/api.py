@@ -106,14 +106,19 @@ def _parameters(code: Source, node: Function) -> Iterator[str]:
         yield _parameter(code, arg, default)
         if number == len(args.posonlyargs):
             yield "/"
-    if args.vararg:
+    if args.vararg and not _refused(args.vararg):
         yield "*" + _parameter(code, args.vararg, None)
     elif args.kwonlyargs:
         yield "*"
     for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
         yield _parameter(code, arg, default)
-    if args.kwarg:
+    if args.kwarg and not _refused(args.kwarg):
         yield "**" + _parameter(code, args.kwarg, None)
+
+
+def _refused(arg: ast.arg) -> bool:
+    """Whether the parameter only exists to raise an error that says what to write instead."""
+    return arg.annotation is not None and ast.unparse(arg.annotation) == "Never"
 
 
 def _parameter(code: Source, arg: ast.arg, default: ast.expr | None) -> str:
@@ -124,7 +129,8 @@ def _parameter(code: Source, arg: ast.arg, default: ast.expr | None) -> str:
 def _names(node: Function) -> list[str]:
     args = node.args
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-    return [arg.arg for arg in every if arg is not None and arg.arg != "self"]
+    named = [arg for arg in every if arg is not None and arg.arg != "self"]
+    return [arg.arg for arg in named if not _refused(arg)]
 
 
 # -- entries ---------------------------------------------------------------------------------

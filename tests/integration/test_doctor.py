@@ -174,7 +174,7 @@ def test_listen_and_send_suffice_for_a_worker(
     found = modest.doctor(code=0)
     assert found["orders", "settings"]["level"] == "warning"
     assert "needs the permission to manage" in found["orders", "settings"]["text"]
-    assert "assumes the lease of 30 s" in found["orders", "settings"]["text"]
+    assert "assumes a lease of 30 s" in found["orders", "settings"]["text"]
     assert ("orders", "lease") not in found, "what cannot be read is not guessed"
     assert found["orders", "permissions"]["text"].endswith("listen, send")
     assert modest("send", "shop.ship", "--args", "[7]").returncode == 0
@@ -300,7 +300,7 @@ def test_a_signature_with_fewer_rights(storage: azurite.Azurite, tmp_path: Path)
     shop("queues", "create", "orders")
     modest = storage_shop(tmp_path / "modest", signed(storage, "aup"))
     found = modest.doctor(code=0)
-    assert "cannot be read (needs the permission to read" in found["orders", "settings"]["text"]
+    assert "not checked (needs the permission to read" in found["orders", "settings"]["text"]
     assert found["orders", "permissions"]["text"].endswith("get, add, update, delete")
     assert found["broker", "signature"]["level"] == "ok"
     processor = storage_shop(tmp_path / "processor", signed(storage, "rap"))

@@ -214,6 +214,7 @@ Snooze()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 # A retry policy is a RetryPolicy.
 
+App("shop", "local://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 App("shop", retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 RetryPolicy(retries=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 

@@ -107,7 +107,7 @@ class Administration:
         try:
             return sorted(each.name for each in self._open().list_queues())
         except AzureError as error:
-            raise error_of(error, "all queues") from None
+            raise error_of(error, None) from None
 
     def stats(self, queue: str) -> QueueStats:
         """The queue's counts. The service counts leased messages as active."""
@@ -134,7 +134,7 @@ class Administration:
         try:
             return str(self._open().get_namespace_properties().messaging_sku)
         except AzureError as error:
-            raise error_of(error, "all queues") from None
+            raise error_of(error, None) from None
 
     def recent(self, queue: str) -> QueueProperties:
         """As `properties`, but remembers the answer for `RECENT_SECONDS`.

@@ -85,22 +85,28 @@ def is_no_session(error: Exception) -> bool:
     return isinstance(error, SessionCannotBeLockedError | OperationTimeoutError)
 
 
-def error_of(error: Exception, queue: str) -> AztaskError:
-    """The error for the caller: one line, without secrets."""
+def error_of(error: Exception, queue: str | None) -> AztaskError:
+    """The error for the caller: one line, without secrets.
+
+    queue: the queue of the request; None for a request about all queues.
+    """
     if isinstance(error, AztaskError):
         return error
     text = one_line(mask(str(error)), 300) or type(error).__name__
+    name = "all queues" if queue is None else repr(queue)
     if isinstance(error, HttpResponseError) and error.status_code in _MANAGING:
-        return ConfigurationError(_MANAGING[error.status_code].format(queue=queue, text=text))
+        return ConfigurationError(
+            _MANAGING[error.status_code].format(name=name, queue=queue, text=text)
+        )
     if isinstance(error, ServiceBusAuthenticationError) and refused_status(error) == _MISSING:
-        return QueueNotFound(_NOT_FOUND.format(queue=queue))
+        return QueueNotFound(_NOT_FOUND.format(name=name, queue=queue))
     for kinds, kind, sentence in _ERRORS:
         if isinstance(error, kinds):
-            return kind(sentence.format(queue=queue, text=text))
+            return kind(sentence.format(name=name, queue=queue, text=text))
     if "amqp:not-allowed" in text:
-        return BrokerError(f"queue {queue!r} does not allow this: {text}")
+        return BrokerError(f"queue {name} does not allow this: {text}")
     unavailable = BrokerUnavailable(
-        f"Service Bus does not answer for {queue!r}: {text.rstrip('.')}; check the address, and "
+        f"Service Bus does not answer for {name}: {text.rstrip('.')}; check the address, and "
         "that the service or the emulator runs"
     )
     if isinstance(error, ServiceBusServerBusyError):
@@ -109,17 +115,17 @@ def error_of(error: Exception, queue: str) -> AztaskError:
 
 
 _NOT_PERMITTED: Final = (
-    "managing {queue!r} needs the permission to manage: {text}; request it, or ask an "
+    "managing {name} needs the permission to manage: {text}; request it, or ask an "
     "administrator to create the queue"
 )
 _MANAGING: Final = {
-    400: "the service refused these settings of {queue!r}: {text}",
+    400: "the service refused these settings of {name}: {text}",
     401: _NOT_PERMITTED,
     403: _NOT_PERMITTED,
 }
 """Texts for the administration's answers, by HTTP status."""
 
-_NOT_FOUND: Final = "there is no queue {queue!r}; create it with: aztask queues create {queue}"
+_NOT_FOUND: Final = "there is no queue {name}; create it with: aztask queues create {queue}"
 _MISSING: Final = 404
 """The status with which the service refuses a token for a queue that does not exist."""
 
@@ -132,22 +138,22 @@ _ERRORS: Final[tuple[tuple[tuple[type[Exception], ...], type[AztaskError], str],
     (
         (MessageSizeExceededError,),
         MessageTooLarge,
-        "a message for {queue!r} is too large: {text}; send a reference to the data instead",
+        "a message for {name} is too large: {text}; send a reference to the data instead",
     ),
     (
         (ServiceBusQuotaExceededError,),
         QueueFull,
-        "queue {queue!r} is full: {text}; empty it, or raise its quota",
+        "queue {name} is full: {text}; empty it, or raise its quota",
     ),
     (
         (MessagingEntityDisabledError,),
         QueueDisabled,
-        "queue {queue!r} is disabled: {text}; enable it in the service",
+        "queue {name} is disabled: {text}; enable it in the service",
     ),
     (
         (ServiceBusAuthenticationError, ServiceBusAuthorizationError, ClientAuthenticationError),
         ConfigurationError,
-        "Service Bus refuses access to {queue!r}: {text}; check the key, the permissions (Send and "
+        "Service Bus refuses access to {name}: {text}; check the key, the permissions (Send and "
         "Listen) and this machine's clock",
     ),
 )

@@ -62,7 +62,7 @@ class BusInspector:
             return QueueFacts(queue, exists=False)
         except BrokerUnavailable:
             # the administration is another service, on another port; a worker does not need it
-            return QueueFacts(queue, unread="its administration does not answer")
+            return QueueFacts(queue, unread="the administration does not answer")
         except BrokerError as error:
             return QueueFacts(queue, unread=str(error))
         except AztaskError as error:

@@ -180,7 +180,7 @@ class StorageQueueBroker:
         try:
             names = {str(each.name) for each in self._client.service.list_queues()}
         except AzureError as error:
-            raise failure_of(error, "all queues").error from None
+            raise failure_of(error, None).error from None
         living = [n for n in names if n.removesuffix(POISON_SUFFIX) not in names - {n}]
         return listing([name for name in living if not name.startswith(PREFIX)], check_name)
 

@@ -83,13 +83,14 @@ class Failure:
         return self.code in _GONE
 
 
-def failure_of(error: AzureError, queue: str) -> Failure:
-    """Classify `error`, which the SDK raised for a request to `queue`."""
+def failure_of(error: AzureError, queue: str | None) -> Failure:
+    """Classify `error`, which the SDK raised for a request to `queue`; None for all queues."""
     text = _one_line(error)
+    name = "all queues" if queue is None else f"queue {queue!r}"
     if isinstance(error, ClientAuthenticationError) and error.response is None:
-        return Failure(Effect.REFUSED, "", ConfigurationError(f"no credential for {queue}: {text}"))
+        return Failure(Effect.REFUSED, "", ConfigurationError(f"no credential for {name}: {text}"))
     if isinstance(error, HttpResponseError) and error.response is not None:
-        return _answered(error, queue, text)
+        return _answered(error, queue or "", name, text)
     if isinstance(error, ServiceRequestError):
         return Failure(Effect.NONE, "", _unavailable(text))
     return Failure(Effect.UNSURE, "", _unavailable(text))
@@ -107,19 +108,19 @@ def _header(error: HttpResponseError, name: str) -> str | None:
     return value
 
 
-def _answered(error: HttpResponseError, queue: str, text: str) -> Failure:
+def _answered(error: HttpResponseError, queue: str, name: str, text: str) -> Failure:
     code, status = code_of(error), error.status_code or 0
     if code in _NO_QUEUE:
         return Failure(Effect.REFUSED, code, _not_found(queue))
     if code in _DENIED or status in (401, 403):
-        return Failure(Effect.REFUSED, code, ConfigurationError(_denied(error, queue, code)))
+        return Failure(Effect.REFUSED, code, ConfigurationError(_denied(error, name, code)))
     if code == "RequestBodyTooLarge" or status == 413:
         return Failure(Effect.REFUSED, code, MessageTooLarge())
     if code in _BUSY or status in (429, 503):
         return Failure(Effect.NONE, code, _unavailable(text, _retry_after(error)))
     if status >= 500 or status == 408:
         return Failure(Effect.UNSURE, code, _unavailable(text), answered=True)
-    return Failure(Effect.REFUSED, code, BrokerError(f"queue {queue!r}: {code or status}: {text}"))
+    return Failure(Effect.REFUSED, code, BrokerError(f"{name}: {code or status}: {text}"))
 
 
 def _not_found(queue: str) -> QueueNotFound:
@@ -140,7 +141,7 @@ def _retry_after(error: HttpResponseError) -> float | None:
     return float(text) if text is not None and text.strip().isdecimal() else None
 
 
-def _denied(error: HttpResponseError, queue: str, code: str) -> str:
+def _denied(error: HttpResponseError, name: str, code: str) -> str:
     skew = ""
     if date := _header(error, "Date"):
         ahead = time.time() - parsedate_to_datetime(date).timestamp()
@@ -149,7 +150,7 @@ def _denied(error: HttpResponseError, queue: str, code: str) -> str:
             off = f"{abs(ahead):.0f} s {direction}"
             skew = f" This machine's clock is {off} the service's: correct it."
     return (
-        f"the service refused the credential for queue {queue!r} ({code or error.status_code}): "
+        f"the service refused the credential for {name} ({code or error.status_code}): "
         f"check the key or signature, its expiry, and the role (docs: deployment).{skew}"
     )
 

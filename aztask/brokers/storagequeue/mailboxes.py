@@ -108,7 +108,7 @@ class StorageMailboxes:
                 else:
                     found[str(each.name)] = bindings
         except AzureError as error:
-            raise failure_of(error, "all queues").error from None
+            raise failure_of(error, None).error from None
         for queue in expired if remove else ():
             with suppress(AztaskError):  # another process may remove it too
                 self._do(queue, "delete_queue")

@@ -32,6 +32,10 @@ MODULES = {
     "made": HEAD
     + 'app = App("shop", broker="local://", results="local://")\napp.broker.declare("default")\n',
     "misspelt": HEAD + "app = App('misspelt', brokr='local://')\n",
+    "second": HEAD + "app = App('second', 'local://')\n",
+    "retries": "from aztask import RetryPolicy\n"
+    + HEAD
+    + "app = App('retries', broker='local://', retry=RetryPolicy(retries=3))\n",
     "minute": HEAD + "app = App('shop', broker='local://', lease='1m')\n",
     "celeryish": HEAD + "app = App('shop', broker='redis://localhost:6379')\n",
     "lost": "import pandaz\n",
@@ -125,6 +129,16 @@ TABLE = [
     ),
     ("aztask -A minute tasks", "lease must be seconds or a timedelta, not str; for example le", 4),
     ("aztask -A celeryish tasks", f"there is no broker of the kind 'redis'. Use {USE}.", 4),
+    (
+        "aztask -A second tasks",
+        "App 'second' takes its options by name. Write broker='local://'.",
+        4,
+    ),
+    (
+        "aztask -A retries tasks",
+        "RetryPolicy has no option 'retries'. Did you mean 'max_retries'?",
+        4,
+    ),
     # -- the worker ----------------------------------------------------------------------------
     (
         "aztask -A shop worker -c many",

@@ -77,8 +77,8 @@ def test_what_cannot_be_read_is_said_and_not_guessed(app):
     unknown = dict.fromkeys(GOOD)
     (finding,) = findings(app, **unknown, unread="needs the right to manage").values()
     assert finding.level is Level.WARNING
-    assert "cannot be read (needs the right to manage)" in finding.text
-    assert "assumes the lease of 60 s" in finding.text
+    assert "not checked (needs the right to manage)" in finding.text
+    assert "assumes a lease of 60 s" in finding.text
 
 
 def test_leases_of_tasks_that_the_queue_does_not_grant(app):

@@ -44,7 +44,7 @@ def test_no_period_has_more_starts_than_the_rate_allows(
     claims: list[tuple[int, float]],
     seed: int,
 ) -> None:
-    """Whoever claims when, and however late each start is within its slack."""
+    """For any order of claims, and any delay of a start that its slack allows."""
     rate, state, now, starts = Rate(count, period, burst), RateState(), 1000.0, []
     late = random.Random(seed)
     for number, pause in claims:

@@ -96,7 +96,7 @@ def test_a_redelivered_one_that_has_a_start_row_is_admitted_later(make: Make) ->
     (clone,) = bench.receive()
     assert clone.delivery.position != item.delivery.position
     bench.pipeline.claim([clone])
-    assert clone.stage is Stage.READY, "the row admits it, as nobody owns it"
+    assert clone.stage is Stage.READY, "the row admits it: no worker owns it"
     assert clone.claimed is not None
     assert clone.claimed.starts == 2
 
