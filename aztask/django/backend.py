@@ -25,7 +25,7 @@ from aztask.django.calls import Call, at, aware, sending
 from aztask.django.results import result_of
 from aztask.django.running import wrap
 from aztask.django.taskapp import TaskApp, task_app
-from aztask.sending.send import new_id
+from aztask.sending.ids import new_id
 from aztask.taskoptions import SendOptions
 
 

@@ -126,11 +126,17 @@ def _write_rest(message: TaskMessage, headers: dict[str, Any]) -> None:
             headers[name] = value
 
 
+_checked_name = [""]
+"""The task name that was checked last. Threads may replace it at any time: each name is checked."""
+
+
 def check_outgoing(message: TaskMessage, limits: MessageLimits) -> None:
     """Refuse values that no reader would accept. Raises EncodeError."""
     try:
+        name = message.task
+        if name != _checked_name[0]:  # most messages have the name of the message before
+            _checked_name[0] = read_text("the task name", name, TASK_LIMIT)
         read_text("the task id", message.id)
-        read_text("the task name", message.task, 512)
         if message.session is not None:
             read_text("session", message.session, MESSAGE_ID_LIMIT)
         if message.group is not None:

@@ -18,7 +18,7 @@ from aztask.errors import ConfigurationError
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
-from aztask.sending.send import new_id
+from aztask.sending.ids import new_id
 from aztask.sending.sessionrules import check_session
 from aztask.support.clock import SYSTEM_CLOCK
 from aztask.task import SendOptions, Task

@@ -17,7 +17,7 @@ from aztask.errors import ResultTimeout
 from aztask.message.envelope import Envelope
 from aztask.result import AsyncResult
 from aztask.results.local.store import LocalResults
-from aztask.sending.send import new_id
+from aztask.sending.ids import new_id
 from aztask.sending.sent import Sent, find, named
 from aztask.support.clock import Clock
 from aztask.task import Invocation, Task

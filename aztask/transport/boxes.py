@@ -76,6 +76,8 @@ class Boxes:
 
     def undecided(self, queue: str | None = None) -> list[str]:
         """The temporary queues that are used before they were bound: ordinary ones (rule 1)."""
+        if not self._undecided:
+            return []
         with self._lock:
             found = [name for name in self._undecided if queue is None or name == queue]
             self._undecided.difference_update(found)

@@ -92,17 +92,19 @@ class Transport(virtual.Transport):
     @property
     def boxes(self) -> Boxes:
         """The mailboxes of this connection; made at the first use."""
-        broker = self.broker
-        if self._boxes is None:
+        if self._boxes is None or self._pid != os.getpid():
+            broker = self.broker  # forgets the boxes of the parent process
             self._boxes = Boxes(broker, enabled=self.options.remote_control)
         return self._boxes
 
     def address(self, queue: str) -> str:
         """The queue's name in the broker, translated if the options say so."""
+        if not self.options.translate_names:
+            return queue
         broker = self.broker
-        if self.options.translate_names and isinstance(broker, NameChecker):
-            return translated_name(queue, broker.check_name)
-        return queue
+        return (
+            translated_name(queue, broker.check_name) if isinstance(broker, NameChecker) else queue
+        )
 
     def establish_connection(self) -> Any:
         """Open the broker, and check that its host accepts connections.

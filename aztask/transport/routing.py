@@ -103,13 +103,15 @@ class RoutingChannel(virtual.Channel):
         Raises EncodeError, or what `Broker.send` raises.
         """
         self._declare_undecided()
-        lead = LEADS.get(self.link.broker.capabilities.name, 0.0)
+        broker = self.link.broker
+        lead = LEADS.get(broker.capabilities.name, 0.0)
         envelope = to_envelope(message, time(), lead)
-        queues = self._routes(exchange, routing_key) if exchange else [routing_key]
+        if not exchange:
+            broker.send(self.link.address(routing_key), [envelope])
+            return
+        queues = self._routes(exchange, routing_key)
         for queue in queues:
             self._send(queue, envelope)
-        if not exchange:
-            return
         kind = self.typeof(exchange).type
         direct = kind == "direct"
         is_task = "task" in message["headers"]

@@ -23,6 +23,7 @@ from aztask.message.headers import COMPRESSION, read_time, to_iso
 from aztask.message.message import MESSAGE_ID_LIMIT
 from aztask.message.signatures import ANNOUNCED
 from aztask.support.durations import to_seconds
+from aztask.support.frozen import build
 
 LONGEST_DELAY: Final = 6 * 86400.0
 """Seconds: longer delays are chained, as a Storage queue hides a message for at most seven days."""
@@ -80,24 +81,26 @@ def to_envelope(message: dict[str, Any], now: float, lead: float = 0.0) -> Envel
     expires_at = properties.get("expires_at")
     if expires_at is None and "expiration" in properties:
         expires_at = now + _milliseconds(properties["expiration"])
-    return Envelope(
-        body=body.encode("utf-8") if isinstance(body, str) else bytes(body),
-        headers=headers,
-        message_id=message_id,
-        content_type=message["content-type"] or "application/data",
-        content_encoding=message["content-encoding"] or "binary",
-        subject=properties.get("type"),
-        correlation_id=properties.get("correlation_id"),
-        session=properties.get("session"),
-        partition_key=properties.get("partition_key"),
-        delay=delay,
-        expires_at=expires_at,
-        properties={
+    values = {
+        "body": body.encode("utf-8") if isinstance(body, str) else bytes(body),
+        "headers": headers,
+        "message_id": message_id,
+        "content_type": message["content-type"] or "application/data",
+        "content_encoding": message["content-encoding"] or "binary",
+        "subject": properties.get("type"),
+        "correlation_id": properties.get("correlation_id"),
+        "session": properties.get("session"),
+        "partition_key": properties.get("partition_key"),
+        "delay": delay,
+        "expires_at": expires_at,
+        "properties": {
             name: value
             for name, value in properties.items()
             if name not in _PLACED and isinstance(value, _PLAIN)
         },
-    )
+        "problem": "",
+    }
+    return build(Envelope, values)
 
 
 def _delay(

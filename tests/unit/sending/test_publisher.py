@@ -71,6 +71,7 @@ def test_map_stores_the_same_bytes_as_delay(serializer, keys, options, monkeypat
 
         numbers = iter(range(100))
         monkeypatch.setattr(send, "new_id", lambda: f"id-{next(numbers)}")
+        monkeypatch.setattr(send, "new_ids", lambda n: [f"id-{next(numbers)}" for _ in range(n)])
         monkeypatch.setattr(send.time, "time", lambda: 1_800_000_000.0)
         how(add.with_options(**options))
         with app.broker.engine.database.read() as connection:

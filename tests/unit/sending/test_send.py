@@ -13,7 +13,7 @@ from aztask.errors import SendUnconfirmed
 from aztask.message.bounds import MessageLimits
 from aztask.message.envelope import Envelope
 from aztask.sending import send as module
-from aztask.sending.send import new_id
+from aztask.sending.ids import new_id, new_ids
 from aztask.transport.translation import to_message
 
 
@@ -31,8 +31,8 @@ def messages(app, queue="default"):
 
 
 def test_ids_are_random_uuids():
-    ids = {new_id() for _ in range(1000)}
-    assert len(ids) == 1000
+    ids = {*(new_id() for _ in range(1000)), *new_ids(1000)}
+    assert len(ids) == 2000
     assert all(
         re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", x)
         for x in ids
