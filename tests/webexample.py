@@ -12,6 +12,9 @@ from pathlib import Path
 import httpx
 from waiting import wait_until
 
+from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
+from aztask.testing import emulator
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -20,6 +23,18 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextmanager
+def web_example(name, folder, broker):
+    """A copy of the example `name`, on the broker `local` or `servicebus`."""
+    results = f"local://{folder}/tasks.db"
+    if broker == "local":
+        yield WebExample(name, folder, results, results)
+    else:
+        with emulator(queues=["default"]) as bus:
+            admin = {ADMIN_VARIABLE: bus.admin_connection_string}
+            yield WebExample(name, folder, bus.connection_string, results, **admin)
 
 
 class WebExample:

@@ -6,10 +6,7 @@ import httpx
 import pytest
 from browser import opened
 from waiting import wait_until
-from webexample import WebExample
-
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.testing import emulator
+from webexample import web_example
 
 PASSWORD = "only for this test"
 
@@ -17,28 +14,17 @@ PASSWORD = "only for this test"
 @pytest.fixture(params=["local", "servicebus"])
 def shop(request, tmp_path):
     """The shop with its table, its server and its worker."""
-    results = f"local://{tmp_path}/tasks.db"
-    if request.param == "local":
-        yield from serving(WebExample("django", tmp_path, results, results))
-    else:
-        with emulator(queues=["default"]) as bus:
-            admin = {ADMIN_VARIABLE: bus.admin_connection_string}
-            yield from serving(
-                WebExample("django", tmp_path, bus.connection_string, results, **admin)
-            )
-
-
-def serving(example):
-    example.environment["DJANGO_SUPERUSER_PASSWORD"] = PASSWORD
-    example.run("manage.py", "migrate")
-    example.run(
-        *("manage.py", "createsuperuser", "--noinput"),
-        *("--username", "admin", "--email", "admin@example.com"),
-    )
-    server = ["manage.py", "runserver", "--noreload", f"127.0.0.1:{example.port}"]
-    worker = ["manage.py", "aztask_worker", "--pool", "threads", "-c", "2"]
-    with example.running(server, worker):
-        yield example
+    with web_example("django", tmp_path, request.param) as example:
+        example.environment["DJANGO_SUPERUSER_PASSWORD"] = PASSWORD
+        example.run("manage.py", "migrate")
+        example.run(
+            *("manage.py", "createsuperuser", "--noinput"),
+            *("--username", "admin", "--email", "admin@example.com"),
+        )
+        server = ["manage.py", "runserver", "--noreload", f"127.0.0.1:{example.port}"]
+        worker = ["manage.py", "aztask_worker", "--pool", "threads", "-c", "2"]
+        with example.running(server, worker):
+            yield example
 
 
 def test_over_http(shop):

@@ -6,31 +6,17 @@ import httpx
 import pytest
 from browser import opened
 from waiting import wait_until
-from webexample import WebExample
-
-from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
-from aztask.testing import emulator
+from webexample import web_example
 
 
 @pytest.fixture(params=["local", "servicebus"])
 def reports(request, tmp_path):
     """The service and its worker."""
-    results = f"local://{tmp_path}/tasks.db"
-    if request.param == "local":
-        yield from serving(WebExample("fastapi", tmp_path, results, results))
-    else:
-        with emulator(queues=["default"]) as bus:
-            admin = {ADMIN_VARIABLE: bus.admin_connection_string}
-            yield from serving(
-                WebExample("fastapi", tmp_path, bus.connection_string, results, **admin)
-            )
-
-
-def serving(example):
-    server = ["-m", "uvicorn", "web:api", "--port", str(example.port)]
-    worker = ["-m", "aztask", "-A", "reports:app", "worker", "--pool", "asyncio", "-c", "4"]
-    with example.running(server, worker):
-        yield example
+    with web_example("fastapi", tmp_path, request.param) as example:
+        server = ["-m", "uvicorn", "web:api", "--port", str(example.port)]
+        worker = ["-m", "aztask", "-A", "reports:app", "worker", "--pool", "asyncio", "-c", "4"]
+        with example.running(server, worker):
+            yield example
 
 
 def events_of(client, report):
