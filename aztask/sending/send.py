@@ -22,7 +22,7 @@ from aztask.adaptive.advisor import LeaseAdvisor
 from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
-from aztask.errors import BrokerError, CodecError, EncodeError, SendUnconfirmed
+from aztask.errors import BrokerError, CodecError, EncodeError, NotUnique, SendUnconfirmed
 from aztask.events.sink import Event, EventKind, EventSink
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
@@ -199,9 +199,16 @@ class Sender:
                     ids.append(engine.postpone(rules, key, make, plan.delay))
                     continue
                 (message,) = self._stored([self._message(fields, call, sent.ids[0])])
-                answer = yield from self.unique.send(rules, key, message, plan.delay)
-                if not answer.sent and self._payloads is not None:
-                    self._payloads.drop([message])
+                try:
+                    answer = yield from self.unique.send(rules, key, message, plan.delay)
+                except NotUnique:
+                    self._drop(message)
+                    raise
+                except SendUnconfirmed as error:
+                    self._emit_unconfirmed([message], error)
+                    raise  # any other error: housekeeping may have sent it, so its payload stays
+                if not answer.sent:
+                    self._drop(message)
             if answer.sent and plan.own_id:
                 self._expect([message], plan.delay, sent.note)
             if answer.sent:
@@ -321,7 +328,12 @@ class Sender:
         """Record which of these messages may be sent; drop what was stored for unsent ones."""
         if isinstance(error, SendUnconfirmed):
             self._emit_unconfirmed(messages, error)
-        elif isinstance(error, BrokerError | CodecError) and self._payloads is not None:
+        elif isinstance(error, BrokerError | CodecError):
+            self._drop(*messages)
+
+    def _drop(self, *messages: TaskMessage) -> None:
+        """Remove what was stored for messages that were certainly not sent."""
+        if self._payloads is not None:
             self._payloads.drop(messages)
 
     def _generation(self, task_id: str, *, force: bool) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from aztask.connections import Connections
-from aztask.errors import BrokerUnavailable, ConfigurationError, NotUnique, SendUnconfirmed
+from aztask.errors import BrokerError, CodecError, ConfigurationError, NotUnique, SendUnconfirmed
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.results.base import Outcome, RunKey, RunRecord, State
@@ -75,8 +75,8 @@ class UniqueSender:
             yield Publication(message.queue, [message], delay)
         except SendUnconfirmed:
             raise  # housekeeping sends it again under the same id
-        except BrokerUnavailable:
-            engine.give_up(answer)
+        except (BrokerError, CodecError):
+            engine.give_up(answer)  # it was certainly not sent
             raise
         engine.confirm(answer)
         return Answer(message.id, sent=True)

@@ -1,12 +1,21 @@
 """Unique tasks from the sender's side: conflicts, dead senders, replays, and housekeeping."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from aztask import App
-from aztask.errors import BrokerUnavailable, ConfigurationError, NotUnique, SendUnconfirmed
+from aztask.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    MessageTooLarge,
+    NotUnique,
+    QueueFull,
+    QueueNotFound,
+    SendUnconfirmed,
+)
 from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
@@ -17,10 +26,11 @@ from aztask.uniqueness.engine import UNSENT_SECONDS
 class Shop:
     """An app with a clock, whose unique task has these options."""
 
-    def __init__(self, folder, *, keys=(), **options):
+    def __init__(self, folder, *, keys=(), payloads=None, **options):
         self.now = 1_800_000_000.0
         address = f"local://{folder}/queues.db"
-        self.app = App("shop", broker=address, results=address, signing_keys=keys)
+        stored = {"payloads": payloads, "payload_threshold": 1000} if payloads else {}
+        self.app = App("shop", broker=address, results=address, signing_keys=keys, **stored)
         self.app.results.uniques._clock = Clock(wall=lambda: self.now)
         given = {"unique": "arguments", **options}
 
@@ -141,20 +151,6 @@ def test_the_life_bounds_what_is_lost(shop):
     assert one.ship.delay(1).id != first.id
 
 
-def test_an_unreachable_broker_frees_the_key(shop):
-    one = shop()
-    publish = one.app._sender.publish
-
-    def refuse(*_):
-        raise BrokerUnavailable("no route")
-
-    one.app._sender.publish = refuse
-    with pytest.raises(BrokerUnavailable):
-        one.ship.delay(1)
-    one.app._sender.publish = publish
-    assert one.ship.delay(1).id in one.queued()
-
-
 def lose(one, error):
     """A send whose process ends, or whose answer is lost, before anything is published."""
 
@@ -165,6 +161,24 @@ def lose(one, error):
     with pytest.raises(type(error)):
         one.ship.delay(1)
     one.app._sender.publish = publish
+
+
+@pytest.mark.parametrize("kind", [BrokerUnavailable, QueueNotFound, QueueFull, MessageTooLarge])
+def test_a_send_that_is_refused_frees_the_key(shop, kind):
+    one = shop()
+    lose(one, kind("refused"))
+    assert one.ship.delay(1).id in one.queued()
+
+
+@pytest.mark.parametrize("conflict", ["return", "drop", "raise"])
+def test_a_large_call_that_is_not_sent_leaves_no_payload(tmp_path, shop, conflict):
+    one = shop(payloads=f"{tmp_path}/payloads", on_conflict=conflict)
+    one.ship.delay("large" * 100_000)
+    stored = [each for each in (tmp_path / "payloads").rglob("*") if each.is_file()]
+    assert len(stored) == 1
+    with pytest.raises(NotUnique) if conflict == "raise" else nullcontext():
+        one.ship.delay("large" * 100_000)
+    assert [each for each in (tmp_path / "payloads").rglob("*") if each.is_file()] == stored
 
 
 @pytest.mark.parametrize("error", [SystemExit(), SendUnconfirmed("no answer", [])])
