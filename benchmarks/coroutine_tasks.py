@@ -10,16 +10,17 @@ import httpx
 from aztask import App
 
 app = App("bench", broker=os.environ["BENCH_BROKER"], results=os.environ["BENCH_BROKER"])
-clients: list[httpx.AsyncClient] = []
+# For every request httpx looks at each idle connection: more of them make it slower. The client is
+# made when the module is imported: a process of a pool gets it ready, for reading the certificates
+# takes longer than all else that such a process does before its first task.
+limits = httpx.Limits(max_connections=200, max_keepalive_connections=20)
+client = httpx.AsyncClient(limits=limits, timeout=60.0)
 
 
 @app.lifespan
 async def http() -> AsyncIterator[None]:
     """One client for all tasks of the process."""
-    # For every request httpx looks at each idle connection: more of them make it slower.
-    limits = httpx.Limits(max_connections=200, max_keepalive_connections=20)
-    async with httpx.AsyncClient(limits=limits, timeout=60.0) as client:
-        clients.append(client)
+    async with client:
         yield
 
 
@@ -38,4 +39,4 @@ async def block(seconds: float) -> None:
 @app.task
 async def get(url: str) -> int:
     """Make one call through the shared client."""
-    return (await clients[0].get(url)).status_code
+    return (await client.get(url)).status_code

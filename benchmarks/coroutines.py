@@ -2,8 +2,10 @@
 
 Usage: python benchmarks/coroutines.py [--check] [> docs/benchmarks/coroutines.txt]
 
-Workers run on the embedded broker, started as a user starts them. The HTTP server is a process of
-its own on this machine; it keeps connections alive and answers after one second.
+Workers run on the embedded broker, started as a user starts them. Calls through a shared client are
+due 30 seconds later, when all processes of the pool `processes` have imported the app. The HTTP
+server is a process of its own on this machine; it keeps connections alive and answers after one
+second.
 """
 
 from __future__ import annotations
@@ -31,19 +33,30 @@ TASKS = 1000
 CALLS = 400
 SLOTS = 200
 BLOCK = 60.0
+STARTING = 30.0
 LEASE = 2.0
 
 
 class Run:
     """One worker that runs a batch of tasks, and what its events say."""
 
-    def __init__(self, pool: str, slots: int, calls: dict[str, Sequence[tuple[Any, ...]]]) -> None:
+    def __init__(
+        self,
+        pool: str,
+        slots: int,
+        calls: dict[str, Sequence[tuple[Any, ...]]],
+        delay: float = 0.0,
+    ) -> None:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["BENCH_BROKER"] = f"local://{folder}/queues.db"
             os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
             sys.modules.pop("coroutine_tasks", None)
             tasks = importlib.import_module("coroutine_tasks")
-            results = [r for name, args in calls.items() for r in getattr(tasks, name).map(args)]
+            results = [
+                result
+                for name, args in calls.items()
+                for result in getattr(tasks, name).with_options(delay=delay).map(args)
+            ]
             command = [sys.executable, "-m", "aztask", "worker", "-A", "coroutine_tasks"]
             command += ["--pool", pool, "-c", str(slots), "--max-tasks", str(len(results))]
             command += ["--lease", f"{LEASE}s", "--log-tasks", "off"]
@@ -112,7 +125,7 @@ def many() -> list[Check]:
 
 def calls(pool: str, url: str) -> list[Check]:
     """Calls of one second through one shared client."""
-    run = Run(pool, SLOTS, {"get": [(url,)] * CALLS})
+    run = Run(pool, SLOTS, {"get": [(url,)] * CALLS}, STARTING)
     seconds = run.times("succeeded")[-1] - run.times("started")[0]
     print(f"{CALLS} calls of one second, --pool {pool} -c {SLOTS}: {seconds:.2f} s")
     return [
