@@ -30,6 +30,7 @@ UNSENT_SECONDS: Final = 10.0
 REPLAYED_SECONDS: Final = 60.0
 TRIES: Final = 8
 PAGE: Final = 100
+FAILED_SECONDS: Final = 60.0
 
 
 class EnvelopeSender(Protocol):
@@ -236,14 +237,26 @@ class UniqueEngine:
     # -- housekeeping ------------------------------------------------------------------------
 
     def repair(self) -> int:
-        """Send what dead senders left, and free keys whose life has ended; returns how many."""
+        """Send what dead senders left, and free keys whose life has ended; returns how many.
+
+        A holder that fails is tried again a minute later, so that failing ones do not keep the
+        others from their turn.
+        """
         done = 0
         for holder in self.store.due(self.store.now(), PAGE):
             try:
                 done += self._repair(holder)
             except (AztaskError, ValueError, LookupError) as error:
                 logger.error("unique task %s: %s; it is tried again", holder.key, error)
+                self._put_back(holder)
         return done
+
+    def _put_back(self, holder: Holder) -> None:
+        try:
+            again = self.store.now() + FAILED_SECONDS
+            self.store.write(holder.key, holder.data, again, holder)
+        except AztaskError as error:
+            logger.debug("unique task %s is due at once: %s", holder.key, error)
 
     def _repair(self, holder: Holder) -> bool:
         claim = _readable(holder)

@@ -204,6 +204,18 @@ def test_housekeeping_completes_the_send_of_a_dead_one(shop):
     assert one.queued() == [one.ship.delay(1).id]
 
 
+def test_a_holder_that_fails_does_not_keep_others_from_their_turn(shop, monkeypatch):
+    monkeypatch.setattr("aztask.uniqueness.engine.PAGE", 1)
+    one = shop()
+    lose(one, SystemExit())
+    one.now += UNSENT_SECONDS + 1
+    holder = one.holder()
+    stray = read_claim(holder.data)
+    one.app.results.uniques.write("stray", replace(stray, queue="no queue").pack(), 0.0, None)
+    assert [one.engine.repair(), one.engine.repair()] == [0, 1]
+    assert one.queued() == [stray.task_id]
+
+
 def test_housekeeping_frees_keys_whose_life_has_ended(shop):
     one = shop(unique_life=100)
     one.ship.delay(1)
