@@ -18,9 +18,9 @@ from aztask.cli.target import open_app, results_of
 from aztask.errors import CodecError, ConfigurationError, ResultDamaged
 from aztask.results.damage import Damaged
 from aztask.schedules.engine import ScheduleEngine, View
-from aztask.schedules.schedules import MOST_BACKFILLED
+from aztask.schedules.schedules import MOST_BACKFILLED, Plan
 from aztask.schedules.stored import Made
-from aztask.schedules.triggers import Cron
+from aztask.schedules.triggers import Cron, Trigger
 from aztask.support.display import visible
 
 NEXT_TIMES: Final = 5
@@ -52,13 +52,17 @@ def command() -> None:
 @app_option
 @json_option
 def list_(as_json: bool) -> None:
-    """List all schedules with their next time."""
+    """List all schedules with their next time.
+
+    A schedule in the state new is declared in the app, and no worker has started it yet.
+    """
     rows: list[list[object]] = []
     with open_app() as app:
         engine = _engine(app)
         now = engine.store.now()
-        for name, view in sorted(engine.views(), key=lambda each: each[0]):
-            found = _described(engine, name, view, now)
+        stored = {name: _described(engine, name, view, now) for name, view in engine.views()}
+        declared = {name: _declared(plan, now) for name, plan in app.schedules.declared.items()}
+        for name, found in sorted({**declared, **stored}.items()):
             if as_json:
                 print_json(found)
             else:
@@ -173,11 +177,14 @@ def _found(app: App, name: str) -> View:
 
 
 def _check(app: App, name: str, found: object) -> None:
-    if not found:
+    if found:
+        return
+    full = app.schedules.full_name(name)
+    if full in app.schedules.declared:
         raise NotFound(
-            f"no schedule has the name {visible(app.schedules.full_name(name))}; "
-            "aztask schedule list shows all"
+            f"schedule {visible(full)} is new; it starts with the next worker or aztask scheduler"
         )
+    raise NotFound(f"no schedule has the name {visible(full)}; aztask schedule list shows all")
 
 
 def _described(
@@ -192,9 +199,7 @@ def _described(
     except (Damaged, CodecError, ConfigurationError) as error:
         return {**found, "state": "unreadable", "damage": str(error)}
     trigger = definition.trigger
-    tz = trigger.zone if isinstance(trigger, Cron) else None
-    times = [] if schedule.paused_at is not None else trigger.after(schedule.watermark)
-    upcoming = islice((each for each in times if each > now), NEXT_TIMES)
+    start = None if schedule.paused_at is not None else schedule.watermark
     rules = definition.rules
     return {
         **found,
@@ -209,14 +214,31 @@ def _described(
         "made": schedule.made,
         "unsent": len(view.open),
         "origin": "run time" if schedule.claimed_at is None else "code",
-        "next": [
-            {
-                "utc": datetime.fromtimestamp(each, UTC).isoformat().replace("+00:00", "Z"),
-                "local": datetime.fromtimestamp(each, tz).astimezone(tz).isoformat(),
-            }
-            for each in upcoming
-        ],
+        "next": _next_times(trigger, start, now),
     }
+
+
+def _declared(plan: Plan, now: float) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "state": "new",
+        "when": str(plan.trigger),
+        "task": plan.call.task.name,
+        "next": _next_times(plan.trigger, now, now),
+    }
+
+
+def _next_times(trigger: Trigger, start: float | None, now: float) -> list[dict[str, str]]:
+    """The next times after `start` that are not past; none if it is None."""
+    times = [] if start is None else trigger.after(start)
+    zone = trigger.zone if isinstance(trigger, Cron) else None
+    return [
+        {
+            "utc": datetime.fromtimestamp(each, UTC).isoformat().replace("+00:00", "Z"),
+            "local": datetime.fromtimestamp(each, zone).astimezone(zone).isoformat(),
+        }
+        for each in islice((each for each in times if each > now), NEXT_TIMES)
+    ]
 
 
 def _occurrence(made: Made) -> dict[str, Any]:

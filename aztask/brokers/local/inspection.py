@@ -92,7 +92,7 @@ def _placed(path: str) -> Finding:
     if MOUNTINFO.exists():
         with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:
             kind = file_system(directory, lines)
-    where = f"{path} is on a {kind} file system" if kind else f"the file is {path}"
+    where = f"{path} is on a file system of type {kind}" if kind else f"the file is {path}"
     if not os.access(path, os.W_OK):
         return warning(
             "broker",

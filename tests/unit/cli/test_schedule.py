@@ -9,7 +9,8 @@ from aztask.schedules.stored import read_schedule
 
 
 @pytest.fixture
-def shop(cli, monkeypatch):
+def module(cli, monkeypatch):
+    """The module that the commands load, in which no worker has run yet."""
     monkeypatch.setenv("AZTASK_BROKER", cli.address)
     monkeypatch.setenv("AZTASK_RESULTS", cli.address)
     monkeypatch.setenv("AZTASK_APP", "shopapp:app")
@@ -21,6 +22,11 @@ def shop(cli, monkeypatch):
         "def report(region):\n    return region\n"
         "app.schedule('nightly', report.s('eu'), cron='0 2 * * *', tz='Europe/Berlin')\n",
     )
+    cli.app().broker.declare("default")
+
+
+@pytest.fixture
+def shop(cli, module):
     app = cli.app()
 
     @app.task
@@ -33,6 +39,16 @@ def shop(cli, monkeypatch):
     runner._look_at = 0.0
     runner.turn()
     return app
+
+
+def test_a_schedule_that_no_worker_has_started(cli, module):
+    line = cli("schedule", "list").out.splitlines()[1]
+    assert line.startswith("shop.nightly  new    0 2 * * * Europe/Berlin  20")
+    assert line.endswith("Z  shop.report")
+    assert len(json.loads(cli("schedule", "list", "--json").out)["next"]) == 5
+    ended = cli("schedule", "trigger", "nightly")
+    assert ended.code == 5
+    assert "shop.nightly is new; it starts with the next worker or aztask sched" in ended.error
 
 
 def test_the_list_has_the_next_time_in_local_time_and_utc(cli, shop):
