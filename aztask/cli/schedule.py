@@ -91,7 +91,8 @@ def show(name: str, limit: int, as_json: bool) -> None:
         return
     for key, value in found.items():
         if key != "next":
-            click.echo(f"{key + ':':<14}{visible(str(value))}")
+            text = "-" if value is None else visible(str(value))
+            click.echo(f"{key + ':':<14}{text}")
     for due in found.get("next", ()):
         click.echo(f"{'next:':<14}{due['local']}   {due['utc']}")
     if made:
