@@ -49,6 +49,22 @@ KILLS = {
 }
 
 
+# Whole applications of Celery, Django and FastAPI, each with processes of its own.
+# `tox -e frameworks` runs them.
+FRAMEWORKS = {
+    "test_celery",
+    "test_celery_backend",
+    "test_django_worker",
+    "test_embedded",
+    "test_example_django",
+    "test_example_fastapi",
+    "test_from_celery",
+    "test_kombu_addresses",
+    "test_servicebus_kombu",
+    "test_storage_kombu",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What waits longest is spread evenly: several processes share the list, in long pieces, and
     none is to be alone with such a test at the end, or all to wait at once.
@@ -56,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in KILLS:
             item.add_marker("kills")
+        if item.path.stem in FRAMEWORKS:
+            item.add_marker("frameworks")
     waiting = [item for item in items if item.name in WAITING]
     items[:] = [item for item in items if item.name not in WAITING]
     step = len(items) // (len(waiting) or 1)
