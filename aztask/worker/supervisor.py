@@ -24,6 +24,7 @@ from aztask.worker.finishing import FinishLanes
 from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
+from aztask.worker.leasenews import LeaseNews
 from aztask.worker.limiting.gating import Gating
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pausing import Pausing
@@ -93,6 +94,7 @@ class Supervisor:
             late=self._gating.late,
         )
         self._gating.tell = self._dispatcher.tell
+        self._news = LeaseNews(runtime, self._limits, self._dispatcher, self._over)
         self._pausing = Pausing(
             runtime,
             self.pipeline.put_offs,
@@ -101,12 +103,22 @@ class Supervisor:
         )
         self._chores = Housekeeping(runtime)
         self._leases = LeaseWatch(runtime)
-        self._intakes = Intakes(app, options, self._leases.seconds, self._take)
+        self._intakes = self._new_intakes()
         self._heartbeat = Heartbeat(runtime, self._pool)
         self._next_tick = 0.0
         self._signals = 0
         self._draining_until: float | None = None
         self.finished = 0
+
+    def _new_intakes(self) -> Intakes:
+        return Intakes(
+            self.app,
+            self.options,
+            self._leases.seconds,
+            self._take,
+            weights=self._deliveries.weights,
+            wake=self._mailbox.wake,
+        )
 
     def _finish_lane(self, name: str, threads: int) -> Lane[WorkItem]:
         return Lane(name, self.pipeline.finish, self._finished, self._mailbox, threads=threads)
@@ -288,6 +300,7 @@ class Supervisor:
     def _received(self, source: Source, deliveries: list[Delivery], asked_at: float) -> None:
         """Hold the leases of new deliveries, open them, and pass them to the next stage."""
         hit("received", len(deliveries))
+        self._intakes.received(source.queue, len(deliveries))
         session = source if isinstance(source, SessionSlot) else None
         items = [
             self._deliveries.add(source.queue, source.receiver, each, session)
@@ -316,7 +329,9 @@ class Supervisor:
         room = window - (len(self._deliveries) - self._deliveries.held - self._gating.parked)
         if self._draining_until is None and self._pausing.known:
             wait = 0 < room < min(window // 4, 64) and bool(self._deliveries.opened)
-            self._intakes.allow(room, wait=wait, paused=self._pausing.queues)
+            ahead = window > self._pool.capacity
+            paused = self._pausing.queues
+            self._intakes.allow(room, wait=wait, paused=paused, window=window, ahead=ahead)
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -427,23 +442,7 @@ class Supervisor:
     # -- leases ------------------------------------------------------------------------------
 
     def _renewed(self, lease: Lease, age: float) -> None:
-        item = self._deliveries.of(lease)
-        if item is not None:
-            self.journal.renewed(item, age)
-            deadline = min(lease.deadline, item.permits_until)
-            self._dispatcher.tell(item, ["renewed", item.number, deadline])
+        self._news.renewed(lease, age)
 
     def _lease_lost(self, lease: Lease) -> None:
-        """The broker or the clock says that the lease has ended: stop the task, settle nothing."""
-        item = self._deliveries.of(lease)
-        if item is not None and item.stage is Stage.RUNNING:
-            self._limits.stop(item, "lease", lease.lost_reason)
-        elif item is not None and item.stage is Stage.HELD:
-            item.note("lease_lost", lease.lost_reason)
-            self._over([item])
-        elif item is not None:
-            logger.info(
-                "%s: the lease was lost before the task started, it will be redelivered: %s",
-                item.label,
-                lease.lost_reason,
-            )
+        self._news.lost(lease)

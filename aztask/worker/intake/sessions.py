@@ -69,6 +69,11 @@ class SessionIntake:
         """Whether no session is held and none was found."""
         return self._quiet and not self._working and not self._waiting
 
+    @property
+    def working(self) -> int:
+        """How many sessions are served now."""
+        return self._working
+
     def start(self) -> None:
         """Start to look for sessions as soon as there is room."""
         with self._condition:

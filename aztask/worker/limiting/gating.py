@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -13,6 +12,7 @@ from aztask.errors import BrokerError
 from aztask.worker.lane import Lane
 from aztask.worker.limiting.gate import Gate
 from aztask.worker.limiting.parking import Parking
+from aztask.worker.pipeline.deliveries import Opened
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.runtime import WorkerRuntime
@@ -90,7 +90,7 @@ class Gating:
             self._lane.submit(limited)
         return free
 
-    def take_far(self, opened: deque[WorkItem]) -> None:
+    def take_far(self, opened: Opened) -> None:
         """Take those that will be put off anyhow: they need no room in the pool."""
         far = [item for item in opened if self._gate.applies(item) and self._gate.is_far(item)]
         if far:
