@@ -74,7 +74,8 @@ def pause(queues: Names, tasks: Names) -> None:
 
     Every worker obeys within 5 seconds, and new workers obey before they receive anything. Tasks
     that run go on. From a paused queue, nothing is received. A message of a paused task is put off:
-    it waits in its queue, for 5 seconds at first and each time twice as long, at most 10 minutes.
+    it waits in its queue, for 5 seconds at first and then longer and longer, but at most for a
+    quarter of the time that the task has been paused, and for 10 minutes.
     """
     chosen = _chosen(queues, tasks)
     with open_app() as app:
@@ -88,8 +89,8 @@ def pause(queues: Names, tasks: Names) -> None:
 def resume(queues: Names, tasks: Names, everything: bool) -> None:
     """Resume queues and tasks.
 
-    Messages of a task that was paused come back when their delay has ended: after at most 10
-    minutes.
+    Messages of a task that was paused come back when their delay has ended: after at most a quarter
+    of the time that it was paused, and at most 10 minutes.
     """
     if everything == bool(queues or tasks):
         raise click.UsageError("name what to resume with --queue or --task, or give --all")
