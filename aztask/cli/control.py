@@ -9,21 +9,18 @@ from typing import Any, TypeVar
 import click
 
 from aztask.app import App
+from aztask.cli.control_scale import OBEYED, controls_in, scale
 from aztask.cli.draining import wait_until_idle
 from aztask.cli.failures import CommandFailed
 from aztask.cli.group import Group
 from aztask.cli.options import Duration, NameList, all_names, app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import NAMELESS, open_app, results_of
-from aztask.errors import ConfigurationError
-from aztask.limits.control import Controls, Pause, Scope
-from aztask.results.controls import controls_of
+from aztask.limits.control import Pause, Scope
 from aztask.support.display import visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Names = tuple[tuple[str, ...], ...]
-
-OBEYED = "workers obey within 5 seconds"
 
 
 def selection(command: Command) -> Command:
@@ -48,9 +45,9 @@ def selection(command: Command) -> Command:
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Pause, resume and drain queues and tasks, for all workers.
+    """Pause, resume and drain queues and tasks, and scale workers, while they run.
 
-    Without a command, it lists what is paused, as list does.
+    Without a command, it lists what is paused and scaled, as list does.
     """
     if ctx.invoked_subcommand is None:
         _print_pauses(as_json=as_json)
@@ -62,7 +59,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @app_option
 @json_option
 def list_(as_json: bool) -> None:
-    """List what is paused, since when and by whom."""
+    """List what is paused and scaled, since when and by whom."""
     _print_pauses(as_json=as_json)
 
 
@@ -95,7 +92,7 @@ def resume(queues: Names, tasks: Names, everything: bool) -> None:
     if everything == bool(queues or tasks):
         raise click.UsageError("name what to resume with --queue or --task, or give --all")
     with open_app() as app:
-        controls = _controls(app)
+        controls = controls_in(app)
         if everything:
             ended = controls.resume_all()
         else:
@@ -106,6 +103,9 @@ def resume(queues: Names, tasks: Names, everything: bool) -> None:
             click.echo(f"{visible(str(each))} is resumed")
         if everything and not ended:
             click.echo("nothing is paused")
+
+
+command.add_command(scale)
 
 
 @command.command("drain")
@@ -137,7 +137,7 @@ def drain(queues: Names, tasks: Names, timeout: float) -> None:
 
 
 def _pause(app: App, chosen: list[tuple[Scope, tuple[str, ...]]]) -> None:
-    controls = _controls(app)
+    controls = controls_in(app)
     for name in (name for scope, group in chosen if scope is Scope.TASK for name in group):
         if app.name != NAMELESS and name not in app.tasks:
             click.echo(f"aztask: the app registers no task {visible(name)}", err=True)
@@ -167,22 +167,23 @@ def _chosen(queues: Names, tasks: Names) -> list[tuple[Scope, tuple[str, ...]]]:
     return [(scope, names) for scope, names in found if names]
 
 
-def _controls(app: App) -> Controls:
-    """What is paused, in the app's result store. Raises ConfigurationError if it keeps none."""
-    store = controls_of(results_of(app))
-    if store is None:
-        raise ConfigurationError("this result store cannot keep pauses; use local:// or tables://")
-    return Controls(store)
-
-
 def _print_pauses(*, as_json: bool) -> None:
     with open_app(reads=True) as app:
-        pauses = _controls(app).read().listed()
+        state = controls_in(app).read()
+    pauses, scales = state.listed(), sorted(state.scales.values(), key=lambda each: each.at)
     if as_json:
         for each in pauses:
             record = {"scope": each.scope.value, "name": each.name}
             print_json({**record, "paused_at": iso_time(each.at), "by": each.by})
+        for scaled in scales:
+            record = {"scale": scaled.reach.value, "name": scaled.name}
+            more = {"concurrency": scaled.size, "scaled_at": iso_time(scaled.at), "by": scaled.by}
+            print_json({**record, **more})
         return
     now = time.time()
     rows = [[each.scope.value, each.name, ago(each.at, now), each.by] for each in pauses]
     print_table(["what", "name", "paused", "by"], rows)
+    if scales:
+        click.echo()
+        rows = [[str(each), str(each.size), ago(each.at, now), each.by] for each in scales]
+        print_table(["scaled", "concurrency", "since", "by"], rows)

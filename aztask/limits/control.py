@@ -1,7 +1,8 @@
-"""What operators paused: one small document in the result store, which every worker reads.
+"""What operators paused or scaled: one small document in the store, which every worker reads.
 
 Rules
-1. A pause holds for all workers, and over their restarts, until it is resumed.
+1. A pause holds for all workers, and over their restarts, until it is resumed. So does a changed
+   concurrency (`aztask.limits.scale`), until it is reset.
 2. A change is a compare-and-set of the whole document, so no change is lost.
 3. A worker that cannot read the document keeps its last known state; see
    `aztask.worker.upkeep.controlwatch`.
@@ -14,12 +15,13 @@ import json
 import math
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.limits.scale import Reach, Scale, read_scale
 from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange
 from aztask.support.masking import mask
 
@@ -51,9 +53,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """The state of the document. Empty: nothing is paused."""
+    """The state of the document. Empty: nothing is paused, and nothing is scaled."""
 
     pauses: Mapping[tuple[Scope, str], Pause] = field(default_factory=dict)
+    scales: Mapping[tuple[Reach, str], Scale] = field(default_factory=dict)
 
     def queue_paused(self, name: str) -> bool:
         """Whether no worker may receive from the queue."""
@@ -76,6 +79,9 @@ class ControlState:
     def listed(self) -> list[Pause]:
         """All pauses, the oldest first."""
         return sorted(self.pauses.values(), key=lambda pause: (pause.at, str(pause)))
+
+
+Changed = TypeVar("Changed", Pause, Scale)
 
 
 class UnreadableControls(AztaskError):
@@ -112,6 +118,38 @@ class Controls:
         wanted = {(scope, name) for name in names}
         return self._change(lambda state: _without(state, wanted))
 
+    def scale(
+        self, reach: Reach, names: Iterable[str], size: int, at: float, *, forget: Set[str]
+    ) -> list[Scale]:
+        """Set the concurrency of these workers; returns the new entries.
+
+        forget: workers that have ended, whose entries are removed.
+        """
+        by = mask(f"{_user()}@{socket.gethostname()}")
+        made = [Scale(reach, name and _checked(name), size, at, by) for name in names]
+
+        def change(state: ControlState) -> tuple[ControlState, list[Scale]]:
+            kept = {
+                key: each
+                for key, each in state.scales.items()
+                if key[0] is not Reach.WORKER or key[1] not in forget
+            }
+            new = {(each.reach, each.name): each for each in made}
+            return replace(state, scales={**kept, **new}), made
+
+        return self._change(change)
+
+    def unscale(self, reach: Reach | None, names: Iterable[str]) -> list[Scale]:
+        """Remove these entries, with None all; returns them."""
+        wanted = {(reach, name) for name in names}
+
+        def change(state: ControlState) -> tuple[ControlState, list[Scale]]:
+            ended = [key for key in state.scales if reach is None or key in wanted]
+            kept = {key: each for key, each in state.scales.items() if key not in ended}
+            return replace(state, scales=kept), [state.scales[key] for key in ended]
+
+        return self._change(change)
+
     def resume_all(self) -> list[Pause]:
         """Resume everything. This also replaces a document that cannot be read."""
         return self._change(lambda state: _without(state, set(state.pauses)), repair=True)
@@ -122,10 +160,10 @@ class Controls:
 
     def _change(
         self,
-        change: Callable[[ControlState], tuple[ControlState, list[Pause]]],
+        change: Callable[[ControlState], tuple[ControlState, list[Changed]]],
         *,
         repair: bool = False,
-    ) -> list[Pause]:
+    ) -> list[Changed]:
         """Change the document, again if another program changed it; returns the difference."""
         for _ in range(TRIES):
             entry = self._entry()
@@ -171,11 +209,13 @@ def _user() -> str:
 
 def _data_of(state: ControlState) -> bytes:
     """The document's bytes. Raises ConfigurationError if it became too long."""
-    record = {
+    record: dict[str, Any] = {
         "v": VERSION,
         "write": uuid.uuid4().hex,  # no two writers write the same bytes
         "pauses": [[p.scope.value, p.name, p.at, p.by] for p in state.listed()],
     }
+    if state.scales:
+        record["scales"] = [each.packed() for each in state.scales.values()]
     data = json.dumps(record, separators=(",", ":")).encode()
     if len(data) > ENTRY_LIMIT:
         raise ConfigurationError("too much is paused: pause whole queues instead of single tasks")
@@ -192,12 +232,15 @@ def _state_of(entry: Entry | None) -> ControlState:
                 "a newer release of aztask wrote what is paused; update aztask here"
             )
         pauses = [_pause_of(each) for each in record["pauses"]]
+        scales = [read_scale(each) for each in record.get("scales", ())]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UnreadableControls(
             "the entry in the result store that says what is paused is damaged; run "
             "aztask control resume --all to replace it"
         ) from None
-    return ControlState({_key(each): each for each in pauses})
+    return ControlState(
+        {_key(each): each for each in pauses}, {(each.reach, each.name): each for each in scales}
+    )
 
 
 def _pause_of(record: Any) -> Pause:

@@ -49,8 +49,10 @@ class Pausing:
         *,
         claim: Callable[[Iterable[WorkItem]], None],
         finish: Callable[[Iterable[WorkItem]], None],
+        changed: Callable[[ControlState], None],
     ) -> None:
         """claim: takes deliveries whose start rows are claimed at once. finish: takes decided ones.
+        changed: called with each new state.
 
         `queues` has the paused queues.
         """
@@ -60,6 +62,7 @@ class Pausing:
         self._put_offs = put_offs
         self._claim = claim
         self._finish = finish
+        self._on_change = changed
         self._watch = ControlWatch(runtime, self._changed)
         self.queues: frozenset[str] = frozenset()
 
@@ -107,6 +110,9 @@ class Pausing:
         return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret
 
     def _changed(self, former: ControlState, now: ControlState) -> None:
+        self._on_change(now)
+        if former.pauses == now.pauses:
+            return
         self.queues = now.queues
         for pause in now.listed():
             if (pause.scope, pause.name) not in former.pauses:

@@ -37,6 +37,7 @@ from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.scaling import Scaling
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.worker.upkeep.leasewatch import LeaseWatch
@@ -78,10 +79,9 @@ class Supervisor:
         )
         self._finishes = FinishLanes(self._finish_lane, runtime.lane_threads)
         self._gating = Gating(runtime, self.pipeline, self._gated)
-        # A claim across a network takes time: the next ones are sent while the pool is busy.
-        self._claims_ahead = options.concurrency if runtime.lane_threads else 0
         plan = PoolPlan(app_spec, options.processes, options.slots, self.name, options.pool)
         self._pool = Pool(plan, clock=clock, server=server)
+        self._scaling = Scaling(runtime, self._pool, lambda: self._intakes)
         self._limits = TimeLimits(runtime, self._pool)
         self._requests = TaskRequests(runtime, self._limits)
         self._dispatcher = PoolDispatcher(
@@ -100,6 +100,7 @@ class Supervisor:
             self.pipeline.put_offs,
             claim=self._claims.submit,
             finish=self._finishes.submit,
+            changed=self._scaling.obey,
         )
         self._chores = Housekeeping(runtime)
         self._leases = LeaseWatch(runtime)
@@ -278,7 +279,7 @@ class Supervisor:
         self._limits.enforce(now)
         self.journal.tick(now)
         self.pipeline.floods.tick(now)
-        self._deliveries.back(self._pool.take_back_stuck(now))
+        self._deliveries.back(self._pool.take_back_stuck(now) + self._pool.shrink())
         self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)
         self._finishes.submit(item for item in due if item.decided is not None)
@@ -339,7 +340,7 @@ class Supervisor:
         """Claim only what the pool can take now, because a claim counts as a start."""
         opened = self._deliveries.opened
         if opened:
-            room = self._pool.room() + self._claims_ahead
+            room = self._pool.room() + self._scaling.claims_ahead
             room -= len(self._deliveries.ready) + len(self._claims) + self._gating.held
             if room > 0:
                 batch = [opened.popleft() for _ in range(min(room, len(opened)))]

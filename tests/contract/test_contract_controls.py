@@ -9,6 +9,7 @@ import pytest
 from stores import Store
 
 from aztask.limits.control import Controls, Scope, UnreadableControls
+from aztask.limits.scale import Reach, scale_of
 from aztask.results.base import ResultStore
 from aztask.results.controls import ENTRY_LIMIT, ControlStore, EntryChange, controls_of
 
@@ -135,6 +136,35 @@ def test_a_pause_is_seen_by_others_until_it_is_resumed(
     assert there.read().listed() == []
 
 
+def test_a_concurrency_is_seen_by_others_until_it_is_reset(
+    controls: ControlStore, another: ControlStore
+) -> None:
+    here, there = Controls(controls), Controls(another)
+    here.pause(Scope.QUEUE, ["orders"], 5.0)
+    (every,) = here.scale(Reach.ALL, [""], 4, 6.0, forget=set())
+    assert (str(every), every.size) == ("all workers", 4)
+    here.scale(Reach.WORKER, ["w1", "gone"], 8, 7.0, forget=set())
+    here.scale(Reach.QUEUE, ["orders", "mail"], 2, 8.0, forget={"gone"})
+    scales = there.read().scales.values()
+    assert {str(each) for each in scales} == {
+        *("all workers", "worker w1", "queue orders", "queue mail")
+    }
+
+    def size(worker: str, *queues: str) -> int:
+        found = scale_of(scales, worker, queues)
+        return found.size if found is not None else 0
+
+    assert size("w1", "orders") == 8
+    assert size("w2", "orders", "other") == 2
+    assert size("w2", "other") == 4
+    there.pause(Scope.TASK, ["shop.resize"], 6.0)
+    there.resume_all()
+    assert here.read().scales.keys() == there.read().scales.keys() != set(), "pauses are apart"
+    assert [str(each) for each in there.unscale(Reach.WORKER, ["w1", "w9"])] == ["worker w1"]
+    assert len(there.unscale(None, ())) == 3
+    assert here.read().scales == {}
+
+
 def test_pauses_that_are_set_at_once_are_all_kept(
     controls: ControlStore, another: ControlStore
 ) -> None:
@@ -147,7 +177,16 @@ def test_pauses_that_are_set_at_once_are_all_kept(
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff", b"[]", b'{"v":1}', b'{"v":1,"pauses":[[1,2,3,4]]}', b'{"v":2}']
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"v":1}',
+        b'{"v":1,"pauses":[[1,2,3,4]]}',
+        b'{"v":2}',
+        b'{"v":1,"pauses":[],"scales":[["all","",0,1.0,""]]}',
+    ],
 )
 def test_a_damaged_document_is_an_error_and_can_be_replaced(
     controls: ControlStore, data: bytes

@@ -86,9 +86,17 @@ class Intakes:
             broker,
             self._source(queue, BURST_WAIT if options.burst else wait),
             self._take,
-            max_sessions=options.max_sessions or min(options.concurrency, USUAL_SESSIONS),
+            max_sessions=self._most_sessions(options.concurrency),
             share=options.session_share,
         )
+
+    def _most_sessions(self, concurrency: int) -> int:
+        return self._options.max_sessions or min(concurrency, USUAL_SESSIONS)
+
+    def scale(self, concurrency: int) -> None:
+        """Serve as many sessions as suits another number of tasks at the same time."""
+        for sessions in self._sessions:
+            sessions.set_most(self._most_sessions(concurrency))
 
     def _source(self, queue: str, wait: float) -> QueueSource:
         return QueueSource(queue, lambda: self._lease(queue), wait, self._options.poll_ceiling)

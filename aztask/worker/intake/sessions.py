@@ -86,6 +86,12 @@ class SessionIntake:
                 self._room = room
                 self._condition.notify_all()
 
+    def set_most(self, max_sessions: int) -> None:
+        """Serve up to this many sessions from now on; those beyond it are served to their end."""
+        with self._condition:
+            self._max_sessions = max_sessions
+            self._condition.notify_all()
+
     def stop(self) -> None:
         """Stop receiving. Each session is given up when its delivery has ended."""
         with self._condition:

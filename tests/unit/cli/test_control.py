@@ -119,3 +119,50 @@ def test_the_doctor_warns_of_a_pause(cli, filled):
     assert line.startswith("warning")
     assert "queue orders (since " in line
     assert "aztask control resume" in line
+
+
+def test_scale_lists_and_resets(cli, filled):
+    app = cli.app()
+    beat(app, name="one")
+    answer = cli("control", "scale", "4")
+    assert answer.out == "all workers: 4 tasks at the same time; workers obey within 5 seconds\n"
+    answer = cli("control", "scale", "8", "--worker", "one", "-Q", "bulk,mail")
+    assert [line.partition(":")[0] for line in answer.out.splitlines()] == [
+        "worker one",
+        "queue bulk",
+        "queue mail",
+    ]
+    assert [(each["scale"], each["name"], each["concurrency"]) for each in listed(cli)] == [
+        ("all", "", 4),
+        ("worker", "one", 8),
+        ("queue", "bulk", 8),
+        ("queue", "mail", 8),
+    ]
+    table = cli("control").out
+    assert "SCALED" in table
+    assert "worker one" in table
+    answer = cli("control", "scale", "reset", "-Q", "bulk")
+    assert answer.out.startswith("queue bulk: --concurrency applies again")
+    assert cli("control", "scale", "reset", "-Q", "bulk").out == "nothing is scaled there\n"
+    assert len(cli("control", "scale", "reset").out.splitlines()) == 3
+    assert cli("control", "scale", "reset").out == "nothing is scaled\n"
+    assert "SCALED" not in cli("control").out
+
+
+def test_workers_that_have_ended_are_forgotten_and_unknown_ones_refused(cli, filled):
+    app = cli.app()
+    beat(app, name="one")
+    assert cli("control", "scale", "4", "--worker", "one").code == 0
+    beat(app, name="one", stopped=True)
+    answer = cli("control", "scale", "4", "--worker", "one")
+    assert answer.code == 1
+    assert "no worker 'one' runs" in answer.error
+    assert cli("control", "scale", "2", "-Q", "bulk").code == 0
+    assert [each["scale"] for each in listed(cli)] == ["queue"]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5", "many", "10001", "99999999", "\u0663"])
+def test_what_is_no_concurrency_is_refused(cli, filled, size):
+    answer = cli("control", "scale", "--", size)
+    assert answer.code == 2
+    assert "is not a concurrency" in answer.error
