@@ -75,7 +75,7 @@ def queue_of_priority(queue: str, priority: str, known: Mapping[str, int] | None
             f"queue {queue!r} has no priorities, so priority={shown(priority)} means nothing; "
             f'declare them with app.queue({queue!r}, priorities={{"high": 4, "low": 1}})'
         )
+    hint = did_you_mean(str(priority), tuple(known))
     raise ConfigurationError(
-        f"queue {queue!r} has no priority {shown(priority)}.{did_you_mean(str(priority), known)} "
-        f"It has: {', '.join(known)}."
+        f"queue {queue!r} has no priority {shown(priority)}.{hint} It has: {', '.join(known)}."
     )

@@ -10,21 +10,30 @@ import click
 
 from aztask.app import App
 from aztask.cli.control_scale import OBEYED, controls_in, scale
-from aztask.cli.draining import wait_until_idle
+from aztask.cli.draining import keyed_limit, permits_of, wait_until_idle
 from aztask.cli.failures import CommandFailed
 from aztask.cli.group import Group
-from aztask.cli.options import Duration, NameList, all_names, app_option, json_option
+from aztask.cli.options import Duration, NameList, Text, all_names, app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import NAMELESS, open_app, results_of
 from aztask.limits.control import Pause, Scope
 from aztask.support.display import visible
+from aztask.support.masking import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Names = tuple[tuple[str, ...], ...]
 
 
 def selection(command: Command) -> Command:
-    """Add ``--queue`` and ``--task``, which say what the command applies to."""
+    """Add ``--queue``, ``--task`` and ``--tenant``, which say what the command applies to."""
+    tenants: Callable[[Command], Command] = click.option(
+        "--tenant",
+        "tenants",
+        type=Text(),
+        multiple=True,
+        metavar="LIMIT=KEY",
+        help="Apply to the tasks of this key of a limit; repeatable.",
+    )
     queues: Callable[[Command], Command] = click.option(
         *("-Q", "--queue", "queues"),
         type=NameList(),
@@ -37,7 +46,7 @@ def selection(command: Command) -> Command:
         multiple=True,
         help="Apply to these tasks, by their registered names.",
     )
-    return queues(tasks(command))
+    return queues(tasks(tenants(command)))
 
 
 @click.group("control", cls=Group, invoke_without_command=True)
@@ -45,7 +54,7 @@ def selection(command: Command) -> Command:
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Pause, resume and drain queues and tasks, and scale workers, while they run.
+    """Pause and drain queues, tasks and tenants, and scale workers, while they run.
 
     Without a command, it lists what is paused and scaled, as list does.
     """
@@ -66,15 +75,17 @@ def list_(as_json: bool) -> None:
 @command.command("pause")
 @app_option
 @selection
-def pause(queues: Names, tasks: Names) -> None:
-    """Pause queues and tasks until they are resumed, over restarts too.
+def pause(queues: Names, tasks: Names, tenants: tuple[str, ...]) -> None:
+    """Pause queues, tasks and tenants until they are resumed, over restarts too.
 
     Every worker obeys within 5 seconds, and new workers obey before they receive anything. Tasks
     that run go on. From a paused queue, nothing is received. A message of a paused task is put off:
     it waits in its queue, for 5 seconds at first and then longer and longer, but at most for a
     quarter of the time that the task has been paused, and for 10 minutes.
+
+    A tenant is a key of a limit that the app declares with key=: its tasks are put off likewise.
     """
-    chosen = _chosen(queues, tasks)
+    chosen = _chosen(queues, tasks, tenants)
     with open_app() as app:
         _pause(app, chosen)
 
@@ -83,20 +94,22 @@ def pause(queues: Names, tasks: Names) -> None:
 @app_option
 @selection
 @click.option("--all", "everything", is_flag=True, help="Resume everything that is paused.")
-def resume(queues: Names, tasks: Names, everything: bool) -> None:
-    """Resume queues and tasks.
+def resume(queues: Names, tasks: Names, tenants: tuple[str, ...], everything: bool) -> None:
+    """Resume queues, tasks and tenants.
 
-    Messages of a task that was paused come back when their delay has ended: after at most a quarter
-    of the time that it was paused, and at most 10 minutes.
+    Messages of a task or tenant that was paused come back when their delay has ended: after at most
+    a quarter of the time that it was paused, and at most 10 minutes.
     """
-    if everything == bool(queues or tasks):
-        raise click.UsageError("name what to resume with --queue or --task, or give --all")
+    if everything == bool(queues or tasks or tenants):
+        raise click.UsageError(
+            "name what to resume with --queue, --task or --tenant, or give --all"
+        )
     with open_app() as app:
         controls = controls_in(app)
         if everything:
             ended = controls.resume_all()
         else:
-            chosen = _chosen(queues, tasks)
+            chosen = _chosen(queues, tasks, tenants)
             ended = [each for scope, names in chosen for each in controls.resume(scope, names)]
             _print_others(chosen, ended, "is not paused")
         for each in ended:
@@ -117,20 +130,23 @@ command.add_command(scale)
     default="10m",
     help="Give up waiting after this time; the pause stays.",
 )
-def drain(queues: Names, tasks: Names, timeout: float) -> None:
-    """Pause queues and tasks, and wait until no worker runs one of their tasks.
+def drain(queues: Names, tasks: Names, tenants: tuple[str, ...], timeout: float) -> None:
+    """Pause queues, tasks and tenants, and wait until no worker runs one of their tasks.
 
     Exit code 1 means that some still ran after --timeout. The pause stays in both cases: end it
     with aztask control resume.
 
     Silent workers are not waited for: if one still lives, it stops its tasks itself when their
     leases end.
+
+    For a tenant, its limit must have a concurrency: its permits show what runs.
     """
-    chosen = _chosen(queues, tasks)
+    chosen = _chosen(queues, tasks, tenants)
     with open_app() as app:
+        permits = [permits_of(app, name) for name in tenants]
         _pause(app, chosen)
         names = {(scope, name) for scope, group in chosen for name in group}
-        left = wait_until_idle(results_of(app), names, timeout)
+        left = wait_until_idle(results_of(app), names, timeout, permits)
     if left:
         raise CommandFailed(f"still running after {timeout:g} s: {left}")
     click.echo("no worker runs these tasks")
@@ -141,6 +157,9 @@ def _pause(app: App, chosen: list[tuple[Scope, tuple[str, ...]]]) -> None:
     for name in (name for scope, group in chosen if scope is Scope.TASK for name in group):
         if app.name != NAMELESS and name not in app.tasks:
             click.echo(f"aztask: the app registers no task {visible(name)}", err=True)
+    for name in (name for scope, group in chosen if scope is Scope.TENANT for name in group):
+        if app.name != NAMELESS:
+            keyed_limit(app, name)
     at = time.time()
     new = [each for scope, names in chosen for each in controls.pause(scope, names, at)]
     for each in new:
@@ -159,11 +178,23 @@ def _print_others(
                 click.echo(f"{scope.value} {visible(name)} {what}")
 
 
-def _chosen(queues: Names, tasks: Names) -> list[tuple[Scope, tuple[str, ...]]]:
+def _chosen(
+    queues: Names, tasks: Names, tenants: tuple[str, ...]
+) -> list[tuple[Scope, tuple[str, ...]]]:
     """The names by scope. Raises a usage error if there is none."""
-    found = [(Scope.QUEUE, all_names(queues)), (Scope.TASK, all_names(tasks))]
+    found = [
+        (Scope.QUEUE, all_names(queues)),
+        (Scope.TASK, all_names(tasks)),
+        (Scope.TENANT, tuple(dict.fromkeys(tenants))),
+    ]
     if not any(names for _, names in found):
-        raise click.UsageError("name what it applies to with --queue or --task")
+        raise click.UsageError("name what it applies to with --queue, --task or --tenant")
+    for tenant in tenants:
+        limit, equals, key = tenant.partition("=")
+        if not (limit and equals and key):
+            raise click.UsageError(
+                f"--tenant {printable(tenant, 60)} is not LIMIT=KEY, for example customer=acme"
+            )
     return [(scope, names) for scope, names in found if names]
 
 

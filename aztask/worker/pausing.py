@@ -6,7 +6,9 @@ Rules
    long, but never longer than a quarter of the pause so far, nor than `LONGEST_DELAY`. So after
    `resume` a message waits at most a quarter as long as the task was paused. In a session the
    message waits under its lease, until the task is resumed.
-3. Tasks that have started go on, and so does everything that is already claimed.
+3. A paused tenant, a key of a limit: `aztask.worker.limiting.gate` puts its deliveries off as those
+   of a paused task, because it makes the keys.
+4. Tasks that have started go on, and so does everything that is already claimed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from aztask.limits.control import ControlState, Pause, Scope
+from aztask.message.message import TaskMessage
 from aztask.settlement import Release
+from aztask.support.clock import Clock
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.runtime import WorkerRuntime
@@ -95,7 +99,7 @@ class Pausing:
                 decided.append(item)
             elif not state.task_paused(task) or self._put_offs.expired(item):
                 admitted.append(item)
-            elif self._put_offs.wait(item, self._delay(item, state), f"task {task} is paused"):
+            elif self._put_off(item, state.pauses[Scope.TASK, task]):
                 decided.append(item)
             else:
                 claims.append(item)
@@ -103,11 +107,13 @@ class Pausing:
         self._claim(claims)
         return admitted
 
-    def _delay(self, item: WorkItem, state: ControlState) -> float:
-        message = message_of(item)
-        age = self._clock.wall() - state.pauses[Scope.TASK, message.task].at
-        longest = longest_delay(message.times_put_off, age)
-        return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret
+    def _put_off(self, item: WorkItem, pause: Pause) -> bool:
+        delay = put_off_seconds(message_of(item), pause, self._clock)
+        return self._put_offs.wait(item, delay, f"{pause} is paused")
+
+    def tenant(self, limit: str, key: str) -> Pause | None:
+        """The pause of this key of a limit, if it is paused. Any thread may call."""
+        return self._watch.state.tenant(limit, key)
 
     def _changed(self, former: ControlState, now: ControlState) -> None:
         self._on_change(now)
@@ -140,3 +146,9 @@ def longest_delay(times: int, age: float) -> float:
     """
     by_age = max(FIRST_DELAY, AGE_SHARE * age)
     return min(LONGEST_DELAY, by_age, FIRST_DELAY * 2.0 ** min(times, 16))
+
+
+def put_off_seconds(message: TaskMessage, pause: Pause, clock: Clock) -> float:
+    """How long to put a message off because of this pause."""
+    longest = longest_delay(message.times_put_off, clock.wall() - pause.at)
+    return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret

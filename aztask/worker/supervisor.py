@@ -102,12 +102,12 @@ class Supervisor:
             finish=self._finishes.submit,
             changed=self._scaling.obey,
         )
+        self._gating.pauses_by(self._pausing.tenant)
         self._chores = Housekeeping(runtime)
         self._leases = LeaseWatch(runtime)
         self._intakes = self._new_intakes()
         self._heartbeat = Heartbeat(runtime, self._pool)
-        self._next_tick = 0.0
-        self._signals = 0
+        self._next_tick, self._signals = 0.0, 0
         self._draining_until: float | None = None
         self.finished = 0
 

@@ -110,7 +110,8 @@ class Shares:
         """What a queue may bring in which no message was found (rule 3)."""
         if room <= 0:
             return int(ahead)
-        every = sum(self._weight(each.queue) for each in (*self._plain, *self._sessions))
+        names = [each.queue for each in self._plain] + [each.queue for each in self._sessions]
+        every = sum(self._weight(name) for name in names)
         return min(room, max(1, window * self._weight(queue) // every))
 
     def _allow_sessions(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aztask.errors import BrokerError
+from aztask.limits.control import Pause
 from aztask.worker.lane import Lane
 from aztask.worker.limiting.gate import Gate
 from aztask.worker.limiting.parking import Parking
@@ -57,6 +58,10 @@ class Gating:
         self._lane: Lane[WorkItem | None] = Lane(
             "limits", self._work, self._worked, runtime.mailbox, threads=threads
         )
+
+    def pauses_by(self, paused: Callable[[str, str], Pause | None]) -> None:
+        """Set what returns the pause of a limit's key; another thread calls it."""
+        self._gate.paused = paused
 
     @property
     def held(self) -> int:
