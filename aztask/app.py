@@ -150,7 +150,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
             self.codec,
             self.leases,
             self.hooks,
-            default_queue=self.settings.default_queue,
+            queue_for=self.queue_for,
             has_sessions=self.has_sessions,
             enqueued=self._sender.enqueued,
         )
@@ -418,7 +418,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
         calls: Sequence[Invocation],
         options: SendOptions,
     ) -> list[AsyncResult[Any]]:
-        queue = self._queue_for(task, options)
+        queue = self.queue_for(task, options)
         sessions = self.has_sessions(queue)
         ids = self._sender.send(name, task, queue, calls, options, sessions)
         if self._on_sent is not None:
@@ -434,7 +434,7 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
     ) -> list[AsyncResult[Any]]:
         if self._on_sent is not None:  # inline: the tasks run where they are sent
             return await asyncio.to_thread(self._send, name, task, calls, options)
-        queue = self._queue_for(task, options)
+        queue = self.queue_for(task, options)
         sessions = self.has_sessions(queue)
         steps = self._sender.steps(name, task, queue, calls, options, sessions)
         return self._results_of(await self._async_sender.send(queue, steps))
@@ -442,7 +442,3 @@ class App(AppQueues, AppHandlers, AppLimits, AppPayloads, AppSchedules):
     def _results_of(self, ids: Sequence[str]) -> list[AsyncResult[Any]]:
         results, decode = self._connections.results, self.codec.decode_value
         return [AsyncResult(task_id, results, decode) for task_id in ids]
-
-    def _queue_for(self, task: Task[..., Any] | None, options: SendOptions) -> str:
-        queue = options.get("queue") or (task.queue if task else None)
-        return queue or self.settings.default_queue

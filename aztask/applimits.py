@@ -35,7 +35,8 @@ class AppLimits:
         * `concurrency`: how many may run at the same time.
         * `key`: a function of the task's arguments that returns a text or a number; each one has
           the limit for itself, and None means that the limit does not apply. Workers call it
-          outside of the pool, so it must be quick.
+          outside of the pool, so it must be quick. A limit that has only a key limits nothing, but
+          its keys can be paused: ``aztask control pause --tenant NAME=KEY``.
 
         Needs a result store. Raises ConfigurationError.
         """

@@ -5,7 +5,7 @@ Written by docs/generate/settings.py from the settings in `aztask.config`; edit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypedDict
 
@@ -59,3 +59,4 @@ class QueueOptionNames(TypedDict, total=False):
     sessions: bool
     adaptive: bool | tuple[float | timedelta, float | timedelta]
     signature_max_age: float | timedelta
+    priorities: Mapping[str, int]

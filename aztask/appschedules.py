@@ -57,7 +57,7 @@ class AppSchedules:
         """The `Schedules` of the app, to make, pause or trigger some at run time."""
         return Schedules(
             self.name,
-            self.settings.default_queue,
+            cast("AppQueues", self).queue_for,
             self._connections.results,
             self.codec,
             self._send_occurrence,

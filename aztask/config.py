@@ -26,6 +26,7 @@ from aztask.address.addresses import (
     StorageQueueAddress,
     TablesAddress,
 )
+from aztask.address.priorities import check_priorities
 from aztask.address.urls import parse_broker, parse_container, parse_results
 from aztask.errors import ConfigurationError
 from aztask.lease.bounds import check_leases, read_bounds
@@ -410,6 +411,13 @@ class QueueSettings:
     )
     adaptive: bool | tuple[float, float] | None = inherited(Settings, "adaptive")
     signature_max_age_seconds: float | None = inherited(Settings, "signature_max_age_seconds")
+    priorities: Mapping[str, int] | None = setting(
+        None,
+        "Mapping[str, int]",
+        check_priorities,
+        "Its priorities with their weights. Each has a queue of its own, such as `slow-high`.",
+        example='{"high": 4, "low": 1}',
+    )
 
     def __post_init__(self) -> None:
         text("a queue's name", self.name)

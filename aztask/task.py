@@ -108,7 +108,7 @@ class Task(Generic[P, R_co]):
         self._sender = sender
         self.function = function
         self.name = name
-        self.queue = self._name(options, "queue")
+        self.queue, self.priority = self._name(options, "queue"), self._name(options, "priority")
         self.retry = check_policy(options["retry"], f"task {name!r}: retry")
         self.with_context = with_context
         self.delivery = choice(options.get("delivery", DELIVERIES[0]), DELIVERIES, "delivery")

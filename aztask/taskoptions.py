@@ -32,6 +32,7 @@ class TaskOptions(TypedDict, total=False):
 
     * `name`: the registered name; "APP.FUNCTION" by default.
     * `queue`: the queue that invocations are sent to; the app's ``default_queue`` by default.
+    * `priority`: one of the queue's priorities, see `App.queue`; "normal" by default.
     * `retry`: a `RetryPolicy`; the app's by default.
     * `time_limit`: the time after which the process that runs the task is killed; no limit by
       default.
@@ -64,6 +65,7 @@ class TaskOptions(TypedDict, total=False):
 
     name: str
     queue: str
+    priority: str
     retry: RetryPolicy
     unique: Literal["arguments"] | Callable[..., object]
     until: Literal["started", "finished"] | float | timedelta
@@ -88,6 +90,8 @@ class SendOptions(TypedDict, total=False):
     * `delay`: the time until the task may start, in seconds or as a ``timedelta``; 0 by default.
     * `eta`: the time at which it may start, a ``datetime`` with a time zone, instead of `delay`.
     * `queue`: the queue to send to; the task's by default.
+    * `priority`: one of the queue's priorities, see `App.queue`; the task's by default, and
+      "normal" in a queue that you name here.
     * `task_id`: an id of your own, 1 to 1,024 printable characters; a new UUID by default. If the
       result store already knows the id, the task does not run again and you get the existing
       result.
@@ -102,6 +106,7 @@ class SendOptions(TypedDict, total=False):
     delay: float | timedelta
     eta: datetime
     queue: str
+    priority: str
     task_id: str
     expires: float | timedelta | datetime
     force: bool
@@ -240,7 +245,7 @@ def checked_send_options(options: SendOptions, where: str) -> SendOptions:
             to_epoch_seconds(expires, "expires")
         else:
             checked["expires"] = positive(expires, "expires")
-    for name in ("queue", "task_id", "session"):
+    for name in ("queue", "priority", "task_id", "session"):
         if options.get(name) is not None:
             name_text(options.get(name), name)
     if "ordered" in options:

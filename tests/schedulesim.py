@@ -60,7 +60,9 @@ class World:
         assert inner is not None
         store = DyingStore(self, inner)
         results: Any = WithSchedules(self.results, store)
-        made = Schedules("shop", "default", lambda: results, codec or Codec(), self._send)
+        made = Schedules(
+            "shop", lambda task, options: "default", lambda: results, codec or Codec(), self._send
+        )
         declare(made)
         self.engines.append(made.engine)
         return made

@@ -31,6 +31,7 @@ class NodeOptions(TypedDict, total=False):
 
     delay: float
     queue: str
+    priority: str
     expires: float
     session: str
     ordered: bool

@@ -41,6 +41,8 @@ class Rate:
 class Limit:
     """A declared limit: of a rate, or of how many run at the same time, or of both.
 
+    With a key and without both it limits nothing: it names tenants, which can be paused.
+
     `key`: makes the key of the task's arguments; None: one limit for all.
     """
 
@@ -95,8 +97,10 @@ def limit_of(
         raise ConfigurationError(
             f"{what}: key takes a function of the task's arguments, not {shown(key)}"
         )
-    if rate is None and concurrency is None:
-        raise ConfigurationError(f"{what}: give it a rate, a concurrency, or both")
+    if rate is None and concurrency is None and key is None:
+        raise ConfigurationError(
+            f"{what}: give it a rate, a concurrency, or both; or a key alone, to pause tenants"
+        )
     held = None if concurrency is None else _count(concurrency, f"{what}: concurrency")
     if rate is None:
         if burst != 1:

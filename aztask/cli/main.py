@@ -32,7 +32,7 @@ COMMANDS = {
     "workers": "List the workers of the last day: running ones first, the newest first.",
     "running": "List the tasks that workers run now, the longest-running first.",
     "queues": "List, create, read, empty and delete queues.",
-    "control": "Pause, resume and drain queues and tasks, for all workers.",
+    "control": "Pause and drain queues, tasks and tenants, and scale workers, while they run.",
     "limits": "List the limits of the app, and how far each one is used.",
     "dlq": "List, show, replay and purge dead letters.",
     "workflow": "List, show, cancel and resume workflows.",

@@ -159,15 +159,46 @@ class NameList(click.ParamType[tuple[str, ...]]):
         return names
 
 
+class WeightedNames(NameList):
+    """Names of queues that are separated by commas, each with a weight or without: ``a:4,b``."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """The names as they were given, with their weights; `split_weights` splits them."""
+        names = super().convert(value, param, ctx)
+        for name in names:
+            queue, colon, weight = name.rpartition(":")
+            if colon and not (queue and weight.isascii() and weight.isdigit() and len(weight) < 4):
+                self.fail(f"{printable(name, 60)} has a wrong weight; write QUEUE:4", param, ctx)
+        return names
+
+
+def split_weights(names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """(queues, {queue: weight}) of checked `WeightedNames`; a later weight replaces an earlier."""
+    weights: dict[str, int] = {}
+    queues: list[str] = []
+    for name in names:
+        queue, colon, weight = name.rpartition(":")
+        queues.append(queue if colon else name)
+        if colon:
+            weights[queue] = int(weight)
+    return tuple(dict.fromkeys(queues)), weights
+
+
 def _undecodable(text: str) -> bool:
     """Whether it holds lone surrogates, which stand for bytes that were not UTF-8."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def queues_option(text: str) -> Callable[[Command], Command]:
-    """Add ``-Q a,b``, which may be repeated: `all_names` joins the values. text: its help."""
+def queues_option(text: str, *, weighted: bool = False) -> Callable[[Command], Command]:
+    """Add ``-Q a,b``, which may be repeated: `all_names` joins the values.
+
+    text: its help. weighted: whether the names may have weights.
+    """
+    kind = WeightedNames() if weighted else NameList()
     option: Callable[[Command], Command] = click.option(
-        "-Q", "--queues", type=NameList(), multiple=True, help=text
+        "-Q", "--queues", type=kind, multiple=True, help=text
     )
     return option
 

@@ -98,7 +98,7 @@ def list_(watching: bool, interval: float, as_json: bool) -> None:
     "--sessions/--no-sessions", default=None, help="Keep the messages of one session in order."
 )
 def create(names: tuple[str, ...], **options: Any) -> None:
-    """Create each queue NAME that is missing.
+    """Create each queue NAME that is missing, and those of its priorities.
 
     It gets the settings of the app and of the options. On an existing queue, settings that the
     service cannot change stay as they are. If the app keeps its results in Azure Tables, their
@@ -106,7 +106,7 @@ def create(names: tuple[str, ...], **options: Any) -> None:
     """
     given = {name: value for name, value in options.items() if value is not None}
     with open_app(creates=True) as app:
-        for name in names:
+        for name in (each for given_name in names for each in app.priority_queues(given_name)):
             app.broker.declare(name, app.queue_options(name).with_explicit(**given))
             click.echo(f"queue {visible(name)} exists")
         if isinstance(app.results, Provisioned):

@@ -38,6 +38,7 @@ from aztask.taskoptions import SendOptions
 )
 @click.option("--delay", type=Duration(), help="Start the task no earlier than after this time.")
 @click.option("-q", "--queue", help="Send it to this queue. [default: the task's queue]")
+@click.option("--priority", help="Send it with this priority of the queue. [default: the task's]")
 @click.option("--task-id", help="Use your own id; if the id is already known, nothing is sent.")
 @click.option(
     "--expires", type=Duration(least=0.001), help="Do not start the task once this time has passed."

@@ -66,7 +66,7 @@ def _signature(task: Task[..., Any]) -> str:
 
 
 def _queue(app: App, task: Task[..., Any]) -> str:
-    return task.queue or app.settings.default_queue
+    return app.queue_for(task, {})
 
 
 def _about(task: Task[..., Any]) -> str | None:

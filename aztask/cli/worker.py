@@ -27,6 +27,7 @@ from aztask.cli.options import (
     all_names,
     app_option,
     queues_option,
+    split_weights,
 )
 from aztask.cli.reload import Reloader, require_library
 from aztask.cli.served import telemetry_module
@@ -38,7 +39,13 @@ from aztask.results.base import Provisioned
 from aztask.support.display import plural
 from aztask.support.extras import install_command
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
-from aztask.worker.options import MOST_CONCURRENCY, MOST_SESSIONS, POOLS, WorkerOptions
+from aztask.worker.options import (
+    MOST_CONCURRENCY,
+    MOST_SESSIONS,
+    POOLS,
+    WorkerOptions,
+    weights_of,
+)
 from aztask.worker.platform import require_linux
 from aztask.worker.pool.forking import ForkServerHandle, first_server
 from aztask.worker.supervisor import Supervisor
@@ -60,7 +67,11 @@ FULL_PAUSE = 5.0
 
 @click.command("worker", cls=Command, extra="name the app with -A, for example -A shop:app")
 @app_option
-@queues_option("Receive from these queues: a,b or -Q a -Q b. [default: those that the app names]")
+@queues_option(
+    "Receive from these queues: a,b or -Q a -Q b. With weights, such as a:4,b:1, four of five "
+    "tasks come from a while both have some. [default: those that the app names]",
+    weighted=True,
+)
 @click.option(
     "-c",
     "--concurrency",
@@ -206,9 +217,10 @@ def _start(
     options["name"] = options["name"] or ""
     app = find_app(required="a worker")
     try:
-        asked = all_names(queues)
-        settings = WorkerOptions(queues=asked or tuple(app.queue_names()), **options)
-        warnings = surplus(app, app_spec() or "", asked)
+        asked, weights = split_weights(all_names(queues))
+        served = asked or tuple(app.queue_names())
+        settings = WorkerOptions(queues=served, weights=weights, **options)
+        warnings = surplus(app, app_spec() or "", asked) + app.unserved(asked)
         try:
             _check_with_room(app, settings)
         except QueueNotFound:  # misspelt, perhaps: a warning names the queue that is meant
@@ -338,9 +350,11 @@ def banner(app: App, spec: str, name: str, options: WorkerOptions) -> list[str]:
     held = " to ".join(f"{lease:g}" for lease in dict.fromkeys((leases[0], leases[-1])))
     tasks = sorted(app.tasks)
     shown = ", ".join(tasks[:SHOWN_TASKS])
+    weights = weights_of(app, options)
+    queues = [f"{queue}:{weights[queue]}" if weights else queue for queue in options.queues]
     more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
     return [
-        f"worker {name}: {options.concurrency} {pool}, queues {', '.join(options.queues)}, "
+        f"worker {name}: {options.concurrency} {pool}, queues {', '.join(queues)}, "
         f"broker {app.address}, lease {held} s",
         f"app {app.name} ({spec}), {plural(len(tasks), 'task')}{': ' * bool(tasks)}{shown}{more}",
     ]

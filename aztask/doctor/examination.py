@@ -25,7 +25,7 @@ from aztask.doctor.queuechecks import judge
 from aztask.doctor.sizes import events_text, store_text
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
 from aztask.limits.control import Controls
-from aztask.results.base import Provisioned, ResultStore, State
+from aztask.results.base import Provisioned, ResultStore, State, WorkerRecord
 from aztask.results.controls import controls_of
 from aztask.sending.queueplan import QueuePlan
 from aztask.support.display import plural
@@ -240,6 +240,7 @@ def _of_results(app: App) -> Iterator[Finding]:
     if held:
         yield fine("results", "size", held)
     yield from _of_pauses(store)
+    yield from _of_priorities(app, workers)
     if known < len(workers):
         names = [(worker.name, worker.damage) for worker in workers if worker.damage]
         text = f"rows of workers that cannot be read: {_named(names)}"
@@ -269,6 +270,20 @@ def _of_pauses(store: ResultStore) -> Iterator[Finding]:
         rows = [(str(each), f"since {_minutes(each.at)}, by {each.by}") for each in pauses]
         text = f"paused for all workers: {_named(rows)}"
         yield warning("results", "paused", text, "to resume it, run aztask control resume")
+
+
+def _of_priorities(app: App, workers: Sequence[WorkerRecord]) -> Iterator[Finding]:
+    """Queues of priorities that no worker serves, although some workers run."""
+    now = time.time()
+    served = {queue for each in workers if each.state_at(now) == "alive" for queue in each.queues}
+    unserved = sorted(app.queue_weights().keys() - served)
+    if served and unserved:
+        yield warning(
+            "results",
+            "priorities",
+            f"no worker serves {', '.join(unserved)}: messages of these priorities wait",
+            "add them to -Q of a worker, or start one without -Q, which serves all of the app's",
+        )
 
 
 def _minutes(at: float) -> str:

@@ -1,9 +1,14 @@
-"""What operators paused: one small document in the result store, which every worker reads.
+"""What operators paused or scaled: one small document in the store, which every worker reads.
 
 Rules
-1. A pause holds for all workers, and over their restarts, until it is resumed.
+1. A pause holds for all workers, and over their restarts, until it is resumed. So does a changed
+   concurrency (`aztask.limits.scale`), until it is reset.
 2. A change is a compare-and-set of the whole document, so no change is lost.
-3. A worker that cannot read the document keeps its last known state; see
+3. Paused tenants have documents of their own, one for each sixteenth of them: the main document
+   only says which of these have changed, so that workers read those, and none if no tenant is
+   paused. The tenants' document is written first. If a program dies in between, workers do not
+   know of its change until it is made again, or the next tenant of that document is changed.
+4. A worker that cannot read the document keeps its last known state; see
    `aztask.worker.upkeep.controlwatch`.
 """
 
@@ -13,17 +18,24 @@ import getpass
 import json
 import math
 import socket
+import string
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from hashlib import sha256
+from typing import Any, Final, TypeVar
 
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError
+from aztask.limits.scale import Reach, Scale, read_scale
 from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange
 from aztask.support.masking import mask
 
 NAME: Final = "control"
+TENANTS: Final = "control-tenants-"
+"""The documents of tenants: a hexadecimal digit of the name's hash follows."""
+
 VERSION: Final = 1
 TRIES: Final = 20
 TEXT_LIMIT: Final = 512
@@ -34,6 +46,8 @@ class Scope(StrEnum):
 
     QUEUE = "queue"
     TASK = "task"
+    TENANT = "tenant"
+    """A key of a limit, see `tenant_name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +65,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """The state of the document. Empty: nothing is paused."""
+    """The state of the document. Empty: nothing is paused, and nothing is scaled.
+
+    * `versions`: by the name of each document of tenants that is not empty.
+    """
 
     pauses: Mapping[tuple[Scope, str], Pause] = field(default_factory=dict)
+    scales: Mapping[tuple[Reach, str], Scale] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def queue_paused(self, name: str) -> bool:
         """Whether no worker may receive from the queue."""
@@ -62,6 +81,10 @@ class ControlState:
     def task_paused(self, name: str) -> bool:
         """Whether no worker may start the task."""
         return (Scope.TASK, name) in self.pauses
+
+    def tenant(self, limit: str, key: str) -> Pause | None:
+        """The pause of this key of a limit; None if it is not paused."""
+        return self.pauses.get((Scope.TENANT, tenant_name(limit, key))) if self.versions else None
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -78,6 +101,9 @@ class ControlState:
         return sorted(self.pauses.values(), key=lambda pause: (pause.at, str(pause)))
 
 
+Changed = TypeVar("Changed", Pause, Scale)
+
+
 class UnreadableControls(AztaskError):
     """The control document in the result store is damaged, or a newer release wrote it."""
 
@@ -90,15 +116,32 @@ class Controls:
 
     def __init__(self, store: ControlStore) -> None:
         self._store = store
+        self._tenants: dict[str, tuple[str, list[Pause]]] = {}
 
     def read(self) -> ControlState:
         """What is paused now, read from the store."""
-        return _state_of(self._entry())
+        state = _state_of(self._entry())
+        return self._with_tenants(state) if state.versions else state
+
+    def _with_tenants(self, state: ControlState) -> ControlState:
+        """The state with the paused tenants; only documents that have changed are read."""
+        known = {
+            name: at for name, at in self._tenants.items() if state.versions.get(name) == at[0]
+        }
+        missing = [name for name in state.versions if name not in known]
+        found = self._store.read(missing) if missing else []
+        for name, entry in zip(missing, found, strict=True):
+            known[name] = state.versions[name], _tenants_of(entry)
+        self._tenants = known
+        tenants = {_key(each): each for _, pauses in known.values() for each in pauses}
+        return replace(state, pauses={**state.pauses, **tenants})
 
     def pause(self, scope: Scope, names: Iterable[str], at: float) -> list[Pause]:
         """Pause these; returns the new pauses. Those that are paused already stay as they are."""
         by = mask(f"{_user()}@{socket.gethostname()}")
         wanted = [Pause(scope, _checked(name), at, by) for name in names]
+        if scope is Scope.TENANT:
+            return self._change_tenants(wanted, paused=True)
 
         def change(state: ControlState) -> tuple[ControlState, list[Pause]]:
             new = [each for each in wanted if (each.scope, each.name) not in state.pauses]
@@ -109,12 +152,100 @@ class Controls:
 
     def resume(self, scope: Scope, names: Iterable[str]) -> list[Pause]:
         """Resume these; returns the pauses that ended."""
-        wanted = {(scope, name) for name in names}
+        if scope is Scope.TENANT:
+            return self._change_tenants([Pause(scope, name, 0.0) for name in names], paused=False)
+        wanted: set[tuple[Scope, str]] = {(scope, name) for name in names}
         return self._change(lambda state: _without(state, wanted))
 
+    def scale(
+        self, reach: Reach, names: Iterable[str], size: int, at: float, *, forget: Set[str]
+    ) -> list[Scale]:
+        """Set the concurrency of these workers; returns the new entries.
+
+        forget: workers that have ended, whose entries are removed.
+        """
+        by = mask(f"{_user()}@{socket.gethostname()}")
+        made = [Scale(reach, name and _checked(name), size, at, by) for name in names]
+
+        def change(state: ControlState) -> tuple[ControlState, list[Scale]]:
+            kept = {
+                key: each
+                for key, each in state.scales.items()
+                if key[0] is not Reach.WORKER or key[1] not in forget
+            }
+            new = {(each.reach, each.name): each for each in made}
+            return replace(state, scales={**kept, **new}), made
+
+        return self._change(change)
+
+    def unscale(self, reach: Reach | None, names: Iterable[str]) -> list[Scale]:
+        """Remove these entries, with None all; returns them."""
+        wanted = {(reach, name) for name in names}
+
+        def change(state: ControlState) -> tuple[ControlState, list[Scale]]:
+            ended = [key for key in state.scales if reach is None or key in wanted]
+            kept = {key: each for key, each in state.scales.items() if key not in ended}
+            return replace(state, scales=kept), [state.scales[key] for key in ended]
+
+        return self._change(change)
+
     def resume_all(self) -> list[Pause]:
-        """Resume everything. This also replaces a document that cannot be read."""
-        return self._change(lambda state: _without(state, set(state.pauses)), repair=True)
+        """Resume everything. This also replaces documents that cannot be read."""
+        tenants: list[Pause] = []
+        documents = [f"{TENANTS}{digit}" for digit in string.hexdigits[:16]]
+        for name, entry in zip(documents, self._store.read(documents), strict=True):
+            if entry is not None:
+                with suppress(UnreadableControls):
+                    tenants += _tenants_of(entry)
+                self._store.write([EntryChange(name, _tenants_data([]), entry.tag)])
+
+        def change(state: ControlState) -> tuple[ControlState, list[Pause]]:
+            return _without(replace(state, versions={}), set(state.pauses))
+
+        return [*self._change(change, repair=True), *tenants]
+
+    def _change_tenants(self, wanted: Sequence[Pause], *, paused: bool) -> list[Pause]:
+        """Pause or resume these tenants; returns those that changed."""
+        groups: dict[str, list[Pause]] = {}
+        for each in wanted:
+            groups.setdefault(_document_of(each), []).append(each)
+        changed: list[Pause] = []
+        for name, group in groups.items():
+            difference, left = self._change_document(name, group, paused=paused)
+            changed += difference
+            self._mark(name, empty=not left)
+        return changed
+
+    def _change_document(
+        self, name: str, group: Sequence[Pause], *, paused: bool
+    ) -> tuple[list[Pause], int]:
+        """Change one document of tenants; returns (what changed, how many are paused now)."""
+        for _ in range(TRIES):
+            (entry,) = self._store.read([name])
+            pauses = {_key(each): each for each in _tenants_of(entry)}
+            if paused:
+                difference = [each for each in group if _key(each) not in pauses]
+                pauses |= {_key(each): each for each in difference}
+            else:
+                difference = [pauses.pop(_key(each)) for each in group if _key(each) in pauses]
+            if not difference:
+                return [], len(pauses)
+            data = _tenants_data(pauses.values())
+            tag = None if entry is None else entry.tag
+            if self._store.write([EntryChange(name, data, tag)]) != [None]:
+                return difference, len(pauses)
+        raise BrokerUnavailable("other programs keep changing which tenants are paused; try again")
+
+    def _mark(self, name: str, *, empty: bool) -> None:
+        """Let workers read this document of tenants, or forget it if it is empty."""
+
+        def change(state: ControlState) -> tuple[ControlState, list[Pause]]:
+            versions = {key: each for key, each in state.versions.items() if key != name}
+            if not empty:
+                versions[name] = uuid.uuid4().hex
+            return replace(state, versions=versions), []
+
+        self._change(change, always=True)
 
     def _entry(self) -> Entry | None:
         (entry,) = self._store.read([NAME])
@@ -122,11 +253,15 @@ class Controls:
 
     def _change(
         self,
-        change: Callable[[ControlState], tuple[ControlState, list[Pause]]],
+        change: Callable[[ControlState], tuple[ControlState, list[Changed]]],
         *,
         repair: bool = False,
-    ) -> list[Pause]:
-        """Change the document, again if another program changed it; returns the difference."""
+        always: bool = False,
+    ) -> list[Changed]:
+        """Change the document, again if another program changed it; returns the difference.
+
+        repair: replace a damaged one. always: write it even if nothing was paused or resumed.
+        """
         for _ in range(TRIES):
             entry = self._entry()
             try:
@@ -136,13 +271,18 @@ class Controls:
                     raise
                 state = ControlState()
             changed, difference = change(state)
-            if not difference and not repair:
+            if not difference and not repair and not always:
                 return []
             data = _data_of(changed)
             tag = None if entry is None else entry.tag
             if self._store.write([EntryChange(NAME, data, tag)]) != [None]:
                 return difference
         raise BrokerUnavailable("other programs keep changing what is paused; try again")
+
+
+def tenant_name(limit: str, key: str) -> str:
+    """The name under which a key of a limit is paused."""
+    return f"{limit}={key}"
 
 
 def _without(
@@ -171,15 +311,40 @@ def _user() -> str:
 
 def _data_of(state: ControlState) -> bytes:
     """The document's bytes. Raises ConfigurationError if it became too long."""
-    record = {
+    record: dict[str, Any] = {
         "v": VERSION,
         "write": uuid.uuid4().hex,  # no two writers write the same bytes
         "pauses": [[p.scope.value, p.name, p.at, p.by] for p in state.listed()],
     }
+    if state.scales:
+        record["scales"] = [each.packed() for each in state.scales.values()]
+    if state.versions:
+        record["tenants"] = dict(state.versions)
+    return _encoded(record)
+
+
+def _encoded(record: dict[str, Any]) -> bytes:
     data = json.dumps(record, separators=(",", ":")).encode()
     if len(data) > ENTRY_LIMIT:
-        raise ConfigurationError("too much is paused: pause whole queues instead of single tasks")
+        raise ConfigurationError(
+            "too much is paused: pause whole queues or tasks instead of single tasks or tenants"
+        )
     return data
+
+
+def _document_of(pause: Pause) -> str:
+    return f"{TENANTS}{sha256(pause.name.encode('utf-8', 'surrogatepass')).hexdigest()[0]}"
+
+
+def _tenants_data(pauses: Iterable[Pause]) -> bytes:
+    """The bytes of a document of tenants. Raises ConfigurationError if it became too long."""
+    rows = [[each.scope.value, each.name, each.at, each.by] for each in pauses]
+    return _encoded({"v": VERSION, "write": uuid.uuid4().hex, "pauses": rows})
+
+
+def _tenants_of(entry: Entry | None) -> list[Pause]:
+    """The pauses in a document of tenants. Raises UnreadableControls."""
+    return list(_state_of(entry).pauses.values())
 
 
 def _state_of(entry: Entry | None) -> ControlState:
@@ -192,12 +357,18 @@ def _state_of(entry: Entry | None) -> ControlState:
                 "a newer release of aztask wrote what is paused; update aztask here"
             )
         pauses = [_pause_of(each) for each in record["pauses"]]
+        scales = [read_scale(each) for each in record.get("scales", ())]
+        versions = {str(name): str(each) for name, each in dict(record.get("tenants", {})).items()}
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UnreadableControls(
             "the entry in the result store that says what is paused is damaged; run "
             "aztask control resume --all to replace it"
         ) from None
-    return ControlState({_key(each): each for each in pauses})
+    return ControlState(
+        {_key(each): each for each in pauses},
+        {(each.reach, each.name): each for each in scales},
+        versions,
+    )
 
 
 def _pause_of(record: Any) -> Pause:

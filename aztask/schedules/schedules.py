@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypedDict, Unpack, cast
@@ -90,14 +90,14 @@ class Schedules:
     def __init__(
         self,
         app_name: str,
-        default_queue: str,
+        queue_for: Callable[[Task[..., Any], Mapping[str, Any]], str],
         results: Callable[[], ResultStore | None],
         codec: Codec,
         send: OccurrenceSender,
     ) -> None:
         """The app makes it, and gives it what it needs of itself."""
         self._app_name = app_name
-        self._default_queue = default_queue
+        self._queue_for = queue_for
         self._results = results
         self._codec = codec
         self._send = send
@@ -194,7 +194,7 @@ class Schedules:
         message = TaskMessage(
             plan.name,
             task.name,
-            str(options.get("queue") or task.queue or self._default_queue),
+            self._queue_for(task, options),
             body,
             content_type,
             encoding,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol, cast
 
@@ -57,18 +57,20 @@ class GraphSender:
         leases: LeaseAdvisor,
         hooks: Hooks,
         *,
-        default_queue: str,
+        queue_for: Callable[[Task[..., Any], Mapping[str, Any]], str],
         has_sessions: Callable[[str], bool],
         enqueued: Callable[[Sequence[TaskMessage]], None],
     ) -> None:
-        """enqueued: writes the events of messages that workflows have sent."""
+        """queue_for: the queue for a task and the options of its send. enqueued: writes the events
+        of messages that workflows have sent.
+        """
         self._enqueued = enqueued
         self._watcher: GraphWatcher | None = None
         self._connections = connections
         self._codec = codec
         self._leases = leases
         self._hooks = hooks
-        self._default_queue = default_queue
+        self._queue_for = queue_for
         self._has_sessions = has_sessions
         self._engine: WorkflowEngine | None = None
 
@@ -131,8 +133,7 @@ class GraphSender:
         return self.result(workflow)
 
     def _queue_of(self, signature: Signature) -> str:
-        task = cast("Task[..., Any]", signature.task)
-        return str(signature.options.get("queue") or task.queue or self._default_queue)
+        return self._queue_for(cast("Task[..., Any]", signature.task), signature.options)
 
     def _session_of(self, signature: Signature, queue: str) -> tuple[str | None, bool]:
         return check_session(

@@ -105,9 +105,13 @@ def plan_of(
     *,
     lease: float,
     lease_asked: bool,
+    home: str | None = None,
 ) -> QueuePlan:
-    """The plan of one queue. `settings` are the app's with the queue's own in their place."""
-    home = settings.default_queue
+    """The plan of one queue. `settings` are the app's with the queue's own in their place.
+
+    * `home`: the queue whose priority this one is for; by default the queue itself.
+    """
+    default = settings.default_queue
     return QueuePlan(
         queue,
         own or QueueSettings(queue),
@@ -115,7 +119,7 @@ def plan_of(
         lease_asked,
         settings.max_lease_seconds,
         settings.max_deliveries,
-        tuple(task for task in tasks if (task.queue or home) == queue),
+        tuple(task for task in tasks if (task.queue or default) == (home or queue)),
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from aztask.address.priorities import check_weight
+from aztask.app import App
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.support.masking import printable
 from aztask.worker.logs import LOG_TASKS
@@ -34,6 +37,8 @@ class WorkerOptions:
     * log_tasks: log a line for each task that ends: "auto" (up to 50 a second, above that a
       summary each minute), "all" or "off". Failures are always logged.
     * schedules: make occurrences of schedules.
+    * weights: by queue, how many tasks are taken from it while others have messages, too. Queues
+      that are missing have their declared weight, else 1.
     """
 
     queues: tuple[str, ...] = ("default",)
@@ -51,6 +56,7 @@ class WorkerOptions:
     session_share: float = 5.0
     log_tasks: str = LOG_TASKS[0]
     schedules: bool = True
+    weights: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -69,6 +75,8 @@ class WorkerOptions:
                 f"log_tasks takes {', '.join(LOG_TASKS)}, not {self.log_tasks!r}."
                 f"{did_you_mean(self.log_tasks, LOG_TASKS)}"
             )
+        for queue, weight in self.weights.items():
+            check_weight(f"the weight of queue {queue!r}", weight)
         _whole(self.concurrency, "concurrency", 1, MOST_CONCURRENCY)
         if self.prefetch is not None:
             _whole(self.prefetch, "prefetch", 0, 100_000)
@@ -91,6 +99,23 @@ class WorkerOptions:
     def slots(self) -> int:
         """The number of tasks that run at the same time in each pool process."""
         return self.concurrency // self.processes
+
+
+def weights_of(app: App, options: WorkerOptions) -> dict[str, int]:
+    """The weights of a worker's queues: those of ``-Q``, else the declared ones, else 1.
+
+    Empty if it has one queue, or none of them has a weight: then it receives from each as fast as
+    it can.
+    """
+    if len(options.queues) == 1:
+        return {}
+    declared = app.queue_weights()
+    found = {
+        queue: weight
+        for queue in options.queues
+        if (weight := options.weights.get(queue, declared.get(queue))) is not None
+    }
+    return {queue: found.get(queue, 1) for queue in options.queues} if found else {}
 
 
 def _whole(value: int, what: str, least: int, most: int) -> None:

@@ -3,9 +3,12 @@
 Rules
 1. A paused queue: the worker receives nothing from it, and releases once what it had prefetched.
 2. A paused task: its deliveries are put off, for `FIRST_DELAY` at first and each time twice as
-   long, up to `LONGEST_DELAY`. In a session the message waits under its lease, until the task is
-   resumed.
-3. Tasks that have started go on, and so does everything that is already claimed.
+   long, but never longer than a quarter of the pause so far, nor than `LONGEST_DELAY`. So after
+   `resume` a message waits at most a quarter as long as the task was paused. In a session the
+   message waits under its lease, until the task is resumed.
+3. A paused tenant, a key of a limit: `aztask.worker.limiting.gate` puts its deliveries off as those
+   of a paused task, because it makes the keys.
+4. Tasks that have started go on, and so does everything that is already claimed.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from aztask.limits.control import ControlState, Pause
+from aztask.limits.control import ControlState, Pause, Scope
+from aztask.message.message import TaskMessage
 from aztask.settlement import Release
+from aztask.support.clock import Clock
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.work import WorkItem, message_of
 from aztask.worker.runtime import WorkerRuntime
@@ -26,6 +31,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY: Final = 5.0
 LONGEST_DELAY: Final = 600.0
+AGE_SHARE: Final = 0.25
+"""The part of a pause's age for which messages are put off at most.
+
+A message is put off about 22 times in the first 10 minutes, 31 times in the first hour, and 6 times
+an hour after that. Without this bound it would be 8 and 13 times, and a task that was paused for 10
+minutes would come back up to 10 minutes after its resume.
+"""
+
 SPREAD: Final = 0.2
 """The share by which delays differ at random, so that not all messages come back together."""
 
@@ -40,8 +53,10 @@ class Pausing:
         *,
         claim: Callable[[Iterable[WorkItem]], None],
         finish: Callable[[Iterable[WorkItem]], None],
+        changed: Callable[[ControlState], None],
     ) -> None:
         """claim: takes deliveries whose start rows are claimed at once. finish: takes decided ones.
+        changed: called with each new state.
 
         `queues` has the paused queues.
         """
@@ -51,6 +66,7 @@ class Pausing:
         self._put_offs = put_offs
         self._claim = claim
         self._finish = finish
+        self._on_change = changed
         self._watch = ControlWatch(runtime, self._changed)
         self.queues: frozenset[str] = frozenset()
 
@@ -83,7 +99,7 @@ class Pausing:
                 decided.append(item)
             elif not state.task_paused(task) or self._put_offs.expired(item):
                 admitted.append(item)
-            elif self._put_offs.wait(item, _delay(item), f"task {task} is paused"):
+            elif self._put_off(item, state.pauses[Scope.TASK, task]):
                 decided.append(item)
             else:
                 claims.append(item)
@@ -91,7 +107,18 @@ class Pausing:
         self._claim(claims)
         return admitted
 
+    def _put_off(self, item: WorkItem, pause: Pause) -> bool:
+        delay = put_off_seconds(message_of(item), pause, self._clock)
+        return self._put_offs.wait(item, delay, f"{pause} is paused")
+
+    def tenant(self, limit: str, key: str) -> Pause | None:
+        """The pause of this key of a limit, if it is paused. Any thread may call."""
+        return self._watch.state.tenant(limit, key)
+
     def _changed(self, former: ControlState, now: ControlState) -> None:
+        self._on_change(now)
+        if former.pauses == now.pauses:
+            return
         self.queues = now.queues
         for pause in now.listed():
             if (pause.scope, pause.name) not in former.pauses:
@@ -110,6 +137,18 @@ class Pausing:
         self._journal.control_changed(pause, what)
 
 
-def _delay(item: WorkItem) -> float:
-    longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(message_of(item).times_put_off, 16))
+def longest_delay(times: int, age: float) -> float:
+    """The longest delay of the next put-off, in seconds, see rule 2.
+
+    times: how often the message was put off before. age: seconds since the pause began, by this
+    machine's clock and that of the machine that paused; a wrong one costs put-offs or delays, and
+    nothing else.
+    """
+    by_age = max(FIRST_DELAY, AGE_SHARE * age)
+    return min(LONGEST_DELAY, by_age, FIRST_DELAY * 2.0 ** min(times, 16))
+
+
+def put_off_seconds(message: TaskMessage, pause: Pause, clock: Clock) -> float:
+    """How long to put a message off because of this pause."""
+    longest = longest_delay(message.times_put_off, clock.wall() - pause.at)
     return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret

@@ -14,7 +14,7 @@ from aztask.lease.state import Lease
 from aztask.support.clock import Clock
 from aztask.support.masking import mask
 from aztask.worker.mailbox import Mailbox
-from aztask.worker.options import WorkerOptions
+from aztask.worker.options import WorkerOptions, weights_of
 from aztask.worker.pipeline.deliveries import Deliveries
 from aztask.worker.upkeep.journal import Journal
 from aztask.worker.upkeep.tasklog import TaskLog
@@ -67,7 +67,7 @@ class WorkerRuntime:
             on_settleable=mailbox.wake,
         )
         journal = Journal(worker_sink(app, name), clock, TaskLog(clock, options.log_tasks))
-        deliveries = Deliveries(name, clock)
+        deliveries = Deliveries(name, clock, weights_of(app, options))
         return cls(name, app, options, clock, keeper, journal, mailbox, deliveries)
 
     @property

@@ -24,6 +24,7 @@ from aztask.worker.finishing import FinishLanes
 from aztask.worker.intake.intakes import Intakes, Source, prefetch, tell_over
 from aztask.worker.intake.sessions import SessionSlot
 from aztask.worker.lane import Lane
+from aztask.worker.leasenews import LeaseNews
 from aztask.worker.limiting.gating import Gating
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pausing import Pausing
@@ -36,6 +37,7 @@ from aztask.worker.pool.forking import ForkServerHandle
 from aztask.worker.pool.requests import TaskRequests
 from aztask.worker.pool.timelimits import TimeLimits
 from aztask.worker.runtime import WorkerRuntime
+from aztask.worker.scaling import Scaling
 from aztask.worker.upkeep.heartbeat import Heartbeat
 from aztask.worker.upkeep.housekeeping import Housekeeping
 from aztask.worker.upkeep.leasewatch import LeaseWatch
@@ -77,10 +79,9 @@ class Supervisor:
         )
         self._finishes = FinishLanes(self._finish_lane, runtime.lane_threads)
         self._gating = Gating(runtime, self.pipeline, self._gated)
-        # A claim across a network takes time: the next ones are sent while the pool is busy.
-        self._claims_ahead = options.concurrency if runtime.lane_threads else 0
         plan = PoolPlan(app_spec, options.processes, options.slots, self.name, options.pool)
         self._pool = Pool(plan, clock=clock, server=server)
+        self._scaling = Scaling(runtime, self._pool, lambda: self._intakes)
         self._limits = TimeLimits(runtime, self._pool)
         self._requests = TaskRequests(runtime, self._limits)
         self._dispatcher = PoolDispatcher(
@@ -93,20 +94,32 @@ class Supervisor:
             late=self._gating.late,
         )
         self._gating.tell = self._dispatcher.tell
+        self._news = LeaseNews(runtime, self._limits, self._dispatcher, self._over)
         self._pausing = Pausing(
             runtime,
             self.pipeline.put_offs,
             claim=self._claims.submit,
             finish=self._finishes.submit,
+            changed=self._scaling.obey,
         )
+        self._gating.pauses_by(self._pausing.tenant)
         self._chores = Housekeeping(runtime)
         self._leases = LeaseWatch(runtime)
-        self._intakes = Intakes(app, options, self._leases.seconds, self._take)
+        self._intakes = self._new_intakes()
         self._heartbeat = Heartbeat(runtime, self._pool)
-        self._next_tick = 0.0
-        self._signals = 0
+        self._next_tick, self._signals = 0.0, 0
         self._draining_until: float | None = None
         self.finished = 0
+
+    def _new_intakes(self) -> Intakes:
+        return Intakes(
+            self.app,
+            self.options,
+            self._leases.seconds,
+            self._take,
+            weights=self._deliveries.weights,
+            wake=self._mailbox.wake,
+        )
 
     def _finish_lane(self, name: str, threads: int) -> Lane[WorkItem]:
         return Lane(name, self.pipeline.finish, self._finished, self._mailbox, threads=threads)
@@ -266,7 +279,7 @@ class Supervisor:
         self._limits.enforce(now)
         self.journal.tick(now)
         self.pipeline.floods.tick(now)
-        self._deliveries.back(self._pool.take_back_stuck(now))
+        self._deliveries.back(self._pool.take_back_stuck(now) + self._pool.shrink())
         self._abandon_held(now if self._draining_until is None else math.inf)
         due = self._deliveries.due(now)
         self._finishes.submit(item for item in due if item.decided is not None)
@@ -288,6 +301,7 @@ class Supervisor:
     def _received(self, source: Source, deliveries: list[Delivery], asked_at: float) -> None:
         """Hold the leases of new deliveries, open them, and pass them to the next stage."""
         hit("received", len(deliveries))
+        self._intakes.received(source.queue, len(deliveries))
         session = source if isinstance(source, SessionSlot) else None
         items = [
             self._deliveries.add(source.queue, source.receiver, each, session)
@@ -316,7 +330,9 @@ class Supervisor:
         room = window - (len(self._deliveries) - self._deliveries.held - self._gating.parked)
         if self._draining_until is None and self._pausing.known:
             wait = 0 < room < min(window // 4, 64) and bool(self._deliveries.opened)
-            self._intakes.allow(room, wait=wait, paused=self._pausing.queues)
+            ahead = window > self._pool.capacity
+            paused = self._pausing.queues
+            self._intakes.allow(room, wait=wait, paused=paused, window=window, ahead=ahead)
 
     # -- stages ------------------------------------------------------------------------------
 
@@ -324,7 +340,7 @@ class Supervisor:
         """Claim only what the pool can take now, because a claim counts as a start."""
         opened = self._deliveries.opened
         if opened:
-            room = self._pool.room() + self._claims_ahead
+            room = self._pool.room() + self._scaling.claims_ahead
             room -= len(self._deliveries.ready) + len(self._claims) + self._gating.held
             if room > 0:
                 batch = [opened.popleft() for _ in range(min(room, len(opened)))]
@@ -427,23 +443,7 @@ class Supervisor:
     # -- leases ------------------------------------------------------------------------------
 
     def _renewed(self, lease: Lease, age: float) -> None:
-        item = self._deliveries.of(lease)
-        if item is not None:
-            self.journal.renewed(item, age)
-            deadline = min(lease.deadline, item.permits_until)
-            self._dispatcher.tell(item, ["renewed", item.number, deadline])
+        self._news.renewed(lease, age)
 
     def _lease_lost(self, lease: Lease) -> None:
-        """The broker or the clock says that the lease has ended: stop the task, settle nothing."""
-        item = self._deliveries.of(lease)
-        if item is not None and item.stage is Stage.RUNNING:
-            self._limits.stop(item, "lease", lease.lost_reason)
-        elif item is not None and item.stage is Stage.HELD:
-            item.note("lease_lost", lease.lost_reason)
-            self._over([item])
-        elif item is not None:
-            logger.info(
-                "%s: the lease was lost before the task started, it will be redelivered: %s",
-                item.label,
-                lease.lost_reason,
-            )
+        self._news.lost(lease)

@@ -26,7 +26,7 @@ Written by docs/generate/settings.py from the settings in `aztask.config`; edit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TypedDict
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 from stores import Store
 
 from aztask.limits.control import Controls, Scope, UnreadableControls
+from aztask.limits.scale import Reach, scale_of
 from aztask.results.base import ResultStore
-from aztask.results.controls import ENTRY_LIMIT, ControlStore, EntryChange, controls_of
+from aztask.results.controls import ENTRY_LIMIT, ControlStore, Entry, EntryChange, controls_of
 
 
 @pytest.fixture
@@ -135,6 +138,106 @@ def test_a_pause_is_seen_by_others_until_it_is_resumed(
     assert there.read().listed() == []
 
 
+def test_a_concurrency_is_seen_by_others_until_it_is_reset(
+    controls: ControlStore, another: ControlStore
+) -> None:
+    here, there = Controls(controls), Controls(another)
+    here.pause(Scope.QUEUE, ["orders"], 5.0)
+    (every,) = here.scale(Reach.ALL, [""], 4, 6.0, forget=set())
+    assert (str(every), every.size) == ("all workers", 4)
+    here.scale(Reach.WORKER, ["w1", "gone"], 8, 7.0, forget=set())
+    here.scale(Reach.QUEUE, ["orders", "mail"], 2, 8.0, forget={"gone"})
+    scales = there.read().scales.values()
+    assert {str(each) for each in scales} == {
+        *("all workers", "worker w1", "queue orders", "queue mail")
+    }
+
+    def size(worker: str, *queues: str) -> int:
+        found = scale_of(scales, worker, queues)
+        return found.size if found is not None else 0
+
+    assert size("w1", "orders") == 8
+    assert size("w2", "orders", "other") == 2
+    assert size("w2", "other") == 4
+    there.pause(Scope.TASK, ["shop.resize"], 6.0)
+    there.resume_all()
+    assert here.read().scales.keys() == there.read().scales.keys() != set(), "pauses are apart"
+    assert [str(each) for each in there.unscale(Reach.WORKER, ["w1", "w9"])] == ["worker w1"]
+    assert len(there.unscale(None, ())) == 3
+    assert here.read().scales == {}
+
+
+def test_a_paused_tenant_is_seen_by_others_until_it_is_resumed(
+    controls: ControlStore, another: ControlStore
+) -> None:
+    here, there = Controls(controls), Controls(another)
+    here.pause(Scope.QUEUE, ["orders"], 4.0)
+    names = [f"customer=tenant {number}" for number in range(40)]
+    assert len(here.pause(Scope.TENANT, names, 5.0)) == 40
+    state = there.read()
+    found = state.tenant("customer", "tenant 7")
+    assert found is not None
+    assert (str(found), found.at, "@" in found.by) == ("tenant customer=tenant 7", 5.0, True)
+    assert state.tenant("customer", "tenant 40") is None
+    assert state.tenant("other", "tenant 7") is None
+    assert len(state.listed()) == 41
+    assert here.pause(Scope.TENANT, names[:2], 9.0) == [], "they are paused already"
+    ended = here.resume(Scope.TENANT, [names[7], "customer=other"])
+    assert [each.name for each in ended] == [names[7]]
+    assert there.read().tenant("customer", "tenant 7") is None
+    assert there.read().tenant("customer", "tenant 8") is not None
+    assert len(here.resume(Scope.TENANT, names)) == 39
+    assert there.read().versions == {}, "nothing more is read of tenants"
+    assert [str(each) for each in there.read().listed()] == ["queue orders"]
+
+
+def test_resume_all_ends_the_pauses_of_tenants_too_and_replaces_damaged_documents(
+    controls: ControlStore, another: ControlStore
+) -> None:
+    here, there = Controls(controls), Controls(another)
+    here.pause(Scope.TENANT, ["customer=a", "customer=b"], 5.0)
+    here.pause(Scope.TASK, ["shop.resize"], 6.0)
+    assert len(here.resume_all()) == 3
+    assert there.read().listed() == []
+    here.pause(Scope.TENANT, ["customer=c"], 7.0)
+    assert [each.name for each in there.read().listed()] == ["customer=c"], "a and b do not revive"
+    (document,) = there.read().versions
+    (entry,) = controls.read([document])
+    assert entry is not None
+    controls.write([EntryChange(document, b"damaged", entry.tag)])
+    with pytest.raises(UnreadableControls):
+        Controls(another).read()
+    here.resume_all()
+    assert Controls(another).read().listed() == []
+
+
+def test_only_documents_of_tenants_that_have_changed_are_read(
+    controls: ControlStore, another: ControlStore
+) -> None:
+    reads: list[list[str]] = []
+
+    class Counting:
+        def read(self, names: Sequence[str]) -> list[Entry | None]:
+            reads.append(list(names))
+            return controls.read(names)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(controls, name)
+
+    watching, changing = Controls(cast("ControlStore", Counting())), Controls(another)
+    watching.read()
+    assert reads == [["control"]], "no tenant is paused, so nothing more is read"
+    changing.pause(Scope.TENANT, [f"customer={number}" for number in range(8)], 5.0)
+    watching.read()
+    reads.clear()
+    watching.read()
+    assert reads == [["control"]]
+    changing.pause(Scope.TENANT, ["customer=another"], 5.0)
+    reads.clear()
+    assert watching.read().tenant("customer", "another") is not None
+    assert [len(names) for names in reads] == [1, 1]
+
+
 def test_pauses_that_are_set_at_once_are_all_kept(
     controls: ControlStore, another: ControlStore
 ) -> None:
@@ -147,7 +250,16 @@ def test_pauses_that_are_set_at_once_are_all_kept(
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff", b"[]", b'{"v":1}', b'{"v":1,"pauses":[[1,2,3,4]]}', b'{"v":2}']
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"v":1}',
+        b'{"v":1,"pauses":[[1,2,3,4]]}',
+        b'{"v":2}',
+        b'{"v":1,"pauses":[],"scales":[["all","",0,1.0,""]]}',
+    ],
 )
 def test_a_damaged_document_is_an_error_and_can_be_replaced(
     controls: ControlStore, data: bytes

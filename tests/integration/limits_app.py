@@ -19,6 +19,15 @@ app.limit("ten", rate="10/s")
 app.limit("fifty", rate="50/s")
 app.limit("five", concurrency=5)
 app.limit("tenant", rate="2/s", key=lambda tenant, *_: tenant)
+app.limit("customer", concurrency=2, key=lambda customer, *_: customer)
+
+
+@app.task(limits=["customer"])
+def serve(customer: str, key: str, seconds: float = 0.0) -> str:
+    note("start", key)
+    time.sleep(seconds)
+    note("end", key)
+    return key
 
 
 @app.task(limits=["ten"])

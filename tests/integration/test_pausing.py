@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from harness import Site, site_in, wait_until
 from ledger_app import snoozing, work
+from limits_app import serve
 from session_app import step
 
 from aztask.errors import ResultTimeout
@@ -154,3 +155,30 @@ def test_a_worker_that_cannot_read_what_is_paused_receives_nothing_until_it_can(
     time.sleep(1.5)
     assert app.send(work.name, ["b"]).get(timeout=20) == "b", "the last known state stands"
     assert worker.stop() == 0, worker.log
+
+
+def test_a_paused_tenant_waits_over_kills_and_others_run(tmp_path: Path) -> None:
+    with site_in(tmp_path / "site", module="limits_app", extra=SOON) as site:
+        app, paused = site.app(), controls(site)
+        first = site.worker("-c", "2", "--pool", "threads")
+        assert app.send(serve.name, ["acme", "before"]).get(timeout=20) == "before"
+        paused.pause(Scope.TENANT, ["customer=acme"], time.time())
+        time.sleep(1.0)
+        waiting = [app.send(serve.name, ["acme", f"a{n}"]) for n in range(3)]
+        others = [app.send(serve.name, ["bolt", f"b{n}"]) for n in range(3)]
+        assert [each.get(timeout=20) for each in others] == ["b0", "b1", "b2"]
+        wait_until(lambda: len(events(site, "put_off")) >= 3, 10, "they are put off")
+        first.kill()
+        first.wait()
+        second = site.worker("-c", "2", "--pool", "threads")
+        assert app.send(serve.name, ["dune", "c"]).get(timeout=20) == "c"
+        assert not [line for line in site.lines("start") if line.key.startswith("a")]
+        paused.resume(Scope.TENANT, ["customer=acme"])
+        assert [each.get(timeout=20) for each in waiting] == ["a0", "a1", "a2"]
+        assert second.stop() == 0, second.log
+        assert set(site.counts("start").values()) == {1}
+        reasons = {event.reason for event in events(site, "put_off")}
+        assert reasons == {"tenant customer=acme is paused"}
+        for each in waiting:
+            (run,) = app.results.history(each.id)
+            assert (run.state, run.starts, run.key.hop) == (State.SUCCEEDED, 1, 0)

@@ -59,7 +59,7 @@ def matched(
     _check_parameters(columns, submission.task, task)
     for parameter, column in columns:
         check_type(parameter, schema[column].dataType, app.codec)
-    queue = submission.queue or (task.queue if task else None) or app.settings.default_queue
+    queue = app.queue_for(task, {"queue": submission.queue})
     Template(app.codec, submission.task, queue)  # raises if no worker could read a name
     expires = submission.expires
     if expires is None and task is not None:

@@ -5,6 +5,8 @@ Rules
    (`Capabilities.receives_at_once`), but only while batches are full and there is room for another
    one: a quiet queue costs no further request.
 2. The deliveries that a pending receive may bring count as room that is taken.
+3. An intake that shares its worker's room with others (`Shares`) does not wait in a receive while
+   its queue has messages: as soon as the queue is empty, the others get its room.
 """
 
 from __future__ import annotations
@@ -48,9 +50,16 @@ class Intake:
         broker: Broker,
         source: QueueSource,
         take: Callable[[Intake, list[Delivery], float], None],
+        *,
+        on_quiet: Callable[[], None] | None = None,
     ) -> None:
         """take: gets the deliveries, on a thread of this intake, and when the receive began (UTC
         epoch seconds).
+
+        on_quiet: for an intake that shares its worker's room, see rule 3. It is called when a queue
+        that had messages is empty, or cannot be received from.
+
+        `live` is True if the last receive found something.
         """
         self.queue = source.queue
         self._broker = broker
@@ -62,6 +71,8 @@ class Intake:
         self._under_way = 0
         self._helping = broker.capabilities.receives_at_once - 1  # each one until its first wait
         self._full = self._empty = False
+        self._on_quiet = on_quiet
+        self.live = False
         self._stopping = False
         self._condition = threading.Condition()
         self._receiver: Receiver | None = None
@@ -89,6 +100,13 @@ class Intake:
                 self._room = room
                 if room > 0:
                     self._condition.notify_all()
+
+    def grant(self, change: int) -> None:
+        """Change by `change` how many more deliveries there is room for."""
+        if change:
+            with self._condition:
+                self._room += change
+                self._condition.notify_all()
 
     def stop(self) -> None:
         """Stop receiving; the deliveries of a pending receive are still handed over."""
@@ -121,7 +139,7 @@ class Intake:
         failures = 0
         while (limit := self._begin(helps)) > 0:
             try:
-                wait = 0.0 if helps else self._source.wait
+                wait = 0.0 if helps or (self.live and self._on_quiet) else self._source.wait
                 asked_at = time.time()
                 deliveries = self._at_the_lease_of_now().receive(limit, wait)
             except Exception as error:  # an SDK may raise anything; the worker must keep receiving
@@ -161,7 +179,10 @@ class Intake:
             if found is not None:
                 self._empty = not found
             self._full = found == self._limit
+            fell_quiet, self.live = self.live and not found, bool(found)
             self._condition.notify_all()
+        if fell_quiet and self._on_quiet is not None:
+            self._on_quiet()
 
     def _at_the_lease_of_now(self) -> Receiver:
         receiver, lease = self.receiver, self._source.lease()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from aztask.app import App
@@ -11,6 +11,7 @@ from aztask.brokers.delivery import Delivery
 from aztask.errors import CapabilityError
 from aztask.worker.intake.intake import Intake, QueueSource
 from aztask.worker.intake.sessions import SessionIntake, SessionSlot
+from aztask.worker.intake.shares import Shares
 from aztask.worker.options import WorkerOptions
 from aztask.worker.pipeline.work import WorkItem
 from aztask.worker.pool.children import Pool
@@ -42,9 +43,15 @@ class Intakes:
         options: WorkerOptions,
         lease: Callable[[str], float],
         take: Callable[[Source, list[Delivery], float], None],
+        *,
+        weights: Mapping[str, int] | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """lease: the lease to ask for now, in seconds, by queue name. take: gets the deliveries, on
         an intake's thread, and when the receive began (UTC epoch seconds).
+
+        weights: those of the queues, if they share the room by weight (`Shares`); then wake ends
+        the wait of the supervisor's loop, on an intake's thread.
 
         Raises CapabilityError if a queue is declared with sessions and the broker has none.
         """
@@ -52,6 +59,7 @@ class Intakes:
         self._options = options
         self._lease = lease
         self._take = take
+        self._on_quiet = wake if weights else None
         self._plain: list[Intake] = []
         self._sessions: list[SessionIntake] = []
         for queue in options.queues:
@@ -60,10 +68,11 @@ class Intakes:
             else:
                 self._plain.append(self._plain_intake(queue))
         self._all: list[Intake | SessionIntake] = [*self._plain, *self._sessions]
+        self._shares = Shares(weights, self._plain, self._sessions) if weights else None
 
     def _plain_intake(self, queue: str) -> Intake:
         source = self._source(queue, BURST_WAIT if self._options.burst else WAIT)
-        return Intake(self._app.broker, source, self._take)
+        return Intake(self._app.broker, source, self._take, on_quiet=self._on_quiet)
 
     def _session_intake(self, queue: str) -> SessionIntake:
         broker, options = self._app.broker, self._options
@@ -77,9 +86,17 @@ class Intakes:
             broker,
             self._source(queue, BURST_WAIT if options.burst else wait),
             self._take,
-            max_sessions=options.max_sessions or min(options.concurrency, USUAL_SESSIONS),
+            max_sessions=self._most_sessions(options.concurrency),
             share=options.session_share,
         )
+
+    def _most_sessions(self, concurrency: int) -> int:
+        return self._options.max_sessions or min(concurrency, USUAL_SESSIONS)
+
+    def scale(self, concurrency: int) -> None:
+        """Serve as many sessions as suits another number of tasks at the same time."""
+        for sessions in self._sessions:
+            sessions.set_most(self._most_sessions(concurrency))
 
     def _source(self, queue: str, wait: float) -> QueueSource:
         return QueueSource(queue, lambda: self._lease(queue), wait, self._options.poll_ceiling)
@@ -94,12 +111,29 @@ class Intakes:
         for intake in self._all:
             intake.start()
 
-    def allow(self, room: int, *, wait: bool, paused: frozenset[str] = frozenset()) -> None:
+    def received(self, queue: str, count: int) -> None:
+        """Note that the supervisor's loop has got deliveries of a queue."""
+        if self._shares is not None:
+            self._shares.received(queue, count)
+
+    def allow(
+        self,
+        room: int,
+        *,
+        wait: bool,
+        paused: frozenset[str] = frozenset(),
+        window: int = 0,
+        ahead: bool = False,
+    ) -> None:
         """Set how many more deliveries there is room for.
 
         wait: plain queues wait for more room, because a fuller batch costs less. paused: queues
-        from which nothing may be received.
+        from which nothing may be received. window: how many deliveries the worker wants in all.
+        ahead: whether some of these only wait for a slot.
         """
+        if self._shares is not None:
+            self._shares.allow(room, window, ahead=ahead, wait=wait, paused=paused)
+            return
         for plain in self._plain:
             if plain.queue in paused:
                 plain.allow(0)

@@ -69,6 +69,11 @@ class SessionIntake:
         """Whether no session is held and none was found."""
         return self._quiet and not self._working and not self._waiting
 
+    @property
+    def working(self) -> int:
+        """How many sessions are served now."""
+        return self._working
+
     def start(self) -> None:
         """Start to look for sessions as soon as there is room."""
         with self._condition:
@@ -80,6 +85,12 @@ class SessionIntake:
             with self._condition:
                 self._room = room
                 self._condition.notify_all()
+
+    def set_most(self, max_sessions: int) -> None:
+        """Serve up to this many sessions from now on; those beyond it are served to their end."""
+        with self._condition:
+            self._max_sessions = max_sessions
+            self._condition.notify_all()
 
     def stop(self) -> None:
         """Stop receiving. Each session is given up when its delivery has ended."""

@@ -9,7 +9,8 @@ Rules
    ones claim again, up to `ROUNDS` times.
 4. A delivery that finds no permit waits in hand for a while, then it is put off for longer and
    longer. It carries its ticket, the time of its first refusal: the oldest ticket comes first.
-5. A key that cannot be made affects its delivery alone, which is dead-lettered.
+5. A delivery whose key is paused is put off as the deliveries of a paused task are.
+6. A key that cannot be made affects its delivery alone, which is dead-lettered.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aztask.app import App
 from aztask.canvas.limits import Limit, Rate
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.limits.claiming import Claims
+from aztask.limits.control import Pause
 from aztask.limits.permits import Permits
 from aztask.limits.rates import AHEAD, SLACK
 from aztask.limits.slots import Slot, slots_of, slots_text
@@ -35,6 +37,7 @@ from aztask.settlement import DeadLetter
 from aztask.support.clock import Clock
 from aztask.support.floodlog import FloodLog
 from aztask.worker.limiting.window import ALWAYS, Window
+from aztask.worker.pausing import put_off_seconds
 from aztask.worker.pipeline.putoffs import PutOffs
 from aztask.worker.pipeline.refusals import text_of
 from aztask.worker.pipeline.work import Parked, Stage, WorkItem, message_of
@@ -85,7 +88,8 @@ class Gate:
     ) -> None:
         """Raises ConfigurationError for an unknown limit, or without a store that keeps slots.
 
-        `parked` tells how many deliveries wait in hand for a permit of an entry.
+        `parked` tells how many deliveries wait in hand for a permit of an entry. `paused` returns
+        the pause of a limit's key, if there is one.
         """
         self._app = app
         self._put_offs = put_offs
@@ -94,6 +98,8 @@ class Gate:
         self._kept: OrderedDict[tuple[str, object], str] = OrderedDict()
         self._lead = REMOTE_LEAD if app.remote else LOCAL_LEAD
         self.parked: Callable[[str], int] = lambda entry: 0
+        self.paused: Callable[[str, str], Pause | None] = lambda limit, key: None
+        self._clock = clock
         if self.on:
             store = controls_of(app.results)
             if store is None:
@@ -189,7 +195,7 @@ class Gate:
             self._put_offs.give_back([item])
             item.decide(DeadLetter(LIMIT_KEY, text))
             return
-        if not self._has_permits(item, demands, left):
+        if self._is_paused(item, demands) or not self._has_permits(item, demands, left):
             return
         demands = [demand for demand in demands if demand.limit.rate is not None]
         if not demands:
@@ -200,6 +206,19 @@ class Gate:
             simple.setdefault(demands[0].entry, []).append((item, demands[0]))
         else:
             self._claim_several(item, demands)
+
+    def _is_paused(self, item: WorkItem, demands: Sequence[Demand]) -> bool:
+        """Put the delivery off if one of its keys is paused."""
+        keyed = [(each.limit.name, each.key) for each in demands if each.limit.key is not None]
+        pause = next((found for each in keyed if (found := self.paused(*each)) is not None), None)
+        if pause is None:
+            return False
+        if item.settled:  # an at-most-once message cannot go back
+            item.tries += 1
+        else:
+            delay = put_off_seconds(message_of(item), pause, self._clock)
+            self._put_offs.wait(item, delay, f"{pause} is paused")
+        return True
 
     def _has_permits(self, item: WorkItem, demands: Sequence[Demand], left: int) -> bool:
         """Take the permits that the delivery needs, all or none; without them it is parked."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from aztask.errors import BrokerError
+from aztask.limits.control import Pause
 from aztask.worker.lane import Lane
 from aztask.worker.limiting.gate import Gate
 from aztask.worker.limiting.parking import Parking
+from aztask.worker.pipeline.deliveries import Opened
 from aztask.worker.pipeline.pipeline import Pipeline
 from aztask.worker.pipeline.work import Stage, WorkItem
 from aztask.worker.runtime import WorkerRuntime
@@ -58,6 +59,10 @@ class Gating:
             "limits", self._work, self._worked, runtime.mailbox, threads=threads
         )
 
+    def pauses_by(self, paused: Callable[[str, str], Pause | None]) -> None:
+        """Set what returns the pause of a limit's key; another thread calls it."""
+        self._gate.paused = paused
+
     @property
     def held(self) -> int:
         """How many deliveries are in the gate or wait for their slots."""
@@ -90,7 +95,7 @@ class Gating:
             self._lane.submit(limited)
         return free
 
-    def take_far(self, opened: deque[WorkItem]) -> None:
+    def take_far(self, opened: Opened) -> None:
         """Take those that will be put off anyhow: they need no room in the pool."""
         far = [item for item in opened if self._gate.applies(item) and self._gate.is_far(item)]
         if far:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
+from typing import TypeAlias
 
 from aztask.brokers.base import Receiver
 from aztask.brokers.delivery import Delivery
 from aztask.lease.state import Lease
 from aztask.support.clock import Clock
+from aztask.worker.pipeline.rotation import WeightedItems
 from aztask.worker.pipeline.work import SessionSlot, WorkItem
+
+Opened: TypeAlias = deque[WorkItem] | WeightedItems
+"""Deliveries that wait for their claim: in their order, or by the weights of their queues."""
 
 RETRY_PAUSE = 0.5
 LONGEST_RETRY_PAUSE = 10.0
@@ -25,8 +30,10 @@ class Deliveries:
     held until their retry is due, or wait until their stage is tried again.
     """
 
-    def __init__(self, worker: str, clock: Clock) -> None:
-        self.opened: deque[WorkItem] = deque()
+    def __init__(self, worker: str, clock: Clock, weights: Mapping[str, int] | None = None) -> None:
+        """weights: those of the queues, if deliveries are claimed by weight; None: in order."""
+        self.weights = weights or {}
+        self.opened: Opened = WeightedItems(weights) if weights else deque()
         self.ready: deque[WorkItem] = deque()
         self._worker = worker
         self._clock = clock

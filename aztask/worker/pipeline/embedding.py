@@ -188,7 +188,7 @@ class Embedding:
 
     def _queue_of(self, task: str) -> str | None:
         known = self._app.tasks.get(task)
-        return None if known is None else known.queue or self._app.settings.default_queue
+        return None if known is None else self._app.queue_for(known, {})
 
     def _send(self, launch: Launch, *, repeated: bool) -> None:
         """Send what was launched, chords first. Of a repeated end, only what is not known yet."""

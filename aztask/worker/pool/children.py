@@ -8,6 +8,9 @@ Rules
    behind an unexpectedly long task are taken back and given to a free slot.
 3. Processes are started and killed on the supervisor's thread only, because the kernel's
    parent-death signal follows that thread.
+4. A pool that is scaled replaces the processes that have another number of slots: a new one starts,
+   and when it is ready, the old one ends after the tasks that it runs. Until that is done, no more
+   tasks than the new number are sent, those that still run in old processes included.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aztask.support.clock import SYSTEM_CLOCK, Clock
@@ -56,6 +59,17 @@ class PoolPlan:
     worker: str = ""
     pool: str = "processes"
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is one slot in all, so that a task cannot wait for another one."""
+        return self.processes * self.slots == 1
+
+    def scaled(self, concurrency: int) -> PoolPlan:
+        """The same pool for another number of tasks at the same time."""
+        if self.pool == "processes":
+            return replace(self, processes=concurrency)
+        return replace(self, slots=concurrency)
+
 
 class PoolProcess:
     """The worker's handle of one pool process."""
@@ -73,6 +87,7 @@ class PoolProcess:
         self._inbox, self.outbox, self._control = self._sockets
         self.board = Board.create(slots)
         self.slots = slots
+        self.alone = plan.alone
         self.items: dict[int, WorkItem] = {}
         self.ready = False
         self.retiring = False
@@ -83,7 +98,7 @@ class PoolProcess:
             "app": plan.app,
             "slots": slots,
             "pool": plan.pool,
-            "alone": plan.processes * slots == 1,
+            "alone": plan.alone,
             "worker": os.getpid(),
             "name": plan.worker,
             "path": [path for path in sys.path if path],
@@ -216,8 +231,7 @@ class Pool:
     ) -> None:
         """server: a fork server that runs already; without one the pool starts its own."""
         self._plan = plan
-        self._wanted = plan.processes
-        self._slots = plan.slots
+        self._changing = False
         self.on_process: Callable[[PoolProcess], None] = lambda process: None
         self._clock = clock
         self.on_server: Callable[[ForkServerHandle], None] = lambda server: None
@@ -231,7 +245,39 @@ class Pool:
     @property
     def capacity(self) -> int:
         """How many tasks can run at the same time."""
-        return self._wanted * self._slots
+        return self._plan.processes * self._plan.slots
+
+    def scale(self, concurrency: int) -> None:
+        """Run this many tasks at the same time from now on (rule 4)."""
+        if concurrency != self.capacity:
+            self._plan = self._plan.scaled(concurrency)
+            self._changing = True
+            self.fill()
+
+    def shrink(self) -> list[WorkItem]:
+        """Retire what a scaled pool needs no longer; returns the deliveries that this takes back.
+
+        Cheap enough for every tick.
+        """
+        if not self._changing:
+            return []
+        current = [process for process in self.processes if self._is_current(process)]
+        current.sort(key=lambda each: (not each.ready, -len(each.items)))
+        surplus = current[self._plan.processes :]
+        if any(process.ready for process in current):
+            others = (each for each in self.processes if each not in current)
+            surplus += [each for each in others if not each.retiring]
+        items: list[WorkItem] = []
+        for process in surplus:
+            items += process.take_back()
+            process.retire()
+        self._changing = not all(self._is_current(process) for process in self.processes)
+        return items
+
+    def _is_current(self, process: PoolProcess) -> bool:
+        plan = self._plan
+        of_now = process.slots == plan.slots and process.alone == plan.alone
+        return of_now and not process.retiring
 
     def fill(self) -> None:
         """Start missing processes: the first one at once, the others when it is ready.
@@ -239,7 +285,7 @@ class Pool:
         On a machine with few cores, the first task starts sooner this way.
         """
         while (
-            len(self.processes) < self._wanted
+            self._missing()
             and (not self.processes or any(process.ready for process in self.processes))
             and self._clock.monotonic() >= self._start_after
         ):
@@ -251,6 +297,11 @@ class Pool:
                 return
             self.processes.append(process)
             self.on_process(process)
+
+    def _missing(self) -> bool:
+        if not self._changing:
+            return len(self.processes) < self._plan.processes
+        return sum(map(self._is_current, self.processes)) < self._plan.processes
 
     def served(self, server: ForkServerHandle) -> list[PoolProcess]:
         """Read the server's packets; returns the processes that have ended, for `ended`."""
@@ -277,24 +328,36 @@ class Pool:
 
     def room(self) -> int:
         """How many deliveries can be sent now, including those that are sent ahead."""
-        window = self._slots + self._ahead()
+        window = self._plan.slots + self._ahead()
         now = self._clock.monotonic()
+        if self._changing:
+            return self._room_while_changing(now)
         return sum(
             max(0, window - len(process.items))
             for process in self.processes
             if process.ready and now >= process.full_until
         )
 
+    def _room_while_changing(self, now: float) -> int:
+        """As `room`, with the old number of slots in old processes, and nothing sent ahead."""
+        room = sum(
+            max(0, process.slots - len(process.items))
+            for process in self.processes
+            if process.ready and not process.retiring and now >= process.full_until
+        )
+        held = sum(len(process.items) for process in self.processes)
+        return max(0, min(room, self.capacity - held))
+
     def feed(
         self, items: Iterable[WorkItem], packet: Callable[[WorkItem], list[Any]]
     ) -> list[WorkItem]:
-        """Send each item to the process with the most room; returns those that found none."""
-        window = self._slots + self._ahead()
+        """Send each item to the least busy process; returns those that found none."""
+        ahead = 0 if self._changing else self._ahead()
         left: list[WorkItem] = []
-        open_processes = [process for process in self.processes if process.ready]
+        open_processes = [each for each in self.processes if each.ready and not each.retiring]
         for item in items:
-            process = min(open_processes, key=lambda each: len(each.items), default=None)
-            if process is None or len(process.items) >= window:
+            process = min(open_processes, key=_load, default=None)
+            if process is None or len(process.items) >= process.slots + ahead:
                 left.append(item)
             elif not process.send(item, packet(item)):
                 process.full_until = self._clock.monotonic() + FULL_SECONDS
@@ -357,4 +420,9 @@ class Pool:
         mean = self.mean_seconds
         if mean is None or mean > AHEAD_SECONDS / 2:
             return 0
-        return self._slots * min(MOST_AHEAD, int(AHEAD_SECONDS / max(mean, 1e-6)))
+        return self._plan.slots * min(MOST_AHEAD, int(AHEAD_SECONDS / max(mean, 1e-6)))
+
+
+def _load(process: PoolProcess) -> float:
+    """The share of a process's slots that have something to do."""
+    return len(process.items) / process.slots

@@ -143,6 +143,10 @@ class Journal:
         task = pause.name if pause.scope is Scope.TASK else ""
         self._sink.emit(Event("control_changed", "", task, queue, reason=f"{pause} is {what}"))
 
+    def scaled(self, what: str) -> None:
+        """Report that this worker runs another number of tasks from now on."""
+        self._sink.emit(Event("control_changed", "", "", "", reason=what))
+
     def flush(self) -> None:
         """Write the events that were reported."""
         self._sink.flush()

@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from aztask.canvas.limits import Limit
 from aztask.cli import draining
 from aztask.limits.control import Scope
+from aztask.limits.permits import Permits
+from aztask.limits.storeclock import StoreClock
 from aztask.results.base import RunningTask, WorkerRecord
+from aztask.support.clock import SYSTEM_CLOCK
 
 
 def listed(cli):
@@ -119,3 +123,115 @@ def test_the_doctor_warns_of_a_pause(cli, filled):
     assert line.startswith("warning")
     assert "queue orders (since " in line
     assert "aztask control resume" in line
+
+
+def test_scale_lists_and_resets(cli, filled):
+    app = cli.app()
+    beat(app, name="one")
+    answer = cli("control", "scale", "4")
+    assert answer.out == "all workers: 4 tasks at the same time; workers obey within 5 seconds\n"
+    answer = cli("control", "scale", "8", "--worker", "one", "-Q", "bulk,mail")
+    assert [line.partition(":")[0] for line in answer.out.splitlines()] == [
+        "worker one",
+        "queue bulk",
+        "queue mail",
+    ]
+    assert [(each["scale"], each["name"], each["concurrency"]) for each in listed(cli)] == [
+        ("all", "", 4),
+        ("worker", "one", 8),
+        ("queue", "bulk", 8),
+        ("queue", "mail", 8),
+    ]
+    table = cli("control").out
+    assert "SCALED" in table
+    assert "worker one" in table
+    answer = cli("control", "scale", "reset", "-Q", "bulk")
+    assert answer.out.startswith("queue bulk: --concurrency applies again")
+    assert cli("control", "scale", "reset", "-Q", "bulk").out == "nothing is scaled there\n"
+    assert len(cli("control", "scale", "reset").out.splitlines()) == 3
+    assert cli("control", "scale", "reset").out == "nothing is scaled\n"
+    assert "SCALED" not in cli("control").out
+
+
+def test_workers_that_have_ended_are_forgotten_and_unknown_ones_refused(cli, filled):
+    app = cli.app()
+    beat(app, name="one")
+    assert cli("control", "scale", "4", "--worker", "one").code == 0
+    beat(app, name="one", stopped=True)
+    answer = cli("control", "scale", "4", "--worker", "one")
+    assert answer.code == 1
+    assert "no worker 'one' runs" in answer.error
+    assert cli("control", "scale", "2", "-Q", "bulk").code == 0
+    assert [each["scale"] for each in listed(cli)] == ["queue"]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5", "many", "10001", "99999999", "\u0663"])
+def test_what_is_no_concurrency_is_refused(cli, filled, size):
+    answer = cli("control", "scale", "--", size)
+    assert answer.code == 2
+    assert "is not a concurrency" in answer.error
+
+
+@pytest.fixture
+def keyed(cli):
+    cli.module(
+        "keyed_shop",
+        "from aztask import App\n"
+        f"app = App('shop', broker='{cli.address}', results='{cli.address}')\n"
+        "app.limit('customer', concurrency=2, key=lambda customer: customer)\n"
+        "app.limit('tenant', key=lambda tenant: tenant)\n"
+        "app.limit('api', rate='10/s')\n",
+    )
+    return lambda *words: cli("-A", "keyed_shop:app", "control", *words)
+
+
+def test_tenants_are_paused_listed_and_resumed(cli, keyed):
+    answer = keyed("pause", "--tenant", "customer=acme", "--tenant", "tenant=a=b, c")
+    assert answer.out.splitlines() == [
+        "tenant customer=acme is paused; workers obey within 5 seconds",
+        "tenant tenant=a=b, c is paused; workers obey within 5 seconds",
+    ]
+    assert keyed("pause", "--tenant", "customer=acme").out == (
+        "tenant customer=acme is paused already\n"
+    )
+    lines = [json.loads(line) for line in keyed("list", "--json").out.splitlines()]
+    assert {(each["scope"], each["name"]) for each in lines} == {
+        ("tenant", "customer=acme"),
+        ("tenant", "tenant=a=b, c"),
+    }
+    assert keyed("resume", "--tenant", "customer=acme").out == "tenant customer=acme is resumed\n"
+    assert keyed("resume", "--all").out == "tenant tenant=a=b, c is resumed\n"
+
+
+@pytest.mark.parametrize("tenant", ["acme", "=acme", "customer="])
+def test_what_is_no_tenant_is_refused(keyed, tenant):
+    answer = keyed("pause", "--tenant", tenant)
+    assert answer.code == 2
+    assert "is not LIMIT=KEY" in answer.error
+
+
+def test_limits_that_have_no_keys_are_refused(keyed):
+    answer = keyed("pause", "--tenant", "customr=acme")
+    assert answer.code == 5
+    assert "Did you mean 'customer'" in answer.error
+    assert keyed("pause", "--tenant", "api=acme").code == 5
+    answer = keyed("drain", "--tenant", "tenant=acme")
+    assert answer.code == 4
+    assert "has no concurrency" in answer.error
+    assert keyed("list", "--json").out == "", "nothing was paused"
+
+
+def test_drain_of_a_tenant_waits_for_its_permits(cli, keyed, quick):
+    app = cli.app()
+    limit = Limit("customer", None, 2, str)
+    clock = StoreClock(app.results.controls, SYSTEM_CLOCK)
+    clock.refresh()
+    permits = Permits(app.results.controls, clock, "w1", SYSTEM_CLOCK)
+    entry = limit.permits_entry("acme")
+    assert permits.take(entry, 2, clock.now(), 1)
+    answer = keyed("drain", "--tenant", "customer=acme", "--timeout", "1s")
+    assert answer.code == 1
+    assert "key acme of limit customer on w1 (1)" in answer.error
+    permits.release_all()
+    answer = keyed("drain", "--tenant", "customer=acme", "--timeout", "5s")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "no worker runs these tasks")

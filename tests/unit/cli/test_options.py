@@ -1,7 +1,14 @@
 import click
 import pytest
 
-from aztask.cli.options import Duration, JsonValue, NameList, all_names
+from aztask.cli.options import (
+    Duration,
+    JsonValue,
+    NameList,
+    WeightedNames,
+    all_names,
+    split_weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +69,15 @@ def test_empty_names_are_refused(text):
 
 def test_names_may_have_spaces_around_them():
     assert NameList().convert("mail, default ,mail", None, None) == ("mail", "default")
+
+
+def test_queues_may_have_weights():
+    names = WeightedNames().convert("high:4, low:1,mail", None, None)
+    assert split_weights(names) == (("high", "low", "mail"), {"high": 4, "low": 1})
+    assert split_weights(all_names([("a:1", "b"), ("a:3",)])) == (("a", "b"), {"a": 3})
+
+
+@pytest.mark.parametrize("text", ["a:", ":4", "a:x", "a:-1", "a:1.5", "a:1000", "a:\u0663"])
+def test_a_wrong_weight_is_refused(text):
+    with pytest.raises(click.BadParameter, match="wrong weight"):
+        WeightedNames().convert(text, None, None)

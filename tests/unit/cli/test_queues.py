@@ -54,6 +54,22 @@ def test_options_of_create_are_applied(cli, broker):
     assert (made.time_to_live, made.sessions) == (3600.0, True)
 
 
+def test_the_queues_of_its_priorities_are_created_with_a_queue(cli, broker):
+    cli.module(
+        "priority_shop",
+        "from aztask import App\napp = App('shop', broker='local://')\n"
+        "app.queue('orders', lease=90, priorities={'high': 4, 'low': 1})\n",
+    )
+    created = cli("-A", "priority_shop:app", "queues", "create", "orders", "mail")
+    names = ["orders", "orders-high", "orders-low", "mail"]
+    assert created.out.splitlines() == [f"queue {name} exists" for name in names]
+    assert broker.engine.queue("orders-low").lease_seconds == 90.0
+    sent = cli("-A", "priority_shop:app", "send", "t", "--queue", "orders", "--priority", "high")
+    assert sent.code != 0, "the app has no task of this name"
+    sent = cli("-A", "priority_shop:app", "send", "t", "--priority", "")
+    assert "--priority is empty" in sent.error
+
+
 def test_the_app_says_how_its_queues_are_made(cli, broker):
     cli.module(
         "queues_shop",

@@ -22,6 +22,7 @@ GIVEN = [
     (["--log-format", "xml"], "is not one of 'plain', 'json'"),
     (["-Q", ""], "empty name"),
     (["-Q", "a,,b"], "empty name"),
+    (["-Q", "a:b"], "wrong weight"),
     (["--poll-floor", "1s"], "No such option"),
     (["surplus"], "unexpected extra argument"),
 ]
@@ -123,3 +124,11 @@ def test_the_banner_says_what_it_serves_from_where_and_how_without_a_secret():
         "app shop (shop.tasks:app), 2 tasks: shop.len, shop.print",
     ):
         assert part in text
+
+
+def test_the_banner_shows_the_weights():
+    app = App("shop", broker="local://:memory:")
+    app.queue("orders", priorities={"high": 4})
+    options = WorkerOptions(queues=("orders", "orders-high"), weights={"orders": 2})
+    assert "queues orders:2, orders-high:4, broker" in banner(app, "shop:app", "w", options)[0]
+    app.close()

@@ -1,6 +1,7 @@
 """All checks, on a real app with a local broker."""
 
 import re
+import time
 
 import pytest
 
@@ -8,7 +9,7 @@ from aztask import App
 from aztask.brokers.local.broker import LocalBroker
 from aztask.doctor.examination import contradictions, examine
 from aztask.errors import BrokerUnavailable
-from aztask.results.base import Finish, Outcome, RunKey, Start, State
+from aztask.results.base import Finish, Outcome, RunKey, Start, State, WorkerRecord
 from aztask.settlement import Complete
 from aztask.support.finding import Level
 
@@ -103,3 +104,15 @@ def test_events_that_cannot_be_written_are_a_problem(tmp_path):
     assert finding.level is Level.PROBLEM
     assert "cannot be written" in finding.text
     app.close()
+
+
+def test_a_priority_that_no_running_worker_serves_is_a_warning(app):
+    app.queue("orders", priorities={"high": 4, "low": 1})
+    assert ("results", "priorities") not in found(app, "orders"), "no worker runs at all"
+    now = time.time()
+    app.results.heartbeat(WorkerRecord("w", now, now, ("orders", "orders-low"), 0, 0))
+    finding = found(app, "orders")["results", "priorities"]
+    assert finding.level is Level.WARNING
+    assert finding.text.startswith("no worker serves orders-high: messages of")
+    app.results.heartbeat(WorkerRecord("v", now, now, ("orders-high",), 0, 0))
+    assert ("results", "priorities") not in found(app, "orders")

@@ -2,8 +2,9 @@
 
 import pytest
 
+from aztask import App
 from aztask.errors import ConfigurationError
-from aztask.worker.options import MOST_CONCURRENCY, WorkerOptions
+from aztask.worker.options import MOST_CONCURRENCY, WorkerOptions, weights_of
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,24 @@ def test_values_that_make_no_sense_are_refused(given, words):
 def test_the_bounds_themselves_are_allowed():
     WorkerOptions(concurrency=MOST_CONCURRENCY, prefetch=0, max_tasks=1, max_sessions=1)
     WorkerOptions(lease=10.0, max_lease=10.1)
+
+
+def test_weights_are_those_given_else_the_declared_ones_else_1():
+    app = App("shop", broker="local://:memory:")
+    app.queue("orders", priorities={"high": 4})
+    served = ("mail", "orders", "orders-high")
+    assert weights_of(app, WorkerOptions(queues=("mail", "other"))) == {}, "none is declared"
+    assert weights_of(app, WorkerOptions(queues=("orders-high",))) == {}, (
+        "there is nothing to share"
+    )
+    weights = {"mail": 1, "orders": 1, "orders-high": 4}
+    assert weights_of(app, WorkerOptions(queues=served)) == weights
+    options = WorkerOptions(queues=served, weights={"orders": 3})
+    assert weights_of(app, options) == {**weights, "orders": 3}
+    app.close()
+
+
+@pytest.mark.parametrize("weight", [0, 101, True, "4"])
+def test_a_wrong_weight_is_refused(weight):
+    with pytest.raises(ConfigurationError, match="the weight of queue 'a' is a whole number"):
+        WorkerOptions(queues=("a", "b"), weights={"a": weight})

@@ -10,12 +10,14 @@ import pytest
 from pipelinebench import Bench, Make
 
 from aztask.errors import BrokerUnavailable, ConfigurationError
+from aztask.limits.control import Pause, Scope
 from aztask.limits.rates import AHEAD, SLACK, spacing
 from aztask.limits.slots import slots_of
 from aztask.results.base import State
 from aztask.settlement import DeadLetter, Hold
 from aztask.worker.limiting.gate import LOCAL_LEAD, RETURN_SECONDS, Gate
 from aztask.worker.limiting.window import ALWAYS
+from aztask.worker.pausing import FIRST_DELAY, SPREAD
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 
 GAP = (1.0 + SLACK) / 10
@@ -139,6 +141,47 @@ def test_each_key_has_the_limit_for_itself(limited: Any) -> None:
     gate.admit(items)
     assert times(bench, items[:3]) == pytest.approx([LOCAL_LEAD, LOCAL_LEAD + GAP, LOCAL_LEAD])
     assert items[3].window is ALWAYS, "it does not apply to that call"
+
+
+def test_a_paused_key_is_put_off_and_takes_no_slot_and_others_go_on(limited: Any) -> None:
+    bench, gate = limited(key=lambda values: values[0])
+    pause = Pause(Scope.TENANT, "api=2", bench.clock.wall())
+    gate.paused = lambda limit, key: pause if (limit, key) == ("api", "2") else None
+    for task_id, value in (("a", 1), ("b", 2), ("c", 2)):
+        bench.app.send("shop.count", [[value]], task_id=task_id)
+    first, second, third = bench.receive()
+    gate.admit([first, second, third])
+    assert first.window is not None
+    for item in (second, third):
+        assert (item.stage, item.window) == (Stage.DECIDED, None)
+        assert item.settlement.delay == pytest.approx(FIRST_DELAY, rel=SPREAD)
+        assert item.decided is not None
+        assert item.decided.put_off == "tenant api=2 is paused"
+    assert gate._claims.free_at(bench.app.limits["api"].entry("2")) == 0.0
+
+
+def test_an_at_most_once_message_of_a_paused_key_stays_in_hand(limited: Any) -> None:
+    bench, gate = limited(key=lambda values: "acme")
+    gate.paused = lambda limit, key: Pause(Scope.TENANT, "api=acme", 0.0)
+    (item,) = bench.claimed("a")
+    item.settled = True
+    gate.admit([item])
+    assert (item.window, item.decided) == (None, None)
+
+
+def test_a_key_alone_limits_nothing_and_can_be_paused(make: Make) -> None:
+    bench = make(task={"limits": ["tenant"]})
+    bench.app.limit("tenant", key=lambda values: values[0])
+    gate = gate_of(bench)
+    bench.app.send("shop.count", [["acme"]], task_id="a")
+    (item,) = bench.receive()
+    gate.admit([item])
+    assert item.window is ALWAYS
+    gate.paused = lambda limit, key: Pause(Scope.TENANT, f"{limit}={key}", bench.clock.wall())
+    bench.app.send("shop.count", [["acme"]], task_id="b")
+    (item,) = bench.receive()
+    gate.admit([item])
+    assert item.stage is Stage.DECIDED
 
 
 def test_a_key_that_cannot_be_made_is_dead_lettered_alone(limited: Any) -> None:

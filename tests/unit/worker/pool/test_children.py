@@ -189,3 +189,138 @@ def test_what_waits_behind_a_long_task_is_taken_back(pool):
     assert pool.take_back_stuck(9.99 + STUCK_SECONDS) == []
     assert pool.take_back_stuck(10.01 + STUCK_SECONDS) == items[1:]
     assert pool.mean_seconds == STUCK_SECONDS
+
+
+class Scaled:
+    """A pool over the server of the test, whose processes get ready when it says so."""
+
+    def __init__(self, server, plan):
+        self.pool = Pool(plan, server=server)
+        server.check = lambda now: None
+        self.pool.fill()
+        self.ready()
+
+    def ready(self):
+        for process in self.pool.processes:
+            process.ready = True
+        self.pool.fill()
+        for process in self.pool.processes:
+            process.ready = True
+
+    def end(self):
+        """Let the processes end that were retired and run nothing."""
+        for process in [each for each in self.pool.processes if each.retiring and not each.items]:
+            self.pool.ended(process)
+        self.pool.fill()
+
+    def send(self, *numbers):
+        batch = [Item(number) for number in numbers]
+        return [item.number for item in self.pool.feed(batch[: self.pool.room()], packet)]
+
+    def close(self):
+        for process in self.pool.processes:
+            process.close()
+
+
+@pytest.fixture
+def scaled(server):
+    made = []
+
+    def make(processes, slots, pool="processes"):
+        made.append(Scaled(server, PoolPlan("shop:app", processes, slots, "w", pool)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_pool_of_processes_grows_by_processes(scaled):
+    bench = scaled(2, 1)
+    bench.pool.scale(4)
+    bench.ready()
+    assert (len(bench.pool.processes), bench.pool.capacity, bench.pool.room()) == (4, 4, 4)
+    assert bench.pool.shrink() == []
+    assert not any(process.retiring for process in bench.pool.processes)
+
+
+def test_the_only_process_is_replaced_because_tasks_of_it_may_not_wait_for_others(scaled):
+    bench = scaled(1, 1)
+    (old,) = bench.pool.processes
+    assert old.alone
+    bench.pool.scale(2)
+    bench.ready()
+    bench.pool.shrink()
+    assert old.retiring
+    bench.end()
+    assert [process.alone for process in bench.pool.processes] == [False, False]
+    bench.pool.shrink()
+    assert bench.pool.room() == 2
+
+
+def test_the_idle_processes_of_a_pool_end_first_and_running_tasks_go_on(scaled):
+    bench = scaled(4, 1)
+    bench.send(1, 2, 3)
+    busy = [process for process in bench.pool.processes if process.items]
+    for process in busy:  # it reads its delivery, so that it runs
+        assert process.forked.inbox.receive()
+    bench.pool.scale(2)
+    assert bench.pool.room() == 0, "at most two may run, and three do"
+    assert bench.pool.shrink() == []
+    assert [process.retiring for process in bench.pool.processes].count(True) == 2
+    bench.end()
+    assert bench.pool.processes == busy
+    for process in busy:
+        process.items.clear()
+    bench.end()
+    bench.pool.shrink()
+    assert (len(bench.pool.processes), bench.pool.room()) == (2, 2)
+
+
+def test_what_a_retired_process_has_not_read_goes_to_others(scaled):
+    bench = scaled(3, 1)
+    bench.send(1, 2, 3)
+    bench.pool.scale(2)
+    taken = bench.pool.shrink()
+    assert [item.steps for item in taken] == [["sent", "taken back"]]
+    assert sum(len(process.items) for process in bench.pool.processes) == 2
+
+
+def test_a_process_with_slots_is_replaced_when_the_new_one_is_ready(scaled):
+    bench = scaled(1, 4, "threads")
+    (old,) = bench.pool.processes
+    bench.send(1, 2, 3)
+    bench.pool.scale(8)
+    assert len(bench.pool.processes) == 2
+    new = bench.pool.processes[1]
+    assert (new.slots, bench.pool.shrink(), old.retiring) == (8, [], False)
+    assert bench.pool.room() == 1, "the old one has a free slot, and the new one is not ready"
+    bench.ready()
+    for _ in range(3):
+        assert old.forked.inbox.receive()
+    assert bench.pool.shrink() == []
+    assert old.retiring
+    assert bench.pool.room() == 5, "three of the eight run in the old process"
+    bench.send(4)
+    assert list(new.items) == [4]
+    old.items.clear()
+    bench.end()
+    bench.pool.shrink()
+    assert (bench.pool.processes, bench.pool.room()) == ([new], 7)
+
+
+def test_a_pool_that_is_scaled_again_before_the_first_change_is_done(scaled):
+    bench = scaled(1, 4, "asyncio")
+    bench.pool.scale(8)
+    bench.pool.scale(2)
+    bench.ready()
+    bench.pool.shrink()
+    assert [(each.slots, each.retiring) for each in bench.pool.processes] == [
+        (4, True),
+        (8, True),
+        (2, False),
+    ]
+    bench.end()
+    bench.pool.shrink()
+    assert [each.slots for each in bench.pool.processes] == [2]
+    assert bench.pool.room() == 2
