@@ -4,7 +4,8 @@ Usage: python benchmarks/workflows.py [--check] [--parts requests,local,latency,
 
 requests   requests to Azure Tables for each member of a group of 480, counted by a proxy before
            Azurite's table service, less those of the same tasks sent by .map. Workers have 1 slot
-           (one by one), 32 (many end together), and 24 slots in 4 workers (contended).
+           (one by one), 32 (many end together), and 24 slots in 4 workers (contended). Then all
+           requests of 24 processes of one slot that do nothing but end members, as threads.
 local      CPU time of sender and worker for 5,000 tasks with results in one file, as a group and
            by .map.
 latency    from the end of a group's last member to the first line of its body.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -36,9 +38,13 @@ from proxy import Proxy  # noqa: E402
 
 from aztask import App, chord  # noqa: E402
 from aztask.canvas.graphs import Graph  # noqa: E402
-from aztask.results.base import Provisioned  # noqa: E402
+from aztask.canvas.place import Place as Position  # noqa: E402
+from aztask.results.base import Provisioned, State  # noqa: E402
+from aztask.workflows.engine import engine_for  # noqa: E402
+from aztask.workflows.joins import TaskEnd  # noqa: E402
 
 MEMBERS = 480
+WRITERS = 24
 LOCAL_TASKS = 5_000
 LARGE = 10_000
 CHORDS = 40
@@ -183,6 +189,33 @@ def requests(shape: str, workers: int, *options: str) -> float:
     return extra
 
 
+def writers() -> float:
+    """Requests to the table service for each member, of writers that only end members."""
+    with place("azurite") as (made, proxy):
+        assert proxy is not None
+        results, shop = made.app.results, made.app
+        assert results is not None
+        made.graph(MEMBERS).delay(workflow_id="w")
+        plan = shop.workflows.engine.graphs.plan("w")
+        assert plan is not None
+        members = iter([node for node in plan.nodes if node.task == "bench.page"])
+
+        def work(number: int) -> None:
+            own = engine_for(results, lambda: shop.broker, shop.codec)
+            assert own is not None
+            while (node := next(members, None)) is not None:
+                place_of = Position.of(plan, node)
+                own.joins.ended([TaskEnd("w", place_of, 0, State.SUCCEEDED, b"\x01")])
+
+        before = proxy.total
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(work, range(WRITERS)))
+        each = (proxy.total - before) / MEMBERS
+    text = f"{WRITERS} workers of one slot that only end members: requests"
+    print(f"  {text:<58} {figure(each)} for each member", flush=True)
+    return each
+
+
 def local_cpu(rounds: int = 3) -> float:
     """How much more CPU time the tasks take as a group, as a share; the median of some rounds."""
     ratios = []
@@ -235,6 +268,7 @@ def checks_of(parts: Sequence[str]) -> Iterator[Check]:
         yield Check("extra requests, one by one", single, 1.2, "each", False)
         contended = requests("24 slots of 4 workers", 4, "-c", "6")
         yield Check("extra requests, 24 slots of 4 workers", contended, 2.5, "each", False)
+        yield Check("requests, 24 writers that only end members", writers(), 2.5, "each", False)
     if "local" in parts:
         yield Check("local: more CPU time as a group", local_cpu(), 0.15, "share", False)
     if "latency" in parts:

@@ -8,7 +8,8 @@ settled then; its redelivery repeats the end, finds the row as it is, and contin
 
 * before the bit: nothing happened.
 * row full, its values not written, or the bit above not set: both are done again.
-* decided, nothing sent: the repeated end of a full row acts on the decision again.
+* decided, nothing sent: the repeated end of a full row acts on the decision again. An end that is
+  not repeated leaves that to the process that has decided: several may find the same row full.
 * sent, not settled: the nodes are sent again under the same ids; a node that was recorded already
   is not.
 """
@@ -16,7 +17,7 @@ settled then; its redelivery repeats the end, finds the row as it is, and contin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final
@@ -85,6 +86,7 @@ class TaskEnd:
             failures,
             place.passes_errors,
             place.blocked,
+            first=not self.repeated,
         )
 
 
@@ -147,7 +149,13 @@ class Joins:
     def filled(self, workflow: str, join: int, rows: dict[int, Row]) -> None:
         """Note full rows of a join with several rows again, for housekeeping."""
         work = _Work(self)
-        work.fill_rows({(workflow, join): rows}, self.clock.wall())
+        work.fill_rows({(workflow, join): rows}, {(workflow, join)}, self.clock.wall())
+        work.run()
+
+    def decide(self, workflow: str, join: int) -> None:
+        """Decide a join whose only row is full, and act on that, for housekeeping."""
+        work = _Work(self)
+        work.decide(workflow, join)
         work.run()
 
     def finish(self, workflow: str, decision: Decision) -> None:
@@ -264,11 +272,13 @@ class _Work:
             edit = edits.get(key)
             if edit is None:
                 left = self.joins.left.get(key, layout.row_size(key[2]))
-                edit = edits[key] = RowEdit(*key, layout, [], now, left=left)
+                edit = RowEdit(*key, layout, [], now, end.passes_errors, left=left)
+                edits[key] = edit
             edit.ends.append(end)
         self.joins.documents.change(list(edits.values()))
         hit("bit-set", len(ends))
         full: dict[tuple[str, int], dict[int, Row]] = {}
+        acting: set[tuple[str, int]] = set()
         for key, edit in edits.items():
             row = edit.row
             if row is None or not row.full:
@@ -276,13 +286,35 @@ class _Work:
                 continue
             if edit.layout.rows > 1:
                 full.setdefault((edit.workflow, edit.join), {})[edit.number] = row
-            elif row.decision is not None:
-                self.decided(edit.workflow, edit.join, row.decision, repeated=not edit.changed)
+                if not edit.fresh:
+                    acting.add((edit.workflow, edit.join))
+            elif row.decision is not None and (edit.decides or not edit.fresh):
+                self.decided(edit.workflow, edit.join, row.decision, repeated=not edit.decides)
         if full:
-            self.fill_rows(full, now)
+            self.fill_rows(full, acting, now)
 
-    def fill_rows(self, full: dict[tuple[str, int], dict[int, Row]], now: float) -> None:
-        """Write the values of full rows, each as one document, then their bits in their joins."""
+    def decide(self, workflow: str, number: int) -> None:
+        """Decide a join with one full row, to which its last bit was only appended."""
+        plan = self.joins.graphs.plan(workflow)
+        if plan is None:
+            return
+        node = plan.nodes[number]
+        now = self.joins.clock.wall()
+        edit = RowEdit(workflow, number, 0, node.layout, [], now, node.passes_errors)
+        self.joins.documents.change([edit])
+        if edit.row is not None and edit.row.decision is not None:
+            self.decided(workflow, number, edit.row.decision, repeated=True)
+
+    def fill_rows(
+        self,
+        full: dict[tuple[str, int], dict[int, Row]],
+        acting: Container[tuple[str, int]],
+        now: float,
+    ) -> None:
+        """Write the values of full rows, each as one document, then their bits in their joins.
+
+        * `acting`: joins on whose decision this acts, even if another process has made it.
+        """
         edits = []
         changes: list[Change] = []
         for (workflow, number), rows in full.items():
@@ -300,9 +332,10 @@ class _Work:
         hit("row-filled", len(changes))
         self.joins.documents.change(edits)
         for edit in edits:
-            if edit.join is not None and edit.join.decision is not None:
-                decision = edit.join.decision
-                self.decided(edit.workflow, edit.node.number, decision, repeated=not edit.changed)
+            decision = None if edit.join is None else edit.join.decision
+            acts = edit.decides or (edit.workflow, edit.node.number) in acting
+            if decision is not None and acts:
+                self.decided(edit.workflow, edit.node.number, decision, repeated=not edit.decides)
 
     def _gathered(self, workflow: str, row: Row) -> bytes:
         """The values of a row as one document; parked ones are read and copied."""

@@ -16,20 +16,23 @@ from aztask.workflows.bits import FAILURES, Bit, Decision, End, Failure, FullRow
 from aztask.workflows.packing import (
     bit_of,
     decision_of,
+    late_bits,
     number_of,
     packed_bit,
     packed_decision,
-    unpacked,
+    unpacked_all,
 )
 
 
 class Row:
     """One row. `decision`: that of the join, if this is its only row.
 
+    `outdated`: bits were set since that decision.
+
     Methods raise Damaged for a bit that cannot be read.
     """
 
-    __slots__ = ("_inline", "_packed", "decision")
+    __slots__ = ("_inline", "_packed", "decision", "outdated")
 
     def __init__(
         self, packed: list[Any], decision: Decision | None = None, inline_bytes: int = 0
@@ -38,6 +41,7 @@ class Row:
         self._packed = packed
         self._inline = inline_bytes
         self.decision = decision
+        self.outdated = False
 
     @property
     def full(self) -> bool:
@@ -73,20 +77,29 @@ class Row:
 
         * `value`: the end's value, or where it is parked.
         """
+        kept = value if end.state is State.SUCCEEDED else None
+        bit = Bit(end.state, end.node, end.generation, 0, kept, end.failures[:FAILURES])
+        if not self.put(index, bit):
+            return False
+        self.decision = None
+        return True
+
+    def put(self, index: int, bit: Bit) -> bool:
+        """Set a member's bit, and keep the decision, which is outdated then.
+
+        False if that changes nothing.
+        """
         if self.decision is not None and self.decision.state is State.SUCCEEDED:
             return False
         old = self.bit(index)
-        revision = 0
         if old is not None:
-            if (old.node, old.generation) >= (end.node, end.generation):
+            if (old.node, old.generation) >= (bit.node, bit.generation):
                 return False
-            revision = old.revision + 1
+            bit.revision = old.revision + 1
             self._inline -= _length(old.value)
-        kept = value if end.state is State.SUCCEEDED else None
-        bit = Bit(end.state, end.node, end.generation, revision, kept, end.failures[:FAILURES])
         self._packed[index] = packed_bit(bit)
-        self._inline += _length(kept)
-        self.decision = None
+        self._inline += _length(bit.value)
+        self.outdated = True
         return True
 
     def as_full(self, values: str) -> FullRow:
@@ -109,13 +122,19 @@ def empty_row(size: int) -> Row:
 
 
 def read_row(data: bytes, size: int) -> Row:
-    """The row of `size` members that `Row.pack` wrote. Raises Damaged."""
-    parts = unpacked(data)
+    """The row of `size` members that `Row.pack` wrote, with the bits that were appended since.
+
+    Raises Damaged.
+    """
+    parts, *pieces = unpacked_all(data)
     if len(parts) != 3 or not isinstance(parts[0], list):
         raise Damaged("a row of bits holds something else")
     if len(parts[0]) != size:
         raise Damaged(f"a row of bits has {len(parts[0])} members, not {size}")
-    return Row(parts[0], decision_of(parts[1]), number_of(parts[2]))
+    row = Row(parts[0], decision_of(parts[1]), number_of(parts[2]))
+    for index, bit in late_bits(pieces, size) if pieces else ():
+        row.put(index, bit)
+    return row
 
 
 def _length(value: Value | None) -> int:

@@ -20,7 +20,7 @@ from aztask.brokers.base import Broker, Transactional
 from aztask.canvas.compiler import Compiled
 from aztask.canvas.graphs import Signature
 from aztask.canvas.place import Place
-from aztask.canvas.plan import Plan, task_id_of
+from aztask.canvas.plan import RUN, Plan, task_id_of
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
@@ -28,9 +28,10 @@ from aztask.results.workflows import ROOT, Change
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.support.frozen import build
-from aztask.workflows.edits import RootEdit
+from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
+from aztask.workflows.rows import empty_row
 
 LEASE_SECONDS: Final = 30.0
 """How long a sender may be silent before a worker sends the first nodes in its place."""
@@ -78,7 +79,7 @@ class Starter:
         with self._begun(workflow):
             now = self._clock.wall()
             store.announce(workflow, now)
-            store.write(documents)
+            store.write([*documents, *self._rows(workflow, plan)])
             hit("graph-parts")
             root = Root(now, token, plan.tasks, parts, now + LEASE_SECONDS)
             if store.write([Change(workflow, ROOT, root.pack())]) == [None]:
@@ -86,6 +87,23 @@ class Starter:
             hit("graph-root")
             self.send_first(workflow, plan)
         return True
+
+    def _rows(self, workflow: str, plan: Plan) -> list[Change]:
+        """Empty rows of large joins in a remote store, so that their members never race for that.
+
+        A member's process would have to look for the root before it makes a row, because a
+        workflow that was deleted has none.
+        """
+        if not self._engine.results.remote:
+            return []
+        return [
+            Change(
+                workflow, row_name(node.number, row), empty_row(node.layout.row_size(row)).pack()
+            )
+            for node in plan.nodes
+            if node.size >= RUN
+            for row in range(node.rows)
+        ]
 
     def send_first(self, workflow: str, plan: Plan) -> None:
         """Send the nodes that start at once, and note that in the root. Idempotent."""

@@ -133,7 +133,7 @@ def test_raise_fails_the_member_and_a_replay_resumes_the_workflow():
     with shop.app.inline() as inline:
         other = shop.held("a")
         result = chord([shop.charge.s("a")], shop.book.s()).delay(workflow_id="w")
-        with pytest.raises(TaskFailed, match="NotUnique: task shop.charge is unique"):
+        with pytest.raises(TaskFailed, match=r"NotUnique: task shop\.charge is unique"):
             result.get(timeout=0)
         inline.advance(60)
         assert other.ready()
