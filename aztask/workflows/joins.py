@@ -17,7 +17,7 @@ settled then; its redelivery repeats the end, finds the row as it is, and contin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final
@@ -41,7 +41,7 @@ from aztask.workflows.bits import (
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
-from aztask.workflows.mailing import Mailer
+from aztask.workflows.mailing import Mailer, Posted
 from aztask.workflows.packing import pack_values, read_values
 from aztask.workflows.rows import Row
 
@@ -134,9 +134,13 @@ class Joins:
         workflow: str,
         nodes: Sequence[int],
         progress: Callable[[], None] = lambda: None,
+        made: Mapping[int, Posted] | None = None,
     ) -> None:
-        """Send the first nodes of a workflow; empty groups among them end at once."""
-        work = _Work(self, progress)
+        """Send the first nodes of a workflow; empty groups among them end at once.
+
+        * `made`: messages that this process has just made and stored.
+        """
+        work = _Work(self, progress, made)
         work.go(workflow, nodes, repeated=False)
         work.run()
 
@@ -198,6 +202,7 @@ class _Work:
 
     joins: Joins
     progress: Callable[[], None] = lambda: None
+    made: Mapping[int, Posted] | None = None
     ends: list[tuple[str, End]] = field(default_factory=list)
     due: dict[str, list[_Due]] = field(default_factory=dict)
 
@@ -361,7 +366,9 @@ class _Work:
         nodes = [(each.node, each.generation) for each in due if self._missing(workflow, each)]
         if plan is None or root is None or not nodes:
             return
-        for number, reason in self.joins.mailer.send(workflow, root, nodes, self.progress):
+        for number, reason in self.joins.mailer.send(
+            workflow, root, nodes, self.progress, self.made
+        ):
             node = plan.nodes[number]
             failure = Failure(number, State.FAILED, "ContentRefused", reason)
             if node.slot is not None:

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,6 +31,7 @@ from aztask.support.frozen import build
 from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
+from aztask.workflows.mailing import Posted
 from aztask.workflows.rows import empty_row
 
 LEASE_SECONDS: Final = 30.0
@@ -72,7 +73,10 @@ class Starter:
         """
         plan, store = compiled.plan, self._engine.store
         token = uuid.uuid4().hex
-        envelopes = list(self._envelopes(workflow, compiled, sender))
+        made = {
+            node: (message, sent) for node, message, sent in self._made(workflow, compiled, sender)
+        }
+        envelopes = ((node, message.queue, sent) for node, (message, sent) in made.items())
         documents, parts = part_documents(workflow, token, plan, envelopes)
         if self._engine.graphs.root(workflow) is not None:
             return False
@@ -85,7 +89,8 @@ class Starter:
             if store.write([Change(workflow, ROOT, root.pack())]) == [None]:
                 return False
             hit("graph-root")
-            self.send_first(workflow, plan)
+            self._engine.graphs.note(workflow, root, plan)
+            self.send_first(workflow, plan, made)
         return True
 
     def _rows(self, workflow: str, plan: Plan) -> list[Change]:
@@ -105,11 +110,15 @@ class Starter:
             for row in range(node.rows)
         ]
 
-    def send_first(self, workflow: str, plan: Plan) -> None:
-        """Send the nodes that start at once, and note that in the root. Idempotent."""
-        self._engine.joins.start(
-            workflow, plan.entries, _Renewal(self._engine, workflow, self._clock)
-        )
+    def send_first(
+        self, workflow: str, plan: Plan, made: Mapping[int, Posted] | None = None
+    ) -> None:
+        """Send the nodes that start at once, and note that in the root. Idempotent.
+
+        * `made`: messages that this process has just made and stored.
+        """
+        renewal = _Renewal(self._engine, workflow, self._clock)
+        self._engine.joins.start(workflow, plan.entries, renewal, made)
         hit("graph-sent")
         self._engine.documents.change([RootEdit(workflow, started)])
 
@@ -133,20 +142,26 @@ class Starter:
 
     # -- messages ----------------------------------------------------------------------------
 
-    def _envelopes(
+    def _made(
         self, workflow: str, compiled: Compiled, sender: Sender
-    ) -> Iterator[tuple[int, str, Envelope]]:
-        """(node, queue, signed envelope) of each task, checked by the broker."""
+    ) -> Iterator[tuple[int, TaskMessage, Envelope]]:
+        """(node, message, signed envelope) of each task, checked by the broker."""
         parents = _parents(workflow, compiled.plan)
         for number, signature in sorted(compiled.signatures.items()):
-            message = self._message(workflow, compiled.plan, number, signature, sender)
-            message = replace(message, parent_id=parents.get(number, sender.parent_id))
+            parent = parents.get(number, sender.parent_id)
+            message = self._message(workflow, compiled.plan, number, signature, sender, parent)
             envelope = self._codec.to_envelope(message)
             self._broker.check(envelope)
-            yield number, message.queue, envelope
+            yield number, message, envelope
 
     def _message(
-        self, workflow: str, plan: Plan, number: int, signature: Signature, sender: Sender
+        self,
+        workflow: str,
+        plan: Plan,
+        number: int,
+        signature: Signature,
+        sender: Sender,
+        parent: str | None,
     ) -> TaskMessage:
         node = plan.nodes[number]
         kwargs = dict(signature.kwargs)
@@ -168,6 +183,7 @@ class Starter:
                 "content_type": content_type,
                 "content_encoding": encoding,
                 "root_id": sender.root_id or workflow,
+                "parent_id": parent,
                 "group": None if node.slot is None else task_id_of(workflow, node.slot.join),
                 "origin": sender.origin,
                 "session": session,
