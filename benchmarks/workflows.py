@@ -147,8 +147,11 @@ class Place:
 
 
 @contextmanager
-def place(kind: str) -> Iterator[tuple[Place, Proxy | None]]:
-    """A place on local files, on Azurite, or on the emulator with Tables; the Tables' proxy."""
+def place(kind: str, queues: list[Proxy] | None = None) -> Iterator[tuple[Place, Proxy | None]]:
+    """A place on local files, on Azurite, or on the emulator with Tables; the Tables' proxy.
+
+    * `queues`: gets the proxy of the queues, if they are to have one.
+    """
     with tempfile.TemporaryDirectory(prefix="aztask-workflows-") as name, ExitStack() as stack:
         folder = Path(name)
         if kind == "local":
@@ -161,7 +164,12 @@ def place(kind: str) -> Iterator[tuple[Place, Proxy | None]]:
             if kind == "azurite":
                 queue = azurite.running(folder / "queue", movable=False)
                 services = (stack.enter_context(queue), *services)
-            results = azurite.account_of(*services, table=proxy.port)
+            ports = {"table": proxy.port}
+            if kind == "azurite" and queues is not None:
+                queues.append(Proxy(services[0].port))
+                stack.callback(queues[0].close)
+                ports["queue"] = queues[0].port
+            results = azurite.account_of(*services, **ports)
             broker = results if kind == "azurite" else stack.enter_context(emulator())
             made = Place(folder, broker, results)
         stack.callback(made.app.close)

@@ -7,8 +7,8 @@ Rules
 3. With one row, the row holds the decision too. With more, the join's document says which rows are
    full, and holds the decision.
 4. Bits that were appended to a row, see `aztask.workflows.documents`, count like those in it. Only
-   an end that nobody can have begun to set before is appended: a lower version of a bit is there
-   before a higher one, so that all readers find the same revision.
+   an end that no process can have begun to set before is appended: a lower version of a bit is
+   there before a higher one, so that all readers find the same revision.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class RowEdit:
         return self.layout.size >= RUN
 
     def pieces(self) -> Mapping[str, bytes]:
-        """The bits as pieces: each small, of an end that nobody can have begun to set before."""
+        """The bits as pieces: each small, of an end that is set for the first time."""
         if self.tried or len(self.ends) > PIECES:
             return {}
         self.tried = True

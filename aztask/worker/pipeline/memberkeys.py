@@ -16,7 +16,7 @@ Rules
    outcome when the key is free or has another holder. After the life of that holder, or if nothing
    is known of that task any longer, the member takes the key itself.
 4. A retry of a member runs in any case: its first run has passed this.
-5. A debounced task has no quiet time in a workflow, where nobody would replace its arguments.
+5. A debounced task has no quiet time in a workflow, since no later call replaces its arguments.
 
 Crash windows. The key is held by compare on (task id, generation). A worker that dies with the key
 leaves the message, whose redelivery finds that it holds the key. If the worker dies in "replace"
