@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
+
 import pytest
 from still import Still
 
+from aztask import App, chord
+from aztask.canvas.place import Place
 from aztask.canvas.plan import Layout, Slot
 from aztask.engine import Database
 from aztask.results.base import State
@@ -15,6 +20,8 @@ from aztask.workflows import documents as module
 from aztask.workflows.bits import End, Failure
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import RowEdit, row_name
+from aztask.workflows.engine import engine_for
+from aztask.workflows.joins import TaskEnd
 from aztask.workflows.pace import Pace
 from aztask.workflows.packing import pack_late
 from aztask.workflows.rows import empty_row, read_row
@@ -183,3 +190,25 @@ def test_many_pieces_are_written_into_the_row(store, monkeypatch):
 def test_a_damaged_piece_is_noticed(piece):
     with pytest.raises(Damaged):
         read_row(empty_row(SIZE).pack() + piece, SIZE)
+
+
+def test_of_two_processes_that_find_the_last_row_full_one_sends_the_body(tmp_path):
+    """Both appended before either of them read the row."""
+    address = f"local://{tmp_path}/queues.db"
+    with closing(App("shop", broker=address, results=address)) as app:
+        page, book = (app.task(name=name)(lambda x: x) for name in ("shop.page", "shop.book"))
+        chord([page.s(n) for n in range(2)], book.s()).delay(workflow_id="w")
+        plan = app.workflows.engine.graphs.plan("w")
+        engines = [engine_for(app.results, lambda: app.broker, app.codec) for _ in range(2)]
+        ends = [
+            TaskEnd("w", Place.of(plan, plan.nodes[number]), 0, State.SUCCEEDED, b"\x01")
+            for number in (2, 3)
+        ]
+        for engine in engines:
+            engine.documents = engine.joins.documents = process(engine.store)
+        engines[0].joins.ended([replace(ends[0], repeated=True)])  # the row exists
+        for engine, given in zip(engines, (ends[1], ends[1]), strict=True):
+            engine.joins.ended([given])
+        assert app.broker.stats("default").active == 3, "two members and one body"
+        engines[1].joins.ended([replace(ends[1], repeated=True)])
+        assert app.broker.stats("default").active == 4, "a redelivery sends it again"
