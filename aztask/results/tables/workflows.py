@@ -119,9 +119,10 @@ class TablesWorkflows:
         With pieces it is another one: they were appended since.
         """
         found = self._requests.read(call, entity["PartitionKey"], ROW)
-        same = found is not None and not _pieces(found)
-        same = same and all(found.get(name) == entity.get(name) for name in ("data", "body_blob"))
-        return _etag(found) if found is not None and same else None
+        if found is None or _pieces(found):
+            return None
+        same = all(found.get(name) == entity.get(name) for name in ("data", "body_blob"))
+        return _etag(found) if same else None
 
     def exists(self, call: TimeBudget, workflow: str) -> bool:
         """True if the workflow was started and is not deleted."""
