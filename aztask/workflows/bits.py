@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from aztask.canvas.plan import Layout, Slot
 from aztask.results.base import State
@@ -58,8 +58,7 @@ class Failure:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """The end of a member of a join of `size` members.
 
     * `node`, `generation`: its version (rule 2).

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from aztask.canvas.place import Place
 from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
@@ -51,8 +51,7 @@ REMEMBERED: Final = 500
 """Rows of which it is known how full they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
+class TaskEnd(NamedTuple):
     """The recorded end of a task of a workflow.
 
     * `value`: the encoded value of a success.
@@ -344,6 +343,9 @@ class _Work:
 
     def _gathered(self, workflow: str, row: Row) -> bytes:
         """The values of a row as one document; parked ones are read and copied."""
+        plain = row.plain_values()
+        if plain is not None:
+            return plain
         bits = [bit for bit in row.bits if bit is not None]
         names = sorted({bit.value.document for bit in bits if isinstance(bit.value, Parked)})
         read = self.joins.documents.read([(workflow, name) for name in names])

@@ -16,6 +16,7 @@ from aztask.workflows.bits import FAILURES, Bit, Decision, End, Failure, FullRow
 from aztask.workflows.packing import (
     bit_of,
     decision_of,
+    is_plain,
     late_bits,
     number_of,
     packed_bit,
@@ -104,10 +105,24 @@ class Row:
 
     def as_full(self, values: str) -> FullRow:
         """What the join's document says about this full row. values: the document with them."""
-        bits = [bit for bit in self.bits if bit is not None]
-        failures: list[Failure] = [failure for bit in bits for failure in bit.failures]
-        failed = sum(bit.state is not State.SUCCEEDED for bit in bits)
-        return FullRow(sum(bit.revision for bit in bits), failed, values, failures[:FAILURES])
+        revision = failed = 0
+        failures: list[Failure] = []
+        for packed in self._packed:
+            if packed is None or is_plain(packed):
+                continue
+            bit = bit_of(packed)
+            if bit is not None:
+                revision += bit.revision
+                failed += bit.state is not State.SUCCEEDED
+                failures += bit.failures
+        return FullRow(revision, failed, values, failures[:FAILURES])
+
+    def plain_values(self) -> bytes | None:
+        """The values as `pack_values` writes them, if no member has failed and none is parked."""
+        if not all(is_plain(packed) for packed in self._packed):
+            return None
+        plain: bytes = msgpack.packb([[packed[4], None] for packed in self._packed])
+        return plain
 
     def pack(self) -> bytes:
         """The row as bytes; `read_row` reads them."""

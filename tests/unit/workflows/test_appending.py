@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 from still import Still
@@ -206,9 +205,9 @@ def test_of_two_processes_that_find_the_last_row_full_one_sends_the_body(tmp_pat
         ]
         for engine in engines:
             engine.documents = engine.joins.documents = process(engine.store)
-        engines[0].joins.ended([replace(ends[0], repeated=True)])  # the row exists
+        engines[0].joins.ended([ends[0]._replace(repeated=True)])  # the row exists
         for engine, given in zip(engines, (ends[1], ends[1]), strict=True):
             engine.joins.ended([given])
         assert app.broker.stats("default").active == 3, "two members and one body"
-        engines[1].joins.ended([replace(ends[1], repeated=True)])
+        engines[1].joins.ended([ends[1]._replace(repeated=True)])
         assert app.broker.stats("default").active == 4, "a redelivery sends it again"
