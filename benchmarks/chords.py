@@ -1,16 +1,23 @@
-"""A chord of 1,000 on aztask and on Celery with Redis: rate, requests, and what a kill does.
+"""A chord of 1,000 on aztask and on Celery: rate, requests, and what a kill does.
 
 Usage: python benchmarks/chords.py [--redis PATH] [--systems celery-redis,aztask-local,...]
+
+aztask-local      one file
+aztask-azurite    Storage queues and Tables, on Azurite
+celery-redis      Redis as broker and result backend
+celery-azure      Kombu's ``azurestoragequeues`` and Celery's backend ``azureblockblob``, on Azurite
 
 Redis and Celery come as they are: no persistence, the default visibility timeout of an hour,
 ``task_acks_late``. Each system has one worker with four slots. "After a kill" is the time from
 SIGKILL of that worker, amid members of 10 ms, to the body's value with a second worker that is
-started at once; a system that does not end within a minute is shown with "-".
+started at once; a system that does not end within a minute is shown with "-". Requests on Azurite
+are those to queues, and to tables or blobs, counted by proxies; those to Redis are its commands.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import socket
 import subprocess
@@ -18,12 +25,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from common import figure, machine
-from workflows import Place, place
+from workflows import Place, Proxy, azurite, place
 
 HERE = Path(__file__).parent
 MEMBERS = 1_000
@@ -45,13 +52,26 @@ class System(Protocol):
         """Requests to the services so far."""
         ...
 
+    def messages(self) -> int:
+        """Messages that were sent so far; 0 if they are not counted."""
+        ...
+
 
 class Aztask:
     """aztask in a `Place`."""
 
-    def __init__(self, made: Place, count: Callable[[], int]) -> None:
+    def __init__(self, made: Place, proxies: Sequence[Proxy]) -> None:
+        """proxies: those of the queues and the Tables; none on local files."""
         self._made = made
-        self.requests = count
+        self._proxies = proxies
+
+    def requests(self) -> int:
+        """Requests to queues and Tables."""
+        return sum(proxy.total for proxy in self._proxies)
+
+    def messages(self) -> int:
+        """Requests that put a message into a queue."""
+        return self._proxies[0].counts["POST"] if self._proxies else 0
 
     def send(self, seconds: float) -> Callable[[float], int]:
         """Send the chord from this process."""
@@ -67,21 +87,21 @@ class Aztask:
 
 
 class Celery:
-    """Celery with Redis."""
+    """Celery with its services."""
 
-    def __init__(self, folder: Path, redis: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        command = [redis, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    def __init__(
+        self, folder: Path, broker: str, backend: str, proxies: Sequence[Proxy] = ()
+    ) -> None:
+        """proxies: those of the queues and the blobs; none on Redis."""
         self._folder = folder
         self._log = (folder / "log").open("wb")
-        self.server = subprocess.Popen(command, cwd=folder, stdout=self._log, stderr=self._log)
-        os.environ["BENCH_REDIS"] = f"redis://127.0.0.1:{port}/0"
+        os.environ["BENCH_CELERY_BROKER"] = broker
+        os.environ["BENCH_CELERY_BACKEND"] = backend
         sys.path.insert(0, str(HERE / "peers"))
-        import celery_chord_app  # type: ignore[import-not-found] # noqa: PLC0415  # reads BENCH_REDIS
+        import celery_chord_app  # type: ignore[import-not-found] # noqa: PLC0415  # reads these
 
-        self._module: Any = celery_chord_app
-        time.sleep(1.0)
+        self._module: Any = importlib.reload(celery_chord_app)
+        self._proxies = proxies
 
     def send(self, seconds: float) -> Callable[[float], int]:
         """Send the chord from this process."""
@@ -106,44 +126,103 @@ class Celery:
             process.wait(60)
 
     def requests(self) -> int:
-        """Commands that Redis has processed."""
-        stats: dict[str, Any] = self._module.app.backend.client.info("stats")
-        return int(stats["total_commands_processed"])
+        """Requests, or commands that Redis has processed."""
+        if self._proxies:
+            return sum(proxy.total for proxy in self._proxies)
+        return int(self._info("stats")["total_commands_processed"])
+
+    def messages(self) -> int:
+        """Requests that put a message into a queue, or ``LPUSH`` commands."""
+        if self._proxies:
+            return self._proxies[0].counts["POST"]
+        return int(self._info("commandstats").get("cmdstat_lpush", {}).get("calls", 0))
+
+    def _info(self, section: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._module.app.backend.client.info(section)
+        return found
 
     def close(self) -> None:
-        """End Redis."""
-        self.server.terminate()
-        self.server.wait(30)
+        """Close the log."""
         self._log.close()
+
+
+@contextmanager
+def on_redis(folder: Path, redis: str) -> Iterator[Celery]:
+    """Celery with a Redis of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [redis, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with (folder / "redis.log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        time.sleep(1.0)
+        address = f"redis://127.0.0.1:{port}/0"
+        celery = Celery(folder, address, address)
+        yield celery
+        celery.close()
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@contextmanager
+def on_azurite(folder: Path) -> Iterator[Celery]:
+    """Celery with Storage queues and blobs, through proxies that count."""
+    with ExitStack() as stack:
+        services = {
+            name: stack.enter_context(azurite.running(folder / name, service=name, movable=False))
+            for name in ("queue", "blob")
+        }
+        proxies = {name: Proxy(service.port) for name, service in services.items()}
+        for proxy in proxies.values():
+            stack.callback(proxy.close)
+        ports = {name: proxy.port for name, proxy in proxies.items()}
+        account = azurite.account_of(services["blob"], blob=ports["blob"])
+        url = f"http://127.0.0.1:{ports['queue']}/{azurite.ACCOUNT}"
+        celery = Celery(
+            folder,
+            f"azurestoragequeues://{azurite.KEY}@{url}",
+            f"azureblockblob://{account}",
+            [proxies["queue"], proxies["blob"]],
+        )
+        yield celery
+        celery.close()
 
 
 @contextmanager
 def opened(name: str, redis: str) -> Iterator[System]:
     """A system with its services."""
-    if name == "celery-redis":
+    if name.startswith("celery"):
         with tempfile.TemporaryDirectory(prefix="aztask-chords-") as folder:
-            celery = Celery(Path(folder), redis)
-            try:
+            path = Path(folder)
+            peer = on_redis(path, redis) if name == "celery-redis" else on_azurite(path)
+            with peer as celery:
                 yield celery
-            finally:
-                celery.close()
         return
-    with place(name.removeprefix("aztask-")) as (made, proxy):
-        yield Aztask(made, lambda: 0 if proxy is None else proxy.total)
+    queues: list[Proxy] = []
+    with place(name.removeprefix("aztask-"), queues) as (made, proxy):
+        yield Aztask(made, [] if proxy is None else [*queues, proxy])
 
 
 def measure(name: str, redis: str) -> None:
     """Print one system's rows."""
+
+    def row(what: str, shown: str) -> None:
+        print(f"  {name + ': ' + what:<58} {shown}", flush=True)
+
     with opened(name, redis) as system:
         with system.worker():
             system.send(0.0)(WAIT * 4)
-            before, began = system.requests(), time.perf_counter()
+            requests, messages = system.requests(), system.messages()
+            began = time.perf_counter()
             assert system.send(0.0)(WAIT * 4) == MEMBERS
             rate = MEMBERS / (time.perf_counter() - began)
-            used = (system.requests() - before) / MEMBERS
-        print(f"  {name + ': members/s, from send to value':<58} {figure(rate)}")
-        if used:
-            print(f"  {name + ': requests for each member':<58} {figure(used)}", flush=True)
+            requests, messages = system.requests() - requests, system.messages() - messages
+        row("members/s, from send to value", figure(rate))
+        if requests:
+            row("requests for each member", figure(requests / MEMBERS))
+        if messages:
+            row("messages", str(messages))
         with system.worker() as first:
             value = system.send(0.01)
             time.sleep(1.5)
@@ -155,14 +234,16 @@ def measure(name: str, redis: str) -> None:
                 shown = figure(time.perf_counter() - killed)
             except Exception as error:  # noqa: BLE001  # each system has its own
                 shown = f"- ({type(error).__name__} after {WAIT:g} s)"
-    print(f"  {name + ': after a kill, s':<58} {shown}", flush=True)
+    row("after a kill, s", shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each system."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis", default="redis-server")
-    parser.add_argument("--systems", default="aztask-local,aztask-azurite,celery-redis")
+    parser.add_argument(
+        "--systems", default="aztask-local,aztask-azurite,celery-redis,celery-azure"
+    )
     options = parser.parse_args(arguments)
     print("benchmark: a chord of 1,000 members, one worker with four slots")
     print(machine(("celery", "redis", "kombu")))

@@ -4,7 +4,8 @@ Usage: python benchmarks/workflows.py [--check] [--parts requests,local,latency,
 
 requests   requests to Azure Tables for each member of a group of 480, counted by a proxy before
            Azurite's table service, less those of the same tasks sent by .map. Workers have 1 slot
-           (one by one), 32 (many end together), and 24 slots in 4 workers (contended).
+           (one by one), 32 (many end together), and 24 slots in 4 workers (contended). Then all
+           requests of 24 processes of one slot that do nothing but end members, as threads.
 local      CPU time of sender and worker for 5,000 tasks with results in one file, as a group and
            by .map.
 latency    from the end of a group's last member to the first line of its body.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from common import Check, conclude, figure, machine, percentile, spread
+from common import Check, conclude, figure, machine, percentile
 from compare_round import emulator
 
 ROOT = Path(__file__).parents[1]
@@ -36,14 +39,21 @@ from proxy import Proxy  # noqa: E402
 
 from aztask import App, chord  # noqa: E402
 from aztask.canvas.graphs import Graph  # noqa: E402
-from aztask.results.base import Provisioned  # noqa: E402
+from aztask.canvas.place import Place as Position  # noqa: E402
+from aztask.results.base import Provisioned, State  # noqa: E402
+from aztask.workflows.engine import engine_for  # noqa: E402
+from aztask.workflows.joins import TaskEnd  # noqa: E402
 
 MEMBERS = 480
+WRITERS = 24
 LOCAL_TASKS = 5_000
 LARGE = 10_000
 CHORDS = 40
 SMALL = 5
 PATIENCE = 240.0
+ROUNDS = 15
+STUDENT = 2.145
+"""Student's t for 95 % and 15 pairs; more pairs need less."""
 
 APP = """
 import os, time
@@ -141,8 +151,11 @@ class Place:
 
 
 @contextmanager
-def place(kind: str) -> Iterator[tuple[Place, Proxy | None]]:
-    """A place on local files, on Azurite, or on the emulator with Tables; the Tables' proxy."""
+def place(kind: str, queues: list[Proxy] | None = None) -> Iterator[tuple[Place, Proxy | None]]:
+    """A place on local files, on Azurite, or on the emulator with Tables; the Tables' proxy.
+
+    * `queues`: gets the proxy of the queues, if they are to have one.
+    """
     with tempfile.TemporaryDirectory(prefix="aztask-workflows-") as name, ExitStack() as stack:
         folder = Path(name)
         if kind == "local":
@@ -155,7 +168,12 @@ def place(kind: str) -> Iterator[tuple[Place, Proxy | None]]:
             if kind == "azurite":
                 queue = azurite.running(folder / "queue", movable=False)
                 services = (stack.enter_context(queue), *services)
-            results = azurite.account_of(*services, table=proxy.port)
+            ports = {"table": proxy.port}
+            if kind == "azurite" and queues is not None:
+                queues.append(Proxy(services[0].port))
+                stack.callback(queues[0].close)
+                ports["queue"] = queues[0].port
+            results = azurite.account_of(*services, **ports)
             broker = results if kind == "azurite" else stack.enter_context(emulator())
             made = Place(folder, broker, results)
         stack.callback(made.app.close)
@@ -183,12 +201,42 @@ def requests(shape: str, workers: int, *options: str) -> float:
     return extra
 
 
-def local_cpu(rounds: int = 3) -> float:
-    """How much more CPU time the tasks take as a group, as a share; the median of some rounds."""
+def writers() -> float:
+    """Requests to the table service for each member, of writers that only end members."""
+    with place("azurite") as (made, proxy):
+        assert proxy is not None
+        results, shop = made.app.results, made.app
+        assert results is not None
+        made.graph(MEMBERS).delay(workflow_id="w")
+        plan = shop.workflows.engine.graphs.plan("w")
+        assert plan is not None
+        members = iter([node for node in plan.nodes if node.task == "bench.page"])
+
+        def work(number: int) -> None:
+            own = engine_for(results, lambda: shop.broker, shop.codec)
+            assert own is not None
+            while (node := next(members, None)) is not None:
+                place_of = Position.of(plan, node)
+                own.joins.ended([TaskEnd("w", place_of, 0, State.SUCCEEDED, b"\x01")])
+
+        before = proxy.total
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(work, range(WRITERS)))
+        each = (proxy.total - before) / MEMBERS
+    text = f"{WRITERS} workers of one slot that only end members: requests"
+    print(f"  {text:<58} {figure(each)} for each member", flush=True)
+    return each
+
+
+def local_cpu(rounds: int = ROUNDS) -> float:
+    """How much more CPU time the tasks take as a group, as a share: the end of a 95 % interval.
+
+    Each round is a pair, whose order changes from one to the next.
+    """
     ratios = []
-    for _ in range(rounds):
+    for number in range(rounds):
         spent = {}
-        for kind in ("map", "chord"):
+        for kind in ("map", "chord") if number % 2 else ("chord", "map"):
             with place("local") as (made, _):
                 used = made.send(kind, LOCAL_TASKS)
                 before = os.times()
@@ -197,10 +245,14 @@ def local_cpu(rounds: int = 3) -> float:
                 after = os.times()
                 spent[kind] = used + after[2] + after[3] - before[2] - before[3]
         ratios.append(spent["chord"] / spent["map"] - 1.0)
+    mean = statistics.mean(ratios)
+    half = STUDENT * statistics.stdev(ratios) / math.sqrt(len(ratios))
     print(
-        f"  {'local: CPU time of a group beside .map, share more':<58} {spread(ratios)}", flush=True
+        f"  {'local: CPU time of a group beside .map, share more':<58} {figure(mean)} "
+        f"(95 % interval {figure(mean - half)} to {figure(mean + half)}, {rounds} pairs)",
+        flush=True,
     )
-    return statistics.median(ratios)
+    return mean + half
 
 
 def latency(kind: str, chords: int = CHORDS) -> float:
@@ -235,8 +287,9 @@ def checks_of(parts: Sequence[str]) -> Iterator[Check]:
         yield Check("extra requests, one by one", single, 1.2, "each", False)
         contended = requests("24 slots of 4 workers", 4, "-c", "6")
         yield Check("extra requests, 24 slots of 4 workers", contended, 2.5, "each", False)
+        yield Check("requests, 24 writers that only end members", writers(), 2.5, "each", False)
     if "local" in parts:
-        yield Check("local: more CPU time as a group", local_cpu(), 0.15, "share", False)
+        yield Check("local: more CPU time, end of the interval", local_cpu(), 0.15, "share", False)
     if "latency" in parts:
         yield Check("local: last member to body, p95", latency("local"), 50, "ms", False)
         yield Check("Azurite: last member to body, p95", latency("azurite"), 300, "ms", False)

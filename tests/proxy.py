@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-HTTP_REQUEST = re.compile(rb"(?:^|\r\n|\n)?(GET|PUT|POST|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
+HTTP_REQUEST = re.compile(rb"(?:^|\r\n|\n)?(GET|PUT|POST|PATCH|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
 PIECE = 65536
 
 

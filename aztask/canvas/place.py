@@ -8,8 +8,7 @@ parts for what does not apply.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from aztask.canvas.plan import Node, Plan, Slot
 from aztask.errors import DecodeError
@@ -19,9 +18,8 @@ _TEXT: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of one task.
+class Place(NamedTuple):
+    """The place of one task. (A tuple is made in a fifth of a frozen dataclass's time.)
 
     * `node`: its node number.
     * `slot`: the bit that its end sets, None for a task of `on_error`; `size`: the members of that

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -37,8 +37,7 @@ BLOCK: Final = 128
 _UNPACKED_BYTES: Final = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A member of a join: the join's node number, and the member's number in it."""
 
     join: int

@@ -3,9 +3,9 @@
 A workflow is a set of named documents. What is in them is the business of `aztask.workflows`.
 
 Rules
-1. Every change of a document is compare-and-set: it names the tag that was read, or None for a
-   document that must not exist yet. Documents of one workflow are in partitions of their own, so
-   that writers of different documents never conflict.
+1. Every write of a document is compare-and-set: it names the tag that was read, or None for a
+   document that must not exist yet. Pieces can be appended without that. Documents of one workflow
+   are in partitions of their own, so that writers of different documents never conflict.
 2. A workflow is announced in the index before its first document is written, and its document
    `ROOT` is written last. Documents of an announced workflow without a root were left behind by a
    sender that died.
@@ -16,7 +16,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -26,10 +26,14 @@ ROOT: Final = "root"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it was read. `tag`: names this version of it."""
+    """A document as it was read: what was written, and behind it all pieces that were appended.
+
+    `tag`: names this version of it. `pieces`: how many were appended since the last write.
+    """
 
     data: bytes
     tag: str
+    pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,15 @@ class Change:
     name: str
     data: bytes
     tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Pieces to append to a document, by name. Names consist of letters, digits and ``_``."""
+
+    workflow: str
+    name: str
+    pieces: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,17 @@ class WorkflowStore(Protocol):
         """Make each change; returns the new tags, and None where the tag was not the current one.
 
         Each change succeeds or fails alone.
+        """
+        ...
+
+    def append(self, additions: Sequence[Addition]) -> list[Document | None]:
+        """Append pieces, whatever other writers do; returns the documents as they are after that.
+
+        No other writer makes this fail, and it makes a write under an older tag fail: of two
+        processes that append, the later one finds the pieces of both. A repeated piece may be in
+        the document twice, and pieces are in any order. The next write replaces data and pieces.
+
+        None: nothing was appended, because the document does not exist or has too many pieces.
         """
         ...
 

@@ -14,7 +14,7 @@ from aztask.results.base import Outcome, RunKey, RunRecord, State
 from aztask.results.uniques import uniques_of
 from aztask.sending.publication import Publication
 from aztask.settlement import Complete
-from aztask.uniqueness.engine import Blocked, Taken, UniqueEngine
+from aztask.uniqueness.engine import Blocked, UniqueEngine
 from aztask.uniqueness.rules import UniqueRules
 
 
@@ -68,7 +68,9 @@ class UniqueSender:
         if isinstance(answer, Blocked):
             engine.complete(answer)
             if rules.on_conflict == "replace":
-                answer = self._replaced(engine, rules, key, message, delay, answer)
+                answer = engine.replace(
+                    answer, lambda over: engine.take(rules, key, message, delay, over)
+                )
         if isinstance(answer, Blocked):
             return Answer(self._conflict(engine, rules, message, answer), sent=False)
         try:
@@ -80,30 +82,6 @@ class UniqueSender:
             raise
         engine.confirm(answer)
         return Answer(message.id, sent=True)
-
-    def _replaced(
-        self,
-        engine: UniqueEngine,
-        rules: UniqueRules,
-        key: str,
-        message: TaskMessage,
-        delay: float,
-        blocked: Blocked,
-    ) -> Taken | Blocked:
-        """Take the key from a task that waits, which is cancelled; one that runs keeps it.
-
-        The key comes first: of several callers that replace one task, one has it, and the others
-        replace that one in turn. If the process dies before the old task is cancelled, both run.
-        """
-        for _ in range(100):
-            if not engine.waits(blocked.claim):
-                return blocked
-            answer = engine.take(rules, key, message, delay, blocked)
-            if isinstance(answer, Taken):
-                engine.results.cancel(blocked.claim.task_id, time.time())
-                return answer
-            blocked = answer
-        return blocked
 
     @staticmethod
     def _conflict(

@@ -29,6 +29,9 @@ UNSENT_SECONDS: Final = 10.0
 
 REPLAYED_SECONDS: Final = 60.0
 TRIES: Final = 8
+REPLACED: Final = 100
+"""How many holders one call replaces before it gives up."""
+
 PAGE: Final = 100
 FAILED_SECONDS: Final = 60.0
 
@@ -101,9 +104,50 @@ class UniqueEngine:
             payload,
             now + delay,
         )
+        return self._take(key, claim, now + UNSENT_SECONDS, over)
+
+    def admit(
+        self, rules: UniqueRules, key: str, message: TaskMessage, over: Blocked | None = None
+    ) -> Taken | Blocked:
+        """Take a key for a message that was received: a member of a workflow.
+
+        A task that holds the key already, because an earlier delivery of it took it, keeps it.
+
+        * `over`: as in `take`.
+        """
+        now = self.store.now()
+        claim = Claim(message.id, message.generation, rules.until, now, now + rules.life)
+        answer = self._take(key, claim, claim.ends_at, over)
+        if isinstance(answer, Blocked) and answer.claim.task_id == message.id:
+            return Taken(answer.holder, answer.claim)
+        return answer
+
+    def replace(
+        self, blocked: Blocked, take: Callable[[Blocked], Taken | Blocked]
+    ) -> Taken | Blocked:
+        """Take the key from a task that waits, which is cancelled; one that runs keeps it.
+
+        * `take`: tries to take the key from that holder.
+
+        The key comes first: of several callers that replace one task, one has it, and the others
+        replace that one in turn. If the process dies before the old task is cancelled, both run.
+        """
+        for _ in range(REPLACED):
+            if not self.waits(blocked.claim):
+                return blocked
+            answer = take(blocked)
+            if isinstance(answer, Taken):
+                self.results.cancel(blocked.claim.task_id, self.store.now())
+                return answer
+            blocked = answer
+        return blocked
+
+    def _take(self, key: str, claim: Claim, due: float, over: Blocked | None) -> Taken | Blocked:
+        """Write the claim, unless another task holds the key. due: for `UniqueStore.due`."""
+        now = claim.taken_at
         before = None if over is None else over.holder
         for _ in range(TRIES):
-            holder = self.store.write(key, claim.pack(), now + UNSENT_SECONDS, before)
+            holder = self.store.write(key, claim.pack(), due, before)
             if holder is not None:
                 hit("unique-taken")
                 return Taken(holder, claim)
@@ -201,8 +245,11 @@ class UniqueEngine:
     def _free(self, message: TaskMessage, when: str) -> None:
         """Free a key by compare on (id, generation). Raises BrokerUnavailable: call it again."""
         until, key = split(message)
-        if not key or (when == STARTED and until != STARTED):
-            return
+        if key and not (when == STARTED and until != STARTED):
+            self.free(key, message)
+
+    def free(self, key: str, message: TaskMessage) -> None:
+        """Free a key if this task holds it. Raises BrokerUnavailable: call it again."""
         for _ in range(TRIES):
             holder = self.store.read(key)
             claim = None if holder is None else _readable(holder)

@@ -6,13 +6,16 @@ Rules
    Every such change after the first raises the revision of the row.
 3. With one row, the row holds the decision too. With more, the join's document says which rows are
    full, and holds the decision.
+4. Bits that were appended to a row, see `aztask.workflows.documents`, count like those in it. Only
+   an end that no process can have begun to set before is appended: a lower version of a bit is
+   there before a higher one, so that all readers find the same revision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from aztask.canvas.plan import Layout, Slot
 from aztask.results.base import State
@@ -55,13 +58,13 @@ class Failure:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """The end of a member of a join of `size` members.
 
     * `node`, `generation`: its version (rule 2).
     * `value`: of a success; `failures`: of any other state, at least one.
     * `passes_errors`, `blocked`: what the join's `Node` says of them.
+    * `first`: no earlier process can have begun to set this end.
     """
 
     slot: Slot
@@ -73,6 +76,7 @@ class End:
     failures: tuple[Failure, ...] = ()
     passes_errors: bool = False
     blocked: bool = False
+    first: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -87,6 +91,7 @@ class Decision:
     * `generation`: how often bits were changed before it.
     * `failed`: how many members did not succeed; `failures`: the first ones.
     * `values`: the documents with the rows' values, if the join has several rows.
+    * `by`: names the change that has decided, so that its process knows that it is to act on this.
     """
 
     state: State
@@ -95,6 +100,7 @@ class Decision:
     failed: int = 0
     failures: tuple[Failure, ...] = ()
     values: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(slots=True)
@@ -139,11 +145,12 @@ class Join:
 
 
 def decided(
-    rows: Sequence[FullRow], *, passes_errors: bool, at: float, documents: bool
+    rows: Sequence[FullRow], *, passes_errors: bool, at: float, documents: bool, by: str
 ) -> Decision:
     """The decision of a join whose rows are all full.
 
     * `documents`: its values are in documents, one for each row.
+    * `by`: see `Decision`.
     """
     failed = sum(row.failed for row in rows)
     failures = [failure for row in rows for failure in row.failures][:FAILURES]
@@ -153,4 +160,4 @@ def decided(
         state = State.CANCELLED if cancelled else State.FAILED
     names = tuple(row.values for row in rows) if documents else ()
     generation = sum(row.revision for row in rows)
-    return Decision(state, generation, at, failed, tuple(failures), names)
+    return Decision(state, generation, at, failed, tuple(failures), names, by)

@@ -1,8 +1,16 @@
 """Changes documents of workflows by compare-and-set, many at once, until each has succeeded.
 
 The last version that this process wrote or read is remembered if the store is remote: usually a
-change costs one request. A stale version only costs another try. While other processes change the
-same rows, this one keeps the pace that `aztask.workflows.pace` finds, and reads before it writes.
+change costs one request. A stale version only costs another try.
+
+While other processes change the same rows, most of those tries would fail. Then bits are appended
+to their row instead: one request that no other writer can make fail, and one that reads the row as
+it is after that. So a bit costs two requests, however many writers there are, and of two writers
+the later one finds the bits of both. Changes that cannot be appended keep the pace that
+`aztask.workflows.pace` finds, and read before they write.
+
+Crash window: if the process dies between the two requests, the bit is set, and the redelivery of
+its message reads the row. If there is no redelivery, housekeeping does.
 """
 
 from __future__ import annotations
@@ -10,12 +18,13 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Protocol
 
 from aztask.errors import BrokerUnavailable
-from aztask.results.workflows import ROOT, Change, Document, WorkflowStore
+from aztask.results.workflows import ROOT, Addition, Change, Document, WorkflowStore
 from aztask.workflows.pace import Pace
 
 TRIES: Final = 40
@@ -23,6 +32,26 @@ FIRST_PAUSE: Final = 0.004
 LONGEST_PAUSE: Final = 0.25
 REMEMBERED: Final = 500
 REMEMBERED_BYTES: Final = 64 * 1024
+COALESCE: Final = 0.03
+"""Seconds for which a process waits at most before it appends: more of its members end."""
+
+FOLD: Final = 48
+FOLD_SHARE: Final = 0.25
+"""With so many pieces, one in four writers that see them writes them into the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an edit says of the document after it was appended.
+
+    * `alone`: no other process has changed the document since this one saw it.
+    * `done`: nothing is left to write.
+    * `folded`: makes the document with all pieces written into it; None if that must wait.
+    """
+
+    alone: bool
+    done: bool
+    folded: Callable[[], bytes] | None = None
 
 
 class Edit(Protocol):
@@ -43,6 +72,19 @@ class Edit(Protocol):
 
         Raises Damaged.
         """
+        ...
+
+    @property
+    def exists(self) -> bool:
+        """True if the document was made with the workflow."""
+        ...
+
+    def pieces(self) -> Mapping[str, bytes]:
+        """Pieces that make the same change if they are appended, at the first call; or nothing."""
+        ...
+
+    def appended(self, data: bytes) -> Appended:
+        """Note the document after its pieces were appended. Raises Damaged."""
         ...
 
     def first(self) -> Sequence[Change]:
@@ -76,25 +118,83 @@ class Documents:
         """Make all changes. Raises BrokerUnavailable if other writers come first at every try."""
         todo, pause = list(edits), FIRST_PAUSE
         patient = self._remembers and all(edit.patient for edit in todo)
-        if patient and self._pace.contended:
-            self._forget(todo)
-            self._sleep(self._pace.wait())
+        if self._remembers:
+            todo = self._begin(todo, patient=patient)
         for number in range(TRIES):
+            if not todo:
+                return
             todo = self._try(todo)
             if patient and todo:
                 self._pace.met()
             elif patient and not number:
                 self._pace.passed()
-            if not todo:
-                return
-            if self._remembers:
+            if todo and self._remembers:
+                todo = self._append(todo)
                 wait = random.uniform(0.0, pause)  # noqa: S311  # only spreads the writers
-                self._sleep(max(wait, self._pace.wait()) if patient else wait)
+                if todo:
+                    self._sleep(max(wait, self._pace.wait()) if patient else wait)
                 pause = min(2 * pause, LONGEST_PAUSE)
         workflow, name = todo[0].place
         raise BrokerUnavailable(
             f"other workers keep changing {name} of workflow {workflow}; it is tried again"
         )
+
+    def _begin(self, edits: Sequence[Edit], *, patient: bool) -> list[Edit]:
+        """Append what costs no more than to write it; returns the edits that are to be written.
+
+        That is everything while other writers are about, and otherwise what would have to be read.
+        """
+        contended = self._pace.contended
+        if contended and patient:
+            self._forget(edits)
+        with self._lock:
+            unknown = [edit for edit in edits if edit.exists and edit.place not in self._known]
+        if not contended and not unknown:
+            return list(edits)
+        longest = COALESCE if contended and patient else 0.0
+        todo = self._append(edits, longest) if contended else self._append(unknown)
+        if not contended:
+            todo += [edit for edit in edits if all(edit is not each for each in unknown)]
+        elif todo and patient:
+            self._sleep(self._pace.wait())
+        return todo
+
+    def _append(self, edits: Sequence[Edit], longest: float = 0.0) -> list[Edit]:
+        """Append what can be appended; returns the edits that are still to be made.
+
+        * `longest`: seconds to wait at most, at random, before that.
+        """
+        pieces = [(edit, found) for edit in edits if (found := edit.pieces())]
+        if not pieces:
+            return list(edits)
+        if longest:
+            self._sleep(random.uniform(0.0, longest))  # noqa: S311  # only spreads the writers
+        left = [edit for edit in edits if all(edit is not each for each, _ in pieces)]
+        answers = self.store.append([Addition(*edit.place, found) for edit, found in pieces])
+        folds: list[Change] = []
+        for (edit, _), document in zip(pieces, answers, strict=True):
+            self._note(edit.place, document)
+            if document is None:
+                left.append(edit)
+                continue
+            now = edit.appended(document.data)
+            if now.alone:
+                self._pace.passed()
+            else:
+                self._pace.meeting()
+            if not now.done:
+                left.append(edit)
+            elif now.folded and document.pieces >= FOLD and random.random() < FOLD_SHARE:  # noqa: S311
+                folds.append(Change(*edit.place, now.folded(), document.tag))
+        self._fold(folds)
+        return left
+
+    def _fold(self, changes: Sequence[Change]) -> None:
+        """Write pieces into their documents, once: it harms nothing if another writer is first."""
+        tags = self.store.write(changes) if changes else []
+        for change, tag in zip(changes, tags, strict=True):
+            place = (change.workflow, change.name)
+            self._note(place, None if tag is None else Document(change.data, tag))
 
     def _try(self, edits: Sequence[Edit]) -> list[Edit]:
         """Change what can be changed now; returns the edits that are to be tried again.

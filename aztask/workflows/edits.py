@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from aztask.canvas.plan import Layout, Node
+from aztask.canvas.plan import RUN, Layout, Node
 from aztask.results.workflows import ROOT, Change
 from aztask.workflows.bits import (
     INLINE_BYTES,
@@ -18,9 +18,14 @@ from aztask.workflows.bits import (
     Value,
     decided,
 )
+from aztask.workflows.documents import Appended
 from aztask.workflows.graph import Root, read_root
-from aztask.workflows.packing import pack_join, pack_values, read_join
+from aztask.workflows.packing import pack_join, pack_late, pack_values, read_join
 from aztask.workflows.rows import Row, empty_row, read_row
+
+PIECES: Final = 32
+PIECE_BYTES: Final = 1024
+"""The most bits that are appended at once, and the bytes of each: a row of a table has 1 MiB."""
 
 NEARLY_FULL: Final = 12
 """Members without a bit below which the writers of a row no longer wait for each other."""
@@ -45,7 +50,9 @@ def values_name(join: int, row: int, revision: int) -> str:
 class RowEdit:
     """Sets bits of one row. Afterwards it says whether the row is full, and what it holds.
 
-    `left`: how many members of the row had not ended when this process saw it last.
+    * `left`: how many members of the row had not ended when this process saw it last.
+    * `tried`: the bits were appended, or that was tried.
+    * `token`: names the decision, if this has made one.
     """
 
     workflow: str
@@ -54,9 +61,11 @@ class RowEdit:
     layout: Layout
     ends: list[End]
     at: float
+    passes_errors: bool
     row: Row | None = None
-    changed: bool = False
     left: int = 0
+    tried: bool = False
+    token: str = ""
     parked: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     documents: list[Change] = field(default_factory=list)
 
@@ -64,6 +73,17 @@ class RowEdit:
     def place(self) -> tuple[str, str]:
         """The workflow, and the name of the row's document."""
         return self.workflow, row_name(self.join, self.number)
+
+    @property
+    def decides(self) -> bool:
+        """True if this has made the decision that the row holds."""
+        decision = None if self.row is None else self.row.decision
+        return decision is not None and bool(self.token) and decision.by == self.token
+
+    @property
+    def fresh(self) -> bool:
+        """True if no earlier process can have begun to set one of its bits."""
+        return bool(self.ends) and all(end.first for end in self.ends)
 
     @property
     def patient(self) -> bool:
@@ -78,13 +98,43 @@ class RowEdit:
         room = INLINE_BYTES - row.inline_bytes
         for end, value in self._values(room):
             changed |= row.set(self.layout.place(end.slot.member)[1], end, value)
-        self.changed |= changed
-        if row.full and row.decision is None and self.layout.rows == 1:
-            passes = self.ends[0].passes_errors
-            whole = [row.as_full("")]
-            row.decision = decided(whole, passes_errors=passes, at=self.at, documents=False)
-            changed = True
+        if self._undecided(row):
+            whole, passes = [row.as_full("")], self.passes_errors
+            self.token = self.token or uuid.uuid4().hex
+            row.decision = decided(
+                whole, passes_errors=passes, at=self.at, documents=False, by=self.token
+            )
+            row.outdated, changed = False, True
         return row.pack() if changed else None
+
+    def _undecided(self, row: Row) -> bool:
+        return row.full and self.layout.rows == 1 and (row.decision is None or row.outdated)
+
+    @property
+    def exists(self) -> bool:
+        """True for a row of a large join, see `aztask.workflows.starting`."""
+        return self.layout.size >= RUN
+
+    def pieces(self) -> Mapping[str, bytes]:
+        """The bits as pieces: each small, of an end that is set for the first time."""
+        if self.tried or len(self.ends) > PIECES:
+            return {}
+        self.tried = True
+        found = {}
+        for end in self.ends if self.fresh else ():
+            index = self.layout.place(end.slot.member)[1]
+            piece = pack_late(index, end)
+            if len(piece) > PIECE_BYTES:
+                return {}
+            found[f"{index}_{end.node}_{end.generation}"] = piece
+        return found
+
+    def appended(self, data: bytes) -> Appended:
+        """Note the row after the bits were appended to it."""
+        row = self.row = read_row(data, self.layout.row_size(self.number))
+        alone = row.left >= self.left - len(self.ends)
+        folded = None if row.decision is not None else row.pack
+        return Appended(alone, not self._undecided(row), folded)
 
     def _values(self, room: int) -> Iterable[tuple[End, Value]]:
         """Each end with its value; those that do not fit are parked in one document."""
@@ -112,14 +162,23 @@ class RowEdit:
 
 @dataclass(slots=True)
 class JoinEdit:
-    """Notes full rows of a join with several rows, and decides once all are full."""
+    """Notes full rows of a join with several rows, and decides once all are full.
+
+    `token`: names the decision, if this has made one.
+    """
 
     workflow: str
     node: Node
     rows: dict[int, FullRow]
     at: float
     join: Join | None = None
-    changed: bool = False
+    token: str = ""
+
+    @property
+    def decides(self) -> bool:
+        """True if this has made the decision that the join holds."""
+        decision = None if self.join is None else self.join.decision
+        return decision is not None and bool(self.token) and decision.by == self.token
 
     @property
     def place(self) -> tuple[str, str]:
@@ -140,16 +199,33 @@ class JoinEdit:
             changed |= join.set(number, row)
         full = [row for row in join.rows if row is not None]
         if len(full) == rows and join.decision is None:
+            self.token = self.token or uuid.uuid4().hex
             join.decision = decided(
-                full, passes_errors=self.node.passes_errors, at=self.at, documents=True
+                full,
+                passes_errors=self.node.passes_errors,
+                at=self.at,
+                documents=True,
+                by=self.token,
             )
             changed = True
-        self.changed |= changed
         return pack_join(join) if changed else None
 
     def first(self) -> Sequence[Change]:
         """Nothing: the rows' values are written already."""
         return ()
+
+    @property
+    def exists(self) -> bool:
+        """False: it does not matter, since it has no pieces."""
+        return False
+
+    def pieces(self) -> Mapping[str, bytes]:
+        """None: it depends on what the document holds."""
+        return {}
+
+    def appended(self, data: bytes) -> Appended:
+        """It is never called, since there are no pieces."""
+        raise NotImplementedError
 
     def orphaned(self) -> None:
         """The workflow was deleted: its rows decide nothing."""
@@ -186,6 +262,19 @@ class RootEdit:
     def first(self) -> Sequence[Change]:
         """Nothing: a root refers to no new document."""
         return ()
+
+    @property
+    def exists(self) -> bool:
+        """False: it does not matter, since it has no pieces."""
+        return False
+
+    def pieces(self) -> Mapping[str, bytes]:
+        """None: it depends on what the document holds."""
+        return {}
+
+    def appended(self, data: bytes) -> Appended:
+        """It is never called, since there are no pieces."""
+        raise NotImplementedError
 
     def orphaned(self) -> None:
         """The workflow does not exist."""

@@ -187,6 +187,13 @@ class Graphs:
                 _remember(self._roots, workflow, (now, root))
         return root
 
+    def note(self, workflow: str, root: Root, plan: Plan) -> None:
+        """Remember a workflow that this process has just stored; `forget` it after a rollback."""
+        now = self._clock.monotonic()
+        with self._lock:
+            _remember(self._roots, workflow, (now, root))
+            _remember(self._plans, root.token, plan)
+
     def forget(self, workflow: str) -> None:
         """Read the root anew at its next use, because this process changed it."""
         with self._lock:

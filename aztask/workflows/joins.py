@@ -8,7 +8,8 @@ settled then; its redelivery repeats the end, finds the row as it is, and contin
 
 * before the bit: nothing happened.
 * row full, its values not written, or the bit above not set: both are done again.
-* decided, nothing sent: the repeated end of a full row acts on the decision again.
+* decided, nothing sent: the repeated end of a full row acts on the decision again. An end that is
+  not repeated leaves that to the process that has decided: several may find the same row full.
 * sent, not settled: the nodes are sent again under the same ids; a node that was recorded already
   is not.
 """
@@ -16,10 +17,10 @@ settled then; its redelivery repeats the end, finds the row as it is, and contin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from aztask.canvas.place import Place
 from aztask.canvas.plan import ROOT, Node, Plan, Slot, task_id_of
@@ -40,7 +41,7 @@ from aztask.workflows.bits import (
 from aztask.workflows.documents import Documents
 from aztask.workflows.edits import JoinEdit, RootEdit, RowEdit, values_name
 from aztask.workflows.graph import Graphs, Root
-from aztask.workflows.mailing import Mailer
+from aztask.workflows.mailing import Mailer, Posted
 from aztask.workflows.packing import pack_values, read_values
 from aztask.workflows.rows import Row
 
@@ -50,8 +51,7 @@ REMEMBERED: Final = 500
 """Rows of which it is known how full they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
+class TaskEnd(NamedTuple):
     """The recorded end of a task of a workflow.
 
     * `value`: the encoded value of a success.
@@ -85,6 +85,7 @@ class TaskEnd:
             failures,
             place.passes_errors,
             place.blocked,
+            first=not self.repeated,
         )
 
 
@@ -132,9 +133,13 @@ class Joins:
         workflow: str,
         nodes: Sequence[int],
         progress: Callable[[], None] = lambda: None,
+        made: Mapping[int, Posted] | None = None,
     ) -> None:
-        """Send the first nodes of a workflow; empty groups among them end at once."""
-        work = _Work(self, progress)
+        """Send the first nodes of a workflow; empty groups among them end at once.
+
+        * `made`: messages that this process has just made and stored.
+        """
+        work = _Work(self, progress, made)
         work.go(workflow, nodes, repeated=False)
         work.run()
 
@@ -147,7 +152,13 @@ class Joins:
     def filled(self, workflow: str, join: int, rows: dict[int, Row]) -> None:
         """Note full rows of a join with several rows again, for housekeeping."""
         work = _Work(self)
-        work.fill_rows({(workflow, join): rows}, self.clock.wall())
+        work.fill_rows({(workflow, join): rows}, {(workflow, join)}, self.clock.wall())
+        work.run()
+
+    def decide(self, workflow: str, join: int) -> None:
+        """Decide a join whose only row is full, and act on that, for housekeeping."""
+        work = _Work(self)
+        work.decide(workflow, join)
         work.run()
 
     def finish(self, workflow: str, decision: Decision) -> None:
@@ -190,6 +201,7 @@ class _Work:
 
     joins: Joins
     progress: Callable[[], None] = lambda: None
+    made: Mapping[int, Posted] | None = None
     ends: list[tuple[str, End]] = field(default_factory=list)
     due: dict[str, list[_Due]] = field(default_factory=dict)
 
@@ -264,11 +276,13 @@ class _Work:
             edit = edits.get(key)
             if edit is None:
                 left = self.joins.left.get(key, layout.row_size(key[2]))
-                edit = edits[key] = RowEdit(*key, layout, [], now, left=left)
+                edit = RowEdit(*key, layout, [], now, end.passes_errors, left=left)
+                edits[key] = edit
             edit.ends.append(end)
         self.joins.documents.change(list(edits.values()))
         hit("bit-set", len(ends))
         full: dict[tuple[str, int], dict[int, Row]] = {}
+        acting: set[tuple[str, int]] = set()
         for key, edit in edits.items():
             row = edit.row
             if row is None or not row.full:
@@ -276,13 +290,35 @@ class _Work:
                 continue
             if edit.layout.rows > 1:
                 full.setdefault((edit.workflow, edit.join), {})[edit.number] = row
-            elif row.decision is not None:
-                self.decided(edit.workflow, edit.join, row.decision, repeated=not edit.changed)
+                if not edit.fresh:
+                    acting.add((edit.workflow, edit.join))
+            elif row.decision is not None and (edit.decides or not edit.fresh):
+                self.decided(edit.workflow, edit.join, row.decision, repeated=not edit.decides)
         if full:
-            self.fill_rows(full, now)
+            self.fill_rows(full, acting, now)
 
-    def fill_rows(self, full: dict[tuple[str, int], dict[int, Row]], now: float) -> None:
-        """Write the values of full rows, each as one document, then their bits in their joins."""
+    def decide(self, workflow: str, number: int) -> None:
+        """Decide a join with one full row, to which its last bit was only appended."""
+        plan = self.joins.graphs.plan(workflow)
+        if plan is None:
+            return
+        node = plan.nodes[number]
+        now = self.joins.clock.wall()
+        edit = RowEdit(workflow, number, 0, node.layout, [], now, node.passes_errors)
+        self.joins.documents.change([edit])
+        if edit.row is not None and edit.row.decision is not None:
+            self.decided(workflow, number, edit.row.decision, repeated=True)
+
+    def fill_rows(
+        self,
+        full: dict[tuple[str, int], dict[int, Row]],
+        acting: Container[tuple[str, int]],
+        now: float,
+    ) -> None:
+        """Write the values of full rows, each as one document, then their bits in their joins.
+
+        * `acting`: joins on whose decision this acts, even if another process has made it.
+        """
         edits = []
         changes: list[Change] = []
         for (workflow, number), rows in full.items():
@@ -300,12 +336,16 @@ class _Work:
         hit("row-filled", len(changes))
         self.joins.documents.change(edits)
         for edit in edits:
-            if edit.join is not None and edit.join.decision is not None:
-                decision = edit.join.decision
-                self.decided(edit.workflow, edit.node.number, decision, repeated=not edit.changed)
+            decision = None if edit.join is None else edit.join.decision
+            acts = edit.decides or (edit.workflow, edit.node.number) in acting
+            if decision is not None and acts:
+                self.decided(edit.workflow, edit.node.number, decision, repeated=not edit.decides)
 
     def _gathered(self, workflow: str, row: Row) -> bytes:
         """The values of a row as one document; parked ones are read and copied."""
+        plain = row.plain_values()
+        if plain is not None:
+            return plain
         bits = [bit for bit in row.bits if bit is not None]
         names = sorted({bit.value.document for bit in bits if isinstance(bit.value, Parked)})
         read = self.joins.documents.read([(workflow, name) for name in names])
@@ -328,7 +368,9 @@ class _Work:
         nodes = [(each.node, each.generation) for each in due if self._missing(workflow, each)]
         if plan is None or root is None or not nodes:
             return
-        for number, reason in self.joins.mailer.send(workflow, root, nodes, self.progress):
+        for number, reason in self.joins.mailer.send(
+            workflow, root, nodes, self.progress, self.made
+        ):
             node = plan.nodes[number]
             failure = Failure(number, State.FAILED, "ContentRefused", reason)
             if node.slot is not None:

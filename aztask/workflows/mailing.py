@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from aztask.message.message import TaskMessage
 from aztask.results.damage import Damaged
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
-from aztask.workflows.graph import Graphs, Root, split_extra
+from aztask.workflows.graph import DELAY, EXPIRES, Graphs, Root, split_extra
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class Mailer:
         root: Root,
         nodes: Sequence[tuple[int, int]],
         progress: Callable[[], None] = lambda: None,
+        made: Mapping[int, Posted] | None = None,
     ) -> list[tuple[int, str]]:
         """Send nodes, each (node, generation); returns those refused, with the reasons.
 
@@ -68,11 +69,21 @@ class Mailer:
         and SendUnconfirmed: repeating the call is harmless.
 
         * `progress`: called after each batch.
+        * `made`: messages that this process has just made and stored. They are neither read nor
+          verified.
         """
         refused: list[tuple[int, str]] = []
-        stored = self._graphs.messages(workflow, root, [node for node, _ in nodes])
+        made = made or {}
+        missing = [node for node, _ in nodes if node not in made]
+        stored = self._graphs.messages(workflow, root, missing) if missing else {}
         queues: dict[str, list[Posted]] = {}
         for node, generation in nodes:
+            if node in made:
+                message, envelope = made[node]
+                if generation or DELAY in message.extra or EXPIRES in message.extra:
+                    envelope = self._fresh(message, generation)
+                queues.setdefault(message.queue, []).append((message, envelope))
+                continue
             queue, envelope = stored[node]
             try:
                 message = self._verified(workflow, queue, envelope)

@@ -48,6 +48,11 @@ class Pace:
         with self._lock:
             self._set(min(LONGEST, max(FIRST, self._decayed() * RISE)))
 
+    def meeting(self) -> None:
+        """Other writers still change the rows; that costs no write, so the pace stays."""
+        with self._lock:
+            self._set(max(FIRST, self._decayed()))
+
     def passed(self) -> None:
         """A write succeeded at its first try."""
         with self._lock:

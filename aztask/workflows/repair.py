@@ -198,7 +198,14 @@ class Repair:
     def _decide(self, look: _Look) -> None:
         """Act on full rows whose bit above is unset, and on decisions that nothing follows yet."""
         for node in look.plan.nodes:
-            if node.task or node.number in look.decisions:
+            if node.task:
+                continue
+            only = look.rows.get((node.number, 0)) if node.rows == 1 else None
+            if only is not None and only.full and (only.decision is None or only.outdated):
+                self._engine.joins.decide(look.workflow, node.number)
+                look.decisions.pop(node.number, None)
+                continue
+            if node.number in look.decisions:
                 continue
             full = {
                 number: row

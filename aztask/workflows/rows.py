@@ -16,20 +16,24 @@ from aztask.workflows.bits import FAILURES, Bit, Decision, End, Failure, FullRow
 from aztask.workflows.packing import (
     bit_of,
     decision_of,
+    is_plain,
+    late_bits,
     number_of,
     packed_bit,
     packed_decision,
-    unpacked,
+    unpacked_all,
 )
 
 
 class Row:
     """One row. `decision`: that of the join, if this is its only row.
 
+    `outdated`: bits were set since that decision.
+
     Methods raise Damaged for a bit that cannot be read.
     """
 
-    __slots__ = ("_inline", "_packed", "decision")
+    __slots__ = ("_inline", "_packed", "decision", "outdated")
 
     def __init__(
         self, packed: list[Any], decision: Decision | None = None, inline_bytes: int = 0
@@ -38,6 +42,7 @@ class Row:
         self._packed = packed
         self._inline = inline_bytes
         self.decision = decision
+        self.outdated = False
 
     @property
     def full(self) -> bool:
@@ -73,28 +78,51 @@ class Row:
 
         * `value`: the end's value, or where it is parked.
         """
+        kept = value if end.state is State.SUCCEEDED else None
+        bit = Bit(end.state, end.node, end.generation, 0, kept, end.failures[:FAILURES])
+        if not self.put(index, bit):
+            return False
+        self.decision = None
+        return True
+
+    def put(self, index: int, bit: Bit) -> bool:
+        """Set a member's bit, and keep the decision, which is outdated then.
+
+        False if that changes nothing.
+        """
         if self.decision is not None and self.decision.state is State.SUCCEEDED:
             return False
         old = self.bit(index)
-        revision = 0
         if old is not None:
-            if (old.node, old.generation) >= (end.node, end.generation):
+            if (old.node, old.generation) >= (bit.node, bit.generation):
                 return False
-            revision = old.revision + 1
+            bit.revision = old.revision + 1
             self._inline -= _length(old.value)
-        kept = value if end.state is State.SUCCEEDED else None
-        bit = Bit(end.state, end.node, end.generation, revision, kept, end.failures[:FAILURES])
         self._packed[index] = packed_bit(bit)
-        self._inline += _length(kept)
-        self.decision = None
+        self._inline += _length(bit.value)
+        self.outdated = True
         return True
 
     def as_full(self, values: str) -> FullRow:
         """What the join's document says about this full row. values: the document with them."""
-        bits = [bit for bit in self.bits if bit is not None]
-        failures: list[Failure] = [failure for bit in bits for failure in bit.failures]
-        failed = sum(bit.state is not State.SUCCEEDED for bit in bits)
-        return FullRow(sum(bit.revision for bit in bits), failed, values, failures[:FAILURES])
+        revision = failed = 0
+        failures: list[Failure] = []
+        for packed in self._packed:
+            if packed is None or is_plain(packed):
+                continue
+            bit = bit_of(packed)
+            if bit is not None:
+                revision += bit.revision
+                failed += bit.state is not State.SUCCEEDED
+                failures += bit.failures
+        return FullRow(revision, failed, values, failures[:FAILURES])
+
+    def plain_values(self) -> bytes | None:
+        """The values as `pack_values` writes them, if no member has failed and none is parked."""
+        if not all(is_plain(packed) for packed in self._packed):
+            return None
+        plain: bytes = msgpack.packb([[packed[4], None] for packed in self._packed])
+        return plain
 
     def pack(self) -> bytes:
         """The row as bytes; `read_row` reads them."""
@@ -109,13 +137,19 @@ def empty_row(size: int) -> Row:
 
 
 def read_row(data: bytes, size: int) -> Row:
-    """The row of `size` members that `Row.pack` wrote. Raises Damaged."""
-    parts = unpacked(data)
+    """The row of `size` members that `Row.pack` wrote, with the bits that were appended since.
+
+    Raises Damaged.
+    """
+    parts, *pieces = unpacked_all(data)
     if len(parts) != 3 or not isinstance(parts[0], list):
         raise Damaged("a row of bits holds something else")
     if len(parts[0]) != size:
         raise Damaged(f"a row of bits has {len(parts[0])} members, not {size}")
-    return Row(parts[0], decision_of(parts[1]), number_of(parts[2]))
+    row = Row(parts[0], decision_of(parts[1]), number_of(parts[2]))
+    for index, bit in late_bits(pieces, size) if pieces else ():
+        row.put(index, bit)
+    return row
 
 
 def _length(value: Value | None) -> int:

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,7 +20,7 @@ from aztask.brokers.base import Broker, Transactional
 from aztask.canvas.compiler import Compiled
 from aztask.canvas.graphs import Signature
 from aztask.canvas.place import Place
-from aztask.canvas.plan import Plan, task_id_of
+from aztask.canvas.plan import RUN, Plan, task_id_of
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
@@ -28,9 +28,11 @@ from aztask.results.workflows import ROOT, Change
 from aztask.support.clock import Clock
 from aztask.support.failpoint import hit
 from aztask.support.frozen import build
-from aztask.workflows.edits import RootEdit
+from aztask.workflows.edits import RootEdit, row_name
 from aztask.workflows.engine import WorkflowEngine
 from aztask.workflows.graph import DELAY, EXPIRES, Root, part_documents, started
+from aztask.workflows.mailing import Posted
+from aztask.workflows.rows import empty_row
 
 LEASE_SECONDS: Final = 30.0
 """How long a sender may be silent before a worker sends the first nodes in its place."""
@@ -71,27 +73,52 @@ class Starter:
         """
         plan, store = compiled.plan, self._engine.store
         token = uuid.uuid4().hex
-        envelopes = list(self._envelopes(workflow, compiled, sender))
+        made = {
+            node: (message, sent) for node, message, sent in self._made(workflow, compiled, sender)
+        }
+        envelopes = ((node, message.queue, sent) for node, (message, sent) in made.items())
         documents, parts = part_documents(workflow, token, plan, envelopes)
         if self._engine.graphs.root(workflow) is not None:
             return False
         with self._begun(workflow):
             now = self._clock.wall()
             store.announce(workflow, now)
-            store.write(documents)
+            store.write([*documents, *self._rows(workflow, plan)])
             hit("graph-parts")
             root = Root(now, token, plan.tasks, parts, now + LEASE_SECONDS)
             if store.write([Change(workflow, ROOT, root.pack())]) == [None]:
                 return False
             hit("graph-root")
-            self.send_first(workflow, plan)
+            self._engine.graphs.note(workflow, root, plan)
+            self.send_first(workflow, plan, made)
         return True
 
-    def send_first(self, workflow: str, plan: Plan) -> None:
-        """Send the nodes that start at once, and note that in the root. Idempotent."""
-        self._engine.joins.start(
-            workflow, plan.entries, _Renewal(self._engine, workflow, self._clock)
-        )
+    def _rows(self, workflow: str, plan: Plan) -> list[Change]:
+        """Empty rows of large joins in a remote store, so that their members never race for that.
+
+        A member's process would have to look for the root before it makes a row, because a
+        workflow that was deleted has none.
+        """
+        if not self._engine.results.remote:
+            return []
+        return [
+            Change(
+                workflow, row_name(node.number, row), empty_row(node.layout.row_size(row)).pack()
+            )
+            for node in plan.nodes
+            if node.size >= RUN
+            for row in range(node.rows)
+        ]
+
+    def send_first(
+        self, workflow: str, plan: Plan, made: Mapping[int, Posted] | None = None
+    ) -> None:
+        """Send the nodes that start at once, and note that in the root. Idempotent.
+
+        * `made`: messages that this process has just made and stored.
+        """
+        renewal = _Renewal(self._engine, workflow, self._clock)
+        self._engine.joins.start(workflow, plan.entries, renewal, made)
         hit("graph-sent")
         self._engine.documents.change([RootEdit(workflow, started)])
 
@@ -115,20 +142,26 @@ class Starter:
 
     # -- messages ----------------------------------------------------------------------------
 
-    def _envelopes(
+    def _made(
         self, workflow: str, compiled: Compiled, sender: Sender
-    ) -> Iterator[tuple[int, str, Envelope]]:
-        """(node, queue, signed envelope) of each task, checked by the broker."""
+    ) -> Iterator[tuple[int, TaskMessage, Envelope]]:
+        """(node, message, signed envelope) of each task, checked by the broker."""
         parents = _parents(workflow, compiled.plan)
         for number, signature in sorted(compiled.signatures.items()):
-            message = self._message(workflow, compiled.plan, number, signature, sender)
-            message = replace(message, parent_id=parents.get(number, sender.parent_id))
+            parent = parents.get(number, sender.parent_id)
+            message = self._message(workflow, compiled.plan, number, signature, sender, parent)
             envelope = self._codec.to_envelope(message)
             self._broker.check(envelope)
-            yield number, message.queue, envelope
+            yield number, message, envelope
 
     def _message(
-        self, workflow: str, plan: Plan, number: int, signature: Signature, sender: Sender
+        self,
+        workflow: str,
+        plan: Plan,
+        number: int,
+        signature: Signature,
+        sender: Sender,
+        parent: str | None,
     ) -> TaskMessage:
         node = plan.nodes[number]
         kwargs = dict(signature.kwargs)
@@ -150,6 +183,7 @@ class Starter:
                 "content_type": content_type,
                 "content_encoding": encoding,
                 "root_id": sender.root_id or workflow,
+                "parent_id": parent,
                 "group": None if node.slot is None else task_id_of(workflow, node.slot.join),
                 "origin": sender.origin,
                 "session": session,

@@ -1,12 +1,13 @@
-"""A chord on Celery with Redis as its broker and result backend."""
+"""A chord on Celery, with the broker and the result backend of the environment."""
 
 import os
 import time
 
 from celery import Celery
 
-address = os.environ["BENCH_REDIS"]
-app = Celery("bench", broker=address, backend=address)
+app = Celery(
+    "bench", broker=os.environ["BENCH_CELERY_BROKER"], backend=os.environ["BENCH_CELERY_BACKEND"]
+)
 app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,

@@ -18,9 +18,10 @@ import spark
 import strategies
 import task_path
 import worker
+import workflow_crashes
 
 HERE = Path(__file__).parent
-PICTURES = (worker, task_path, packages, lease, pipeline, sessions, strategies, spark)
+PICTURES = (worker, task_path, packages, lease, pipeline, sessions, strategies, spark, workflow_crashes)
 
 
 def drawn() -> dict[Path, str]:

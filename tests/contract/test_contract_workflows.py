@@ -9,7 +9,15 @@ from stores import Store
 
 from aztask.results.base import Finish, Outcome, ResultStore, RunKey, Start, State
 from aztask.results.tables import index
-from aztask.results.workflows import ROOT, Change, Listed, WorkflowStore, workflows_of
+from aztask.results.workflows import (
+    ROOT,
+    Addition,
+    Change,
+    Document,
+    Listed,
+    WorkflowStore,
+    workflows_of,
+)
 from aztask.settlement import Complete
 
 LONG = bytes(range(256)) * 1024  # 256 KiB: in Azure Tables it is a blob
@@ -90,6 +98,52 @@ def test_writers_that_race_lose_no_change(workflows: WorkflowStore, another: Wor
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(add, range(12)))
     assert sorted(read_one(workflows, "w", "bits") or b"") == list(range(12))
+
+
+def appended(workflows: WorkflowStore, name: str, **pieces: bytes) -> Document | None:
+    (found,) = workflows.append([Addition("w", name, pieces)])
+    return found
+
+
+@pytest.mark.parametrize("data", [b"", b"one.", LONG], ids=["empty", "short", "long"])
+def test_pieces_are_appended_without_a_condition_and_replaced_by_a_write(
+    workflows: WorkflowStore, another: WorkflowStore, data: bytes
+) -> None:
+    assert appended(workflows, "bits", p1=b"x") is None, "there is no document"
+    assert workflows.read([("w", "bits")]) == [None]
+    (tag,) = workflows.write([Change("w", "bits", data)])
+    first = appended(workflows, "bits", p2=b"2", p3=b"3")
+    assert first is not None
+    assert first.data == data + b"23"
+    second = appended(another, "bits", p1=b"1")
+    assert second is not None
+    assert sorted(second.data.removeprefix(data)) == sorted(b"123")
+    assert workflows.read([("w", "bits")]) == [second]
+    for old in (tag, first.tag):
+        assert workflows.write([Change("w", "bits", b"late", old)]) == [None]
+    assert workflows.write([Change("w", "bits", b"all", second.tag)]) != [None]
+    assert read_one(another, "w", "bits") == b"all"
+    third = appended(another, "bits", p2=b"2")
+    assert third is not None
+    assert third.data == b"all2"
+
+
+def test_writers_that_append_at_once_lose_nothing_and_the_last_one_finds_all(
+    workflows: WorkflowStore, another: WorkflowStore
+) -> None:
+    workflows.write([Change("w", "bits", b"")])
+
+    def add(number: int) -> bytes:
+        store = (workflows, another)[number % 2]
+        found = appended(store, "bits", **{f"p{number}": bytes([number])})
+        assert found is not None
+        return found.data
+
+    with ThreadPoolExecutor(4) as threads:
+        seen = list(threads.map(add, range(24)))
+    assert max(map(len, seen)) == 24
+    assert sorted(read_one(workflows, "w", "bits") or b"") == list(range(24))
+    assert all(number in data for number, data in enumerate(seen))
 
 
 @pytest.mark.parametrize("workflow", ["order-1", "a b/c\\d#e?f;g", "é" * 500, "~x", "w.1"])

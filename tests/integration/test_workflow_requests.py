@@ -47,7 +47,7 @@ def shop(tmp_path: Path) -> Iterator[App]:
         app.close()
 
 
-def test_twenty_four_writers_of_one_group_take_turns(shop: App) -> None:
+def test_twenty_four_writers_of_one_group_append(shop: App, capsys) -> None:
     """Each is a worker of one slot that does nothing but end members; real workers do more."""
     page, book = (shop.task(name=name)(lambda x: x) for name in ("shop.page", "shop.book"))
     chord([page.s(n) for n in range(MEMBERS)], book.s()).delay(workflow_id="w")
@@ -65,7 +65,9 @@ def test_twenty_four_writers_of_one_group_take_turns(shop: App) -> None:
 
     with counting() as made, ThreadPoolExecutor(WRITERS) as pool:
         list(pool.map(work, range(WRITERS)))
-    assert len(made) <= 4.0 * MEMBERS, "without a pace it is 5 to 11"
+    with capsys.disabled():
+        print(f"\n{len(made) / MEMBERS:.2f} requests for each member of {WRITERS} writers")
+    assert len(made) <= 2.5 * MEMBERS, "if they only compare and set, it is 5 to 11"
     assert shop.broker.stats("default").active == MEMBERS + 1, "the last one sent the body"
 
 

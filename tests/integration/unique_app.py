@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 
-from ledger_app import app, note
+from ledger_app import app, gather, kinds, note, work
 
-from aztask import RetryPolicy
+from aztask import RetryPolicy, chain, chord
+from aztask.canvas.graphs import Graph
 from aztask.uniqueness import engine
+from aztask.worker.pipeline import memberkeys
 
 engine.UNSENT_SECONDS = 1.0
+memberkeys.LONGEST_WAIT = 1.0
 
 NEVER = RetryPolicy(max_retries=0)
 
@@ -32,3 +35,50 @@ def settled(key: str, n: int) -> int:
 def doomed(key: str) -> str:
     note("start", key)
     raise ValueError(f"{key} fails")
+
+
+@app.task(unique="arguments", on_conflict="drop", retry=NEVER)
+def dropped(key: str) -> str:
+    note("start", key)
+    return key
+
+
+@app.task(unique="arguments", on_conflict="raise", retry=NEVER)
+def raised(key: str) -> str:
+    note("start", key)
+    return key
+
+
+@app.task(unique="arguments", on_conflict="replace", retry=NEVER)
+def replaced(key: str) -> str:
+    note("start", key)
+    return key
+
+
+LONG = 3600.0
+"""Seconds that a holder waits which is to keep its key."""
+
+
+def hold_keys() -> None:
+    """Send the tasks with which the members of `conflicts` conflict."""
+    single.with_options(delay=2.0).delay("a")
+    single.with_options(delay=2.0).delay("b")
+    for task in (dropped, raised, replaced):
+        task.with_options(delay=LONG).delay("c")
+
+
+def conflicts() -> Graph:
+    """A chord with a conflict of each kind, and one of a task that follows another."""
+    header = [
+        single.s("a"),
+        chain(work.s("b"), single.s()),
+        dropped.s("c"),
+        raised.s("c"),
+        replaced.s("c"),
+        single.s("free"),
+    ]
+    return chain(chord(header, kinds.s(), return_errors=True), gather.s("body"))
+
+
+VALUES = ["a", "b", "TaskCancelled", "TaskFailed", "c", "free"]
+"""What the body of `conflicts` gets."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from aztask.engine import Database
 from aztask.results.local.rows import rows_of
-from aztask.results.workflows import Change, Document, Listed
+from aztask.results.workflows import Addition, Change, Document, Listed
 
 _STEPS: Final = (
     """
@@ -29,6 +29,10 @@ _INSERT: Final = """
 _REPLACE: Final = """
     UPDATE workflow_documents SET data = ?, version = version + 1
     WHERE workflow = ? AND name = ? AND version = ?
+"""
+_APPEND: Final = """
+    UPDATE workflow_documents SET data = CAST(data || ? AS BLOB), version = version + 1
+    WHERE workflow = ? AND name = ?
 """
 _DELETE: Final = "DELETE FROM workflow_documents WHERE workflow = ?"
 _ANNOUNCE: Final = "INSERT INTO workflows (workflow, at) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -80,6 +84,14 @@ class LocalWorkflows:
         """Make each change whose tag is the current one; returns the new tags."""
         with self._database.transaction() as connection:
             return [_write(connection, each) for each in changes]
+
+    def append(self, additions: Sequence[Addition]) -> list[Document | None]:
+        """Append pieces in one transaction; returns the documents."""
+        with self._database.transaction() as connection:
+            for each in additions:
+                data = b"".join(each.pieces.values())
+                connection.execute(_APPEND, (data, each.workflow, each.name))
+            return [_read(connection, each.workflow, each.name) for each in additions]
 
     def close_workflow(self, workflow: str, at: float, ended_at: float) -> None:
         """List it as ended, once and for all readers."""

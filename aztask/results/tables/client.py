@@ -37,6 +37,7 @@ from aztask.results.tables.errors import (
     NotExecuted,
     OutcomeUnknown,
     RowConflict,
+    RowFull,
     RowNotFound,
     verdict,
 )
@@ -279,6 +280,24 @@ class TableRequests:
                 TABLE_ROLE,
             )
         except (RowConflict, RowNotFound, OutcomeUnknown):
+            return False
+        return True
+
+    def add(self, call: TimeBudget, entity: Mapping[str, Any]) -> bool:
+        """Set these properties, whatever else the row has; False if it does not exist or is full.
+
+        If the answer is lost, they are set again.
+        """
+        try:
+            call.request(
+                lambda **times: self._table.update_entity(
+                    dict(entity), mode=UpdateMode.MERGE, **times
+                ),
+                self.place,
+                TABLE_ROLE,
+                again=True,
+            )
+        except (RowNotFound, RowFull):
             return False
         return True
 

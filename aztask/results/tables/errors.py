@@ -44,6 +44,7 @@ _THERE: Final = (
     "BlobAlreadyExists",
 )
 _CHANGED: Final = ("UpdateConditionNotSatisfied", "ConditionNotMet", "TargetConditionNotMet")
+_FULL: Final = ("EntityTooLarge", "TooManyProperties")
 _BUSY: Final = ("ServerBusy", "TooManyRequests", "AccountIsDisabled")
 
 
@@ -70,6 +71,10 @@ class RowConflict(Exception):
     """Another writer changed the row since it was read."""
 
 
+class RowFull(Exception):
+    """The row would become too large, or have too many properties."""
+
+
 class NotExecuted(Exception):
     """The request was certainly not carried out and may be tried again.
 
@@ -85,6 +90,7 @@ _VERDICTS: Final[tuple[tuple[tuple[str, ...], type[Exception]], ...]] = (
     (_GONE, RowNotFound),
     (_THERE, AlreadyExists),
     (_CHANGED, RowConflict),
+    (_FULL, RowFull),
 )
 
 

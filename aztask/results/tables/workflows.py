@@ -1,7 +1,8 @@
 """Workflows in Azure Tables: their documents, and the index of open and ended ones.
 
 Partitions
-* ``g-WORKFLOW;DOCUMENT``: one document, in its only row ``d``. A long document is in a blob.
+* ``g-WORKFLOW;DOCUMENT``: one document, in its only row ``d``. A long document is in a blob. An
+  appended piece is a property of its own, ``piece_NAME``, which a merge sets without a condition.
 * ``o-SHARD``: open workflows.
 * ``e-SHARD``: ended workflows; their row keys count down, so that the newest come first.
 """
@@ -20,11 +21,13 @@ from aztask.results.tables.client import TableRequests, TimeBudget
 from aztask.results.tables.errors import OutcomeUnknown, RowNotFound
 from aztask.results.tables.index import count_down
 from aztask.results.tables.names import SHARDS, key_text, shard_of
-from aztask.results.workflows import ROOT, Change, Document, Listed
+from aztask.results.workflows import ROOT, Addition, Change, Document, Listed
 
 ROW: Final = "d"
 BATCH: Final = 256
 DOCUMENTS: Final = 100_000
+PIECE: Final = "piece_"
+
 _END: Final = "~"
 
 
@@ -62,8 +65,10 @@ class TablesWorkflows:
         """Raises Damaged, and RowNotFound if its blob is missing."""
         columns = Columns(entity)
         blob = columns.text("body_blob", missing="")
-        data = self._blobs.load(call, columns.data("data"), blob)
-        return Document(data or b"", _tag(_etag(entity), blob))
+        data = self._blobs.load(call, columns.data("data"), blob) or b""
+        names = _pieces(entity)
+        pieces = [columns.data(name) or b"" for name in names]
+        return Document(b"".join([data, *pieces]), _tag(_etag(entity), blob), len(names))
 
     def write(self, changes: Sequence[Change]) -> list[str | None]:
         """Make each change, in parallel; each costs one request, and one more for a long one."""
@@ -92,13 +97,32 @@ class TablesWorkflows:
         self._blobs.delete(old_blob)
         return _tag(etag, blob)
 
+    def append(self, additions: Sequence[Addition]) -> list[Document | None]:
+        """Append pieces, in parallel; each costs two requests, however many writers there are."""
+        found: list[Document | None] = []
+        for first in range(0, len(additions), BATCH):
+            part = additions[first : first + BATCH]
+            found += self._requests.each(TimeBudget(), self._append, part)
+        return found
+
+    def _append(self, call: TimeBudget, addition: Addition) -> Document | None:
+        partition = _partition(addition.workflow, addition.name)
+        pieces = {f"{PIECE}{name}": data for name, data in addition.pieces.items()}
+        entity = {"PartitionKey": partition, "RowKey": ROW, **pieces}
+        if not self._requests.add(call, entity):
+            return None
+        return self._read(call, (addition.workflow, addition.name))
+
     def _written(self, call: TimeBudget, entity: Mapping[str, Any]) -> str | None:
-        """The tag of the row, if it is as we wrote it; None if it is another one."""
+        """The tag of the row, if it is as we wrote it; None if it is another one.
+
+        With pieces it is another one: they were appended since.
+        """
         found = self._requests.read(call, entity["PartitionKey"], ROW)
-        same = found is not None and all(
-            found.get(name) == entity.get(name) for name in ("data", "body_blob")
-        )
-        return _etag(found) if found is not None and same else None
+        if found is None or _pieces(found):
+            return None
+        same = all(found.get(name) == entity.get(name) for name in ("data", "body_blob"))
+        return _etag(found) if same else None
 
     def exists(self, call: TimeBudget, workflow: str) -> bool:
         """True if the workflow was started and is not deleted."""
@@ -174,6 +198,10 @@ class TablesWorkflows:
 def _partition(workflow: str, name: str) -> str:
     """The partition of one document. ``;`` is in no key text, so none is another's beginning."""
     return f"g-{key_text(workflow)};{name}"
+
+
+def _pieces(entity: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in entity if name.startswith(PIECE))
 
 
 def _etag(entity: Mapping[str, Any]) -> str:

@@ -48,6 +48,7 @@ class Following:
         Raises BrokerUnavailable; calling again is harmless.
         """
         inputs: dict[tuple[str, int | None, bool], Input | None] = {}
+        cancelled: dict[str, bool] = {}
         for item in items:
             place, workflow = item.place, message_of(item).workflow
             if place is None or workflow is None:
@@ -56,7 +57,9 @@ class Following:
                 item.refusal = (NO_RESULTS, f"{item.label} belongs to a workflow: set results=")
                 continue
             try:
-                item.dropped = self._engine.graphs.cancelled(workflow)
+                if workflow not in cancelled:
+                    cancelled[workflow] = self._engine.graphs.cancelled(workflow)
+                item.dropped = cancelled[workflow]
                 if place.takes is not None and not item.dropped:
                     key = (workflow, place.takes, place.takes_errors)
                     if key not in inputs:

@@ -86,7 +86,7 @@ class Pipeline:
         )
         self._removal = PayloadRemoval(app.payloads) if app.payloads is not None else None
         self._embedding = Embedding(app, clock)
-        self._unique = UniqueKeys(app)
+        self._unique = UniqueKeys(app, clock)
         self.following = Following(
             engine_for(
                 app.results, lambda: app.broker, app.codec, clock, posted=app.workflows.posted
@@ -139,6 +139,7 @@ class Pipeline:
             return
         if any(item.place is not None for item in items):
             self.following.prepare(items)
+            self._unique.prepare(items)
         self._embedding.prepare(items)
         answers = self._started(items)
         if any(item.put_off is not None for item in items):

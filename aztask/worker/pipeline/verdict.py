@@ -100,6 +100,11 @@ class Verdicts:
             self._conclude(item, State.FAILED, DeadLetter(*item.refusal))
         elif item.task is None:
             self._unknown_task(item, now)
+        elif item.instead is not None:
+            if isinstance(item.instead.settlement, DeadLetter):
+                dead = item.instead.settlement
+                self._log_dead(item, dead.reason, dead.description)
+            item.decide(item.instead.settlement, item.instead)
         else:
             item.change(Step.CLAIM)
 

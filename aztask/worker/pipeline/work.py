@@ -203,6 +203,8 @@ class WorkItem:
     * place: its place in a workflow, if it belongs to one. input: the value that it takes there.
     * embedded: what a Celery message embeds, to be sent when it ends.
     * dropped: its workflow was cancelled. refusal: (reason, text) why it cannot run.
+    * unique: the key that it holds as a member of a workflow. instead: the outcome that it gets
+      instead of a run, see `memberkeys`.
     * put_off: it may not start yet; set until that is decided, see `putoffs`.
     * window: when it may start; None if it has no limits, or has not passed the gate.
     * permits: the entries of the permits that it holds; permits_until: their deadline.
@@ -231,6 +233,8 @@ class WorkItem:
     embedded: Embedded | None = None
     dropped: bool = False
     refusal: tuple[str, str] | None = None
+    unique: str = ""
+    instead: Outcome | None = None
     put_off: PutOff | None = None
     window: Window | None = None
     permits: tuple[str, ...] = ()

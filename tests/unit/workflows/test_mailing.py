@@ -6,7 +6,7 @@ from contextlib import closing
 import msgpack
 import pytest
 
-from aztask import App, TaskFailed, chain
+from aztask import App, TaskFailed, chain, group
 from aztask.brokers.local.payload import envelope_of, payload_of
 from aztask.canvas.place import Place
 from aztask.errors import ConfigurationError
@@ -136,3 +136,19 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(shop):
     with pytest.raises(TypeError, match=r"shop\.second"):
         chain(shop.first.s(), shop.second.s(5)).delay(workflow_id="w")
     assert shop.workflows.result("w").state == "pending"
+
+
+def test_a_starter_sends_what_it_has_made_without_reading_it(shop, monkeypatch):
+    """Delayed and expiring ones too: their times begin with the send."""
+    monkeypatch.setattr(shop.workflows.engine.graphs, "messages", None)
+    monkeypatch.setattr(shop.codec, "from_envelope", None)
+    first = [shop.first.si(), shop.first.si().with_options(expires=60, delay=0.0)]
+    group(*first).delay(workflow_id="w")
+    monkeypatch.undo()
+    plain, counted = sent(shop)
+    assert (plain.id, plain.expires, plain.extra) == ("w.2", None, {})
+    assert counted.id == "w.3"
+    assert counted.expires is not None
+    assert counted.extra == {}
+    stored = shop.workflows.engine.graphs
+    assert [*stored.messages("w", stored.root("w"), [2, 3])] == [2, 3], "for a sender that dies"

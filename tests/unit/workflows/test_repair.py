@@ -8,10 +8,12 @@ import pytest
 from aztask import App, chain, chord
 from aztask.canvas.place import Place
 from aztask.results.base import Finish, Outcome, RunKey, Start, State
-from aztask.results.workflows import ROOT, Change
+from aztask.results.workflows import ROOT, Addition, Change
 from aztask.settlement import Complete
 from aztask.support.clock import Clock
+from aztask.workflows.edits import row_name
 from aztask.workflows.joins import TaskEnd
+from aztask.workflows.packing import pack_late
 from aztask.workflows.repair import EMPTY_SECONDS, LOST_SECONDS, SWEEP_SECONDS, Repair
 from aztask.workflows.starting import LEASE_SECONDS, Starter
 
@@ -109,6 +111,27 @@ def test_ends_that_were_recorded_but_not_counted_are_counted(shop):
         state = shop.look(1.0)
     assert state == "succeeded"
     assert shop.engine.store.open_workflows(5) == []
+
+
+def test_a_row_whose_last_bit_was_appended_is_decided(shop):
+    """Its worker died before it decided, and an at-most-once task has no redelivery."""
+    chord([shop.once.s(n) for n in range(3)], shop.work.s()).delay(workflow_id="w")
+    for number in (2, 3):
+        shop.end(number)
+    shop.record(4)
+    plan = shop.engine.graphs.plan("w")
+    end = TaskEnd("w", Place.of(plan, plan.nodes[4]), 0, State.SUCCEEDED, b"\x05").end()
+    piece = pack_late(2, end)
+    shop.engine.store.append([Addition("w", row_name(1, 0), {"p": piece})])
+    shop.look()
+    shop.look(1.0)
+    assert shop.waiting() == 4, "the body is sent"
+    shop.look(1.0)
+    assert shop.waiting() == 4, "once"
+    shop.record(5)
+    for _ in range(3):
+        state = shop.look(1.0)
+    assert state == "succeeded"
 
 
 def test_what_follows_an_at_most_once_task_is_sent_by_housekeeping(shop):
