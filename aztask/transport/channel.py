@@ -176,9 +176,18 @@ class Channel(RoutingChannel):
         return self._unacked
 
     def open_sources(self) -> Iterator[QueueConsumer]:
-        """The consumers that may receive now, as far as the prefetch count allows."""
+        """The consumers that may receive now, as far as the prefetch count allows.
+
+        A consumer of a queue with sessions waits until its message is settled.
+        """
         if not self._prefetch or self._handed_out() < self._prefetch:
-            yield from (each for tag, each in self._sources.items() if tag not in self._pumps)
+            for tag, source in self._sources.items():
+                if tag not in self._pumps and not self._holds_session(source):
+                    yield source
+
+    def _holds_session(self, source: QueueConsumer) -> bool:
+        """True if the next message of the consumer's session waits for the one before it."""
+        return source.source.sessions and self.unacked.holds(source.receiver)
 
     def _handed_out(self) -> int:
         """How many messages count for the prefetch count."""
@@ -189,9 +198,12 @@ class Channel(RoutingChannel):
         return self._early.seconds(time())
 
     @property
-    def has_pumps(self) -> bool:
-        """True if another thread may receive messages for the draining thread to deliver."""
-        return bool(self._feeding)
+    def may_wake(self) -> bool:
+        """True if another thread may give the draining thread something to do.
+
+        It receives a mailbox's message, or settles a message whose session has more.
+        """
+        return bool(self._feeding) or any(map(self._holds_session, self._sources.values()))
 
     def deliver_one(self) -> bool:
         """Deliver one message that was received before; False if there was none.
@@ -226,8 +238,8 @@ class Channel(RoutingChannel):
             limit = min(limit, self._prefetch - self._handed_out())
         if source.no_ack:
             limit = 1  # a message deleted at receipt and not delivered would be lost
-        if source.source.sessions and self.unacked.holds(source.receiver):
-            return []  # its session's next message waits until this one is settled
+        if self._holds_session(source):
+            return []
         deliveries = source.receive(limit, wait)
         holdings = [
             UnackedDelivery(next(self._tags), source.receiver, delivery, source.consumer_tag)

@@ -31,7 +31,7 @@ from aztask.transport.unacked import log_lost
 
 _LONGEST_WAIT = 1.0
 _LOCAL_WAIT = 0.05
-_PUMP_WAIT = 0.2
+_SHARED_WAIT = 0.2
 _SHORTEST_WAIT = 0.15
 
 
@@ -159,8 +159,8 @@ class Transport(virtual.Transport):
         self._turn += 1
         first = self._turn % len(sources)
         turns = sources[first:] + sources[:first]
-        if any(channel.has_pumps for channel in list(self.channels)):
-            wait = min(wait, _PUMP_WAIT)
+        if any(channel.may_wake for channel in list(self.channels)):
+            wait = min(wait, _SHARED_WAIT)
         if len(turns) > 1:
             if any(channel.fetch(source, 0.0) for channel, source in turns):
                 return True

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from celery import Celery
+from fleetprocesses import note
 
 from aztask import App, Context, Retry, RetryPolicy, transport
 
 transport.register()
 PLACE = os.environ["PLACE"]
-KIND = os.environ.get("KIND", "sender")
 LEASE = 3
 ADDRESS = f"local://{PLACE}/queues.db"
 
@@ -35,15 +34,6 @@ app = App(
     lease=float(LEASE),
     max_deliveries=50,
 )
-
-
-def note(*words: object) -> None:
-    """Append one line; short lines of several processes do not mix. Each run takes a moment."""
-    time.sleep(0.05)
-    line = " ".join([KIND, *map(str, words)]) + "\n"
-    file = os.open(f"{PLACE}/notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, line.encode())
-    os.close(file)
 
 
 @celery.task(name="fleet.work")

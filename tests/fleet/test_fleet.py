@@ -5,22 +5,17 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleetprocesses import Fleet, seed_of_run
 
 from aztask import App
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 SECONDS = 240.0
 KILLS = 12
 SEND = """
@@ -46,66 +41,27 @@ for n in range(480, 500):
 """
 
 
-class Fleet:
-    """Workers of both kinds in one folder."""
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
-        self.draw = random.Random(seed)
-        address = f"local://{folder}/results.db"
-        self.app = App("reader", broker=f"local://{folder}/queues.db", results=address)
-        self.environment = {
-            **os.environ,
-            "PLACE": str(folder),
-            "BACKEND": f"aztask+local://{folder}/results.db",
-            "RESULTS": address,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
-        }
-        self.workers: list[subprocess.Popen[bytes]] = []
-
-    def start(self, kind: str) -> None:
-        command = {
-            "celery": ["celery", "-A", "fleet_app:celery", "worker", "-P", "prefork"],
-            "aztask": ["aztask", "-A", "fleet_app:app", "worker", "-Q", "celery"],
-        }[kind]
-        with (self.folder / f"{kind}.log").open("ab") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", *command, "-c", "2"],
-                cwd=self.folder,
-                env={**self.environment, "KIND": kind},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        worker.kind = kind  # type: ignore[attr-defined]  # which kind takes its place
-        self.workers.append(worker)
-
-    def kill_one(self) -> None:
-        """Kill a worker with all its processes; another of its kind takes its place."""
-        worker = self.workers.pop(self.draw.randrange(len(self.workers)))
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait(10)
-        self.start(worker.kind)  # type: ignore[attr-defined]
-
-    def notes(self) -> list[list[str]]:
-        file = self.folder / "notes"
-        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-
-    def close(self) -> None:
-        self.app.close()
-        for worker in self.workers:
-            if worker.poll() is None:
-                os.killpg(worker.pid, signal.SIGKILL)
-            worker.wait(10)
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(
+        tmp_path,
+        "fleet_app",
+        random.Random(seed_of_run()),
+        {
+            "BACKEND": f"aztask+local://{tmp_path}/results.db",
+            "RESULTS": f"local://{tmp_path}/results.db",
+        },
+    )
+    yield fleet
+    fleet.close()
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    seed = int(os.environ.get("FLEET_SEED", "24"))
-    print(f"FLEET_SEED={seed}")
-    fleet = Fleet(tmp_path, seed)
-    yield fleet
-    fleet.close()
+def reader(tmp_path: Path) -> Iterator[App]:
+    """An app that reads the queue's dead letters."""
+    app = App("reader", broker=f"local://{tmp_path}/queues.db")
+    yield app
+    app.close()
 
 
 def missing(notes: list[list[str]]) -> list[str]:
@@ -120,13 +76,8 @@ def missing(notes: list[list[str]]) -> list[str]:
     return [each for each in wanted if not ended[each]]
 
 
-def test_no_task_of_a_mixed_fleet_is_lost(fleet: Fleet) -> None:
-    code = SEND.format(seed=fleet.draw.randrange(1000))
-    sent = subprocess.run(
-        [sys.executable, "-c", code], env=fleet.environment, timeout=120, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert sent.returncode == 0, sent.stderr
+def test_no_task_of_a_mixed_fleet_is_lost(fleet: Fleet, reader: App) -> None:
+    fleet.send(SEND.format(seed=fleet.draw.randrange(1000)))
     for kind in ("celery", "celery", "aztask", "aztask"):
         fleet.start(kind)
     ends_at = time.monotonic() + SECONDS
@@ -145,7 +96,7 @@ def test_no_task_of_a_mixed_fleet_is_lost(fleet: Fleet) -> None:
     assert not [words for words in notes if words[1] == "work" and words[2] in expired]
     reasons = Counter(
         letter.dead_letter_reason
-        for letter in fleet.app.broker.peek("celery", dead_letter=True, limit=500)
+        for letter in reader.broker.peek("celery", dead_letter=True, limit=500)
     )
     assert set(reasons) <= {"expired"}, reasons
     print(f"{kills} kills, {dict(kinds)} runs, dead letters {dict(reasons)}")

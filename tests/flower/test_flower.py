@@ -1,6 +1,7 @@
 """Flower, from PyPI, shows the workers and tasks of a Celery app on aztask, and revokes a task.
 
-Run by ``tox -e flower``, on a local file. A worker with two processes runs the tasks.
+Run by ``tox -e flower``, on a local file, on Service Bus (our emulator) and on Storage queues
+(Azurite). A worker with two processes runs the tasks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import azurite
+import emulatorprocess
 import pytest
 from browser import opened
 
@@ -24,24 +28,26 @@ APP = """
 import time
 from celery import Celery
 
-app = Celery("shop", broker="aztask+local://{folder}/queues.db")
+app = Celery("shop", broker="aztask://")  # the address is in AZTASK_BROKER
 app.conf.update(task_acks_late=True, task_ignore_result=True)
 
 @app.task(name="shop.sleep")
 def sleep(seconds):
     time.sleep(seconds)
 """
-SECONDS = 60.0
+SECONDS = 90.0
 
 
 class Site:
     """A folder with the app, and the processes that were started in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, broker: Mapping[str, str]) -> None:
+        """broker: the environment variables that name the broker."""
         self.folder = folder
-        (folder / "shop.py").write_text(APP.format(folder=folder))
+        (folder / "shop.py").write_text(APP)
         self.environment = {
             **os.environ,
+            **broker,
             "PYTHONPATH": str(folder),
             "FLOWER_UNAUTHENTICATED_API": "true",  # its page sends the revocation to its API
         }
@@ -102,14 +108,33 @@ def answers(url: str) -> bool:
     return True
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
-    site.start("worker", "-c", "2", "-E", "-n", "flower-worker@test")
-    site.start("flower", "--address=127.0.0.1", f"--port={site.port}")
-    until(lambda: answers(f"{site.url}/workers"))
-    yield site
-    site.end()
+@contextmanager
+def broker(name: str, folder: Path) -> Iterator[dict[str, str]]:
+    """A running broker, as the environment variables that name it."""
+    if name == "servicebus":
+        with emulatorprocess.running() as ready:
+            yield {
+                "AZTASK_BROKER": ready["connection_string"],
+                "AZTASK_SERVICEBUS_ADMIN": ready["admin_connection_string"],
+            }
+    elif name == "storagequeue":
+        with azurite.running(folder / "azurite") as server:
+            yield {"AZTASK_BROKER": server.connection_string}
+    else:
+        yield {"AZTASK_BROKER": f"local://{folder}/queues.db"}
+
+
+@pytest.fixture(params=["local", "servicebus", "storagequeue"])
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    with broker(request.param, tmp_path) as variables:
+        site = Site(tmp_path, variables)
+        try:
+            site.start("worker", "-c", "2", "-E", "-n", "flower-worker@test")
+            site.start("flower", "--address=127.0.0.1", f"--port={site.port}")
+            until(lambda: answers(f"{site.url}/workers"))
+            yield site
+        finally:
+            site.end()
 
 
 def test_flower_shows_workers_and_tasks_and_revokes_one(site: Site) -> None:

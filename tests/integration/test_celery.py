@@ -157,6 +157,17 @@ def test_a_celery_worker_that_is_killed_loses_nothing(site):
     }
 
 
+def test_a_sender_and_a_worker_go_on_to_the_next_url(site):
+    (site.folder / "file").write_text("no directory")
+    urls = ";".join(f"aztask+local://{site.folder}/{name}" for name in ("file/q.db", "queues.db"))
+    module = site.folder / "celery_app.py"
+    text = module.read_text().replace('"aztask://"', repr(urls))
+    module.write_text(text.replace('"broker": os.environ["BROKER"], ', ""))
+    site.send("add.delay(1, 2)")
+    site.worker("threads")
+    site.until(lambda: "add 3" in site.notes())
+
+
 ETAS = """
 import time
 from datetime import datetime, timezone

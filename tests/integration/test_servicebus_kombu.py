@@ -19,9 +19,10 @@ from aztask.brokers.base import QueueOptions
 from aztask.brokers.servicebus.admin import ADMIN_VARIABLE
 from aztask.brokers.servicebus.administration import administration_client
 from aztask.brokers.servicebus.broker import ServiceBusBroker
-from aztask.errors import ConfigurationError
+from aztask.errors import ConfigurationError, InvalidQueueName
 from aztask.message.envelope import Envelope
 from aztask.testing import RunningEmulator
+from aztask.transport.names import original_name
 
 LEASE = 3.0
 
@@ -148,6 +149,23 @@ def test_messages_of_a_session_arrive_in_order(
         assert [message.payload for message in consumer.got] == [0, 1, 2]
 
 
+def test_a_name_that_the_service_refuses_is_translated_when_asked_for(
+    bus: RunningEmulator, broker: ServiceBusBroker
+) -> None:
+    with connected(bus) as connection, pytest.raises(InvalidQueueName):
+        connection.Producer().publish(1, routing_key="Invoices EU")
+    with connected(bus, translate_names=True) as connection:
+        consumer = Consumer(connection, "Invoices EU")
+        connection.Producer().publish(1, routing_key="Invoices EU")
+        message = consumer.drain(1)
+        assert message.delivery_info["routing_key"] == "Invoices EU"
+        message.ack()
+        consumer.cancel()
+    (name,) = [each for each in broker.queues() if each.startswith("enc-")]
+    assert original_name(name) == "Invoices EU"
+    broker.delete(name)
+
+
 def test_garbage_is_dead_lettered_and_the_next_message_comes(
     bus: RunningEmulator, broker: ServiceBusBroker
 ) -> None:
@@ -218,6 +236,18 @@ def test_a_celery_app_over_service_bus(site: Site) -> None:
     site.until(lambda: (site.counts()[0], *site.counts()[2:]) == (0, 0, 1))
     assert site.notes().count("slow 1") + site.notes().count("slow 2") == 2
     assert site.broker.peek("celery", dead_letter=True)[0].dead_letter_reason == "undecodable"
+
+
+def test_a_worker_runs_the_tasks_of_a_session_in_order(site: Site) -> None:
+    """A queue with sessions: in their order, one at a time, although a second slot is free."""
+    site.send(
+        "for n in range(4):\n"
+        "    slow.apply_async((n, 0.3), queue='ordered', session='customer-7')\n"
+    )
+    site.worker("threads", "-Q", "ordered")
+    wanted = [f"{step} {n}" for n in range(4) for step in ("start", "slow")]
+    site.until(lambda: len(site.notes()) == len(wanted))
+    assert site.notes() == wanted
 
 
 def test_tasks_with_an_eta_start_at_their_time(site: Site) -> None:

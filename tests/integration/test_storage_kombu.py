@@ -18,6 +18,8 @@ from storage import broker_at
 
 import aztask.transport
 from aztask import App
+from aztask.errors import InvalidQueueName
+from aztask.transport.names import original_name
 
 EXAMPLE = ROOT / "examples" / "storagequeue"
 
@@ -28,8 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[azurite.Azurite
         yield running
 
 
-def consumer_of(connection: kombu.Connection, got: list[kombu.Message]) -> kombu.Consumer:
-    consumer = kombu.Consumer(connection.channel(), [kombu.Queue("plain")])
+def consumer_of(
+    connection: kombu.Connection, got: list[kombu.Message], queue: str = "plain"
+) -> kombu.Consumer:
+    consumer = kombu.Consumer(connection.channel(), [kombu.Queue(queue)])
     consumer.register_callback(lambda body, message: got.append(message))
     consumer.consume()
     return consumer
@@ -64,6 +68,32 @@ def test_a_plain_kombu_producer_and_consumer(server):
     (dead,) = broker.peek("plain", dead_letter=True)
     assert dead.dead_letter_reason == "rejected"
     assert broker.stats("plain").total == 0
+    broker.close()
+
+
+def test_a_name_that_the_service_refuses_is_translated_when_asked_for(server):
+    aztask.transport.register()
+    broker = broker_at(server.connection_string)
+    options = {"broker": server.connection_string}
+    with (
+        kombu.Connection("aztask://", transport_options=options) as connection,
+        pytest.raises(InvalidQueueName),
+    ):
+        connection.Producer().publish(1, routing_key="Invoices.EU")
+    options["translate_names"] = True
+    got: list[kombu.Message] = []
+    with kombu.Connection("aztask://", transport_options=options) as connection:
+        consumer = consumer_of(connection, got, "Invoices.EU")
+        connection.Producer().publish(1, routing_key="Invoices.EU")
+        drain(connection, got, 1)
+        assert got[0].delivery_info["routing_key"] == "Invoices.EU"
+        got[0].reject()
+        consumer.cancel()
+    (name,) = [each for each in broker.queues() if each.startswith("enc-")]
+    assert original_name(name) == "Invoices.EU"
+    (dead,) = broker.peek(name, dead_letter=True)
+    assert dead.dead_letter_reason == "rejected"
+    broker.delete(name)
     broker.close()
 
 

@@ -4,7 +4,9 @@ import pytest
 from kombu import Connection
 
 from aztask import App
+from aztask.brokers.base import QueueOptions
 from aztask.errors import CodecError, ContentRefused
+from aztask.message.envelope import Envelope
 from aztask.transport.connection import Transport
 
 
@@ -51,4 +53,23 @@ def test_waiting_for_messages_is_bounded():
     channel.basic_consume("orders", False, print, "tag")
     with pytest.raises(TimeoutError):
         connection.drain_events(timeout=0.01)
+    connection.release()
+
+
+def test_a_connection_rests_while_a_message_of_a_session_is_worked_on(monkeypatch):
+    connection, transport = connected()
+    transport.broker.declare("orders", QueueOptions(sessions=True))
+    body = {"content_type": "application/json", "session": "a"}
+    transport.broker.send("orders", [Envelope(b"1", **body), Envelope(b"2", **body)])
+    channel, got, waits = connection.channel(), [], []
+    channel.basic_consume("orders", False, got.append, "tag")
+    connection.drain_events(timeout=5)
+    rest = transport._wait
+    monkeypatch.setattr(transport, "_wait", lambda wait: waits.append(wait) or rest(wait))
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.3)
+    assert len(waits) < 30, "it asks again and again"
+    got[0].ack()
+    connection.drain_events(timeout=5)
+    assert [message.payload for message in got] == [1, 2]
     connection.release()

@@ -1,0 +1,49 @@
+"""The package of a previous release, unpacked from the repository.
+
+There is no release on a package index yet, so a revision stands for one: hundreds of commits old,
+with other module names and other tables, but the same messages. FLEET_PREVIOUS names another
+revision, or a folder that holds the package ``aztask``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REVISION = "b2c54ecf48ecbb9e352a2386a7f322c220112900"
+
+
+class MissingRelease(Exception):
+    """The previous release cannot be had; the message says what to do."""
+
+
+def previous_release(folder: Path) -> Path:
+    """The folder to import the previous release from.
+
+    * `folder`: where it is unpacked.
+
+    Raises MissingRelease if the repository does not have the revision: a clone may be shallow.
+    """
+    name = os.environ.get("FLEET_PREVIOUS") or REVISION
+    if (Path(name) / "aztask" / "__init__.py").is_file():
+        return Path(name).resolve()
+    try:
+        packed = subprocess.run(
+            ["git", "archive", "--format=tar", name, "aztask"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"").decode(errors="replace").strip().split("\n")[0]
+        raise MissingRelease(
+            f"the previous release, revision {name}, is not in this repository ({said or error});"
+            " run `git fetch --unshallow`, or name a revision or a folder in FLEET_PREVIOUS"
+        ) from None
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
