@@ -6,7 +6,7 @@ import os
 
 
 def new_id() -> str:
-    """A new task id."""
+    """A random id of 36 characters, for a task or a workflow."""
     return _uuid(os.urandom(16).hex())
 
 

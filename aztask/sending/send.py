@@ -28,7 +28,8 @@ from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.payloads.payloads import Payloads
-from aztask.results.base import NOTE_BYTES, RunKey, RunRecord, State
+from aztask.results.base import RunKey, RunRecord, State
+from aztask.sending.hookheaders import with_headers
 from aztask.sending.ids import new_id, new_ids
 from aztask.sending.publication import Publication
 from aztask.sending.publisher import Publisher
@@ -188,7 +189,7 @@ class Sender:
         for call in calls:
             sent = Sending(task.name, plan.queue, plan.ids(1))
             with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
-                (fields,) = _with_headers(plan.fields, sent)
+                (fields,) = with_headers(plan.fields, sent)
                 key = key_of(self._codec, task, rules, call.args, call.kwargs)
                 if rules.until in (STARTED, FINISHED):
                     extra = {**fields["extra"], UNIQUE: f"{rules.until}:{key}"}
@@ -309,7 +310,7 @@ class Sender:
             return
         sent = Sending(plan.fields["task"], plan.queue, plan.ids(len(calls)))
         with self._hooks.send.around(sent):
-            fields = _with_headers(plan.fields, sent)
+            fields = with_headers(plan.fields, sent)
             parts = zip(fields, calls, sent.ids, strict=True)
             yield self._stored(self._message(*each) for each in parts), sent
 
@@ -430,23 +431,3 @@ class Sender:
                     )
                 )
             sink.flush()
-
-
-def _with_headers(common: dict[str, Any], sent: Sending) -> list[dict[str, Any]]:
-    """The fields of each message of a send, with the headers that hooks have set.
-
-    Raises EncodeError for a note that no store keeps, before anything is sent.
-    """
-    if sent.note is not None and len(sent.note) > NOTE_BYTES:
-        raise EncodeError(f"a note has at most {NOTE_BYTES} bytes, not {len(sent.note)}")
-    if sent.each is None:
-        return [_with(common, sent.headers)] * len(sent.ids)
-    return [_with(common, {**sent.headers, **headers}) for headers in sent.each]
-
-
-def _with(common: dict[str, Any], headers: Mapping[str, Any]) -> dict[str, Any]:
-    if not headers:
-        return common
-    traceparent = headers.get("traceparent", common.get("traceparent"))
-    extra = {name: value for name, value in headers.items() if name != "traceparent"}
-    return {**common, "traceparent": traceparent, "extra": {**common["extra"], **extra}}
