@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import httpx
 
@@ -21,6 +22,8 @@ client = httpx.AsyncClient(limits=limits, timeout=60.0)
 async def http() -> AsyncIterator[None]:
     """One client for all tasks of the process."""
     async with client:
+        with suppress(httpx.ConnectError):
+            await client.get("http://127.0.0.1:1/")  # imports what httpx imports at its first call
         yield
 
 

@@ -158,7 +158,7 @@ def main() -> None:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         checks = many()
-        for pool in ("asyncio", "threads"):
+        for pool in ("asyncio", "threads", "processes"):
             checks += calls(pool, url)
         server.kill()
     checks += blocked()
