@@ -58,7 +58,7 @@ class Permits:
     key: str
 
     def held(self) -> str:
-        """The workers that hold some, "" if none does. Raises BrokerUnavailable."""
+        """The workers that hold some, "" for none. Raises BrokerUnavailable."""
         used = usage_of(self.store, self.limit, self.key).held or {}
         workers = ", ".join(f"{visible(name)} ({count})" for name, count in sorted(used.items()))
         return f"key {visible(self.key)} of limit {self.limit.name} on {workers}" if used else ""

@@ -42,6 +42,7 @@ class Owned(FakeTask):
 
     sender = None
     queue = None
+    priority = None
 
 
 TASKS = [Owned(name) for name in NAMES]
