@@ -87,8 +87,7 @@ class Layout:
         return whole * RUN + max(0, min(RUN, rest - row * RUN))
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One node. A task has a name in `task`; a join has "" there.
 
     * `slot`: the member that it works for; None for the root and for a task of `on_error`.
@@ -202,8 +201,9 @@ def _node(number: int, row: Sequence[Any], names: Sequence[Any]) -> Node:
 
 def _check(node: Node, nodes: Sequence[Node]) -> None:
     """Raise IndexError, TypeError or ValueError for a number that no compiler writes."""
-    numbers = [*node.next, *(n for n in (node.takes, node.on_error) if n is not None)]
-    _numbers(numbers, len(nodes))
+    if node.next or node.takes is not None or node.on_error is not None:
+        numbers = [*node.next, *(n for n in (node.takes, node.on_error) if n is not None)]
+        _numbers(numbers, len(nodes))
     if isinstance(node.size, bool) or not isinstance(node.size, int) or node.size < 0:
         raise ValueError("a join's size is no number")
     if node.slot is not None and not 0 <= node.slot.member < nodes[node.slot.join].size:

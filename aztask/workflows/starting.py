@@ -20,7 +20,7 @@ from aztask.brokers.base import Broker, Transactional
 from aztask.canvas.compiler import Compiled
 from aztask.canvas.graphs import Signature
 from aztask.canvas.place import Place
-from aztask.canvas.plan import RUN, Plan, task_id_of
+from aztask.canvas.plan import RUN, Node, Plan, task_id_of
 from aztask.message.codec import Codec
 from aztask.message.envelope import Envelope
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
@@ -147,54 +147,69 @@ class Starter:
     ) -> Iterator[tuple[int, TaskMessage, Envelope]]:
         """(node, message, signed envelope) of each task, checked by the broker."""
         parents = _parents(workflow, compiled.plan)
+        alike: dict[tuple[str, str], dict[str, Any]] = {}
         for number, signature in sorted(compiled.signatures.items()):
+            node = compiled.plan.nodes[number]
+            common = None if signature.options else alike.get((node.task, node.queue))
+            if common is None:
+                common = self._common(workflow, node, signature, sender)
+                if not signature.options:
+                    alike[node.task, node.queue] = common
             parent = parents.get(number, sender.parent_id)
-            message = self._message(workflow, compiled.plan, number, signature, sender, parent)
+            message = self._message(common, workflow, compiled.plan, node, signature, parent)
+            if headers := sender.headers_of(number):
+                message = _with_headers(message, headers)
             envelope = self._codec.to_envelope(message)
             self._broker.check(envelope)
             yield number, message, envelope
 
-    def _message(
-        self,
-        workflow: str,
-        plan: Plan,
-        number: int,
-        signature: Signature,
-        sender: Sender,
-        parent: str | None,
-    ) -> TaskMessage:
-        node = plan.nodes[number]
-        kwargs = dict(signature.kwargs)
-        body, content_type, encoding = self._codec.encode_arguments(signature.args, kwargs)
+    def _common(
+        self, workflow: str, node: Node, signature: Signature, sender: Sender
+    ) -> dict[str, Any]:
+        """The fields that the messages of all calls of a task without options have in common."""
         session, ordered = sender.session_of(signature, node.queue)
         options = signature.options
         counted = {DELAY: options.get("delay"), EXPIRES: options.get("expires")}
-        own = {name: float(value) for name, value in counted.items() if value is not None}
-        headers = sender.headers_of(number)
-        extra = {name: value for name, value in headers.items() if name != "traceparent"}
-        return build(
-            TaskMessage,
-            {
-                **MESSAGE_DEFAULTS,
-                "id": task_id_of(workflow, number),
-                "task": node.task,
-                "queue": node.queue,
-                "body": body,
-                "content_type": content_type,
-                "content_encoding": encoding,
-                "root_id": sender.root_id or workflow,
-                "parent_id": parent,
-                "group": None if node.slot is None else task_id_of(workflow, node.slot.join),
-                "origin": sender.origin,
-                "session": session,
-                "ordered": ordered,
-                "lease_seconds": sender.lease_of(node.queue),
-                "traceparent": headers.get("traceparent"),
-                "workflow": workflow,
-                "node": str(Place.of(plan, node)),
-                "extra": {**extra, **own},
-            },
-        )
+        return {
+            **MESSAGE_DEFAULTS,
+            "task": node.task,
+            "queue": node.queue,
+            "root_id": sender.root_id or workflow,
+            "origin": sender.origin,
+            "session": session,
+            "ordered": ordered,
+            "lease_seconds": sender.lease_of(node.queue),
+            "workflow": workflow,
+            "extra": {name: float(value) for name, value in counted.items() if value is not None},
+        }
+
+    def _message(
+        self,
+        common: dict[str, Any],
+        workflow: str,
+        plan: Plan,
+        node: Node,
+        signature: Signature,
+        parent: str | None,
+    ) -> TaskMessage:
+        kwargs = dict(signature.kwargs)
+        body, content_type, encoding = self._codec.encode_arguments(signature.args, kwargs)
+        fields = common.copy()
+        fields["id"] = task_id_of(workflow, node.number)
+        fields["body"] = body
+        fields["content_type"] = content_type
+        fields["content_encoding"] = encoding
+        fields["parent_id"] = parent
+        fields["group"] = None if node.slot is None else task_id_of(workflow, node.slot.join)
+        fields["node"] = str(Place.of(plan, node))
+        return build(TaskMessage, fields)
+
+
+def _with_headers(message: TaskMessage, headers: Mapping[str, Any]) -> TaskMessage:
+    """The message with the headers that hooks have set for it."""
+    extra = {name: value for name, value in headers.items() if name != "traceparent"}
+    traceparent = headers.get("traceparent")
+    return replace(message, extra={**extra, **message.extra}, traceparent=traceparent)
 
 
 @dataclass(slots=True)
