@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -16,8 +16,9 @@ from aztask.cli.options import Duration, NameList, all_names, app_option, json_o
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import NAMELESS, open_app, results_of
 from aztask.errors import ConfigurationError
+from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.limits.control import Controls, Pause, Scope
-from aztask.results.controls import controls_of
+from aztask.results.controls import ControlStore, controls_of
 from aztask.support.display import visible
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -62,7 +63,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @app_option
 @json_option
 def list_(as_json: bool) -> None:
-    """List what is paused, since when and by whom."""
+    """List what is paused, since when and by whom, and which circuit breakers are open."""
     _print_pauses(as_json=as_json)
 
 
@@ -89,21 +90,28 @@ def resume(queues: Names, tasks: Names, everything: bool) -> None:
     """Resume queues and tasks.
 
     Messages of a task that was paused come back when their delay has ended: after at most 10
-    minutes.
+    minutes. The circuit breaker of a task is closed, too.
     """
     if everything == bool(queues or tasks):
         raise click.UsageError("name what to resume with --queue or --task, or give --all")
     with open_app() as app:
-        controls = _controls(app)
+        store = _store(app)
+        controls, breakers = Controls(store), Breakers(store)
+        closed: list[OpenBreaker] = []
         if everything:
             ended = controls.resume_all()
+            closed = breakers.close_all()
         else:
             chosen = _chosen(queues, tasks)
             ended = [each for scope, names in chosen for each in controls.resume(scope, names)]
-            _print_others(chosen, ended, "is not paused")
+            closed = breakers.close(all_names(tasks))
+            done = {(Scope.TASK, each.task) for each in closed}
+            _print_others(chosen, ended, "is not paused", done)
         for each in ended:
             click.echo(f"{visible(str(each))} is resumed")
-        if everything and not ended:
+        for row in closed:
+            click.echo(f"the circuit breaker of task {visible(row.task)} is closed")
+        if everything and not ended and not closed:
             click.echo("nothing is paused")
 
 
@@ -136,7 +144,7 @@ def drain(queues: Names, tasks: Names, timeout: float) -> None:
 
 
 def _pause(app: App, chosen: list[tuple[Scope, tuple[str, ...]]]) -> None:
-    controls = _controls(app)
+    controls = Controls(_store(app))
     for name in (name for scope, group in chosen if scope is Scope.TASK for name in group):
         if app.name != NAMELESS and name not in app.tasks:
             click.echo(f"aztask: the app registers no task {visible(name)}", err=True)
@@ -148,10 +156,13 @@ def _pause(app: App, chosen: list[tuple[Scope, tuple[str, ...]]]) -> None:
 
 
 def _print_others(
-    chosen: list[tuple[Scope, tuple[str, ...]]], changed: list[Pause], what: str
+    chosen: list[tuple[Scope, tuple[str, ...]]],
+    changed: list[Pause],
+    what: str,
+    others: Iterable[tuple[Scope, str]] = (),
 ) -> None:
-    """Say of each chosen name that did not change why."""
-    done = {(each.scope, each.name) for each in changed}
+    """Say of each chosen name that did not change why. others: names that changed, too."""
+    done = {*others, *((each.scope, each.name) for each in changed)}
     for scope, names in chosen:
         for name in names:
             if (scope, name) not in done:
@@ -166,22 +177,39 @@ def _chosen(queues: Names, tasks: Names) -> list[tuple[Scope, tuple[str, ...]]]:
     return [(scope, names) for scope, names in found if names]
 
 
-def _controls(app: App) -> Controls:
-    """What is paused, in the app's result store. Raises ConfigurationError if it keeps none."""
+def _store(app: App) -> ControlStore:
+    """The control entries of the app's result store. Raises ConfigurationError if it has none."""
     store = controls_of(results_of(app))
     if store is None:
         raise ConfigurationError("this result store cannot keep pauses; use local:// or tables://")
-    return Controls(store)
+    return store
 
 
 def _print_pauses(*, as_json: bool) -> None:
     with open_app(reads=True) as app:
-        pauses = _controls(app).read().listed()
+        store = _store(app)
+        pauses = Controls(store).read().listed()
+        breakers = list(Breakers(store).read().values())
     if as_json:
         for each in pauses:
             record = {"scope": each.scope.value, "name": each.name}
             print_json({**record, "paused_at": iso_time(each.at), "by": each.by})
+        for row in breakers:
+            print_json(_breaker_record(row))
         return
     now = time.time()
     rows = [[each.scope.value, each.name, ago(each.at, now), each.by] for each in pauses]
+    rows += [["breaker", row.task, ago(row.at, now), f"{row.by}: {row.why}"] for row in breakers]
     print_table(["what", "name", "paused", "by"], rows)
+
+
+def _breaker_record(row: OpenBreaker) -> dict[str, object]:
+    return {
+        "scope": "breaker",
+        "name": row.task,
+        "paused_at": iso_time(row.at),
+        "by": row.by,
+        "reason": row.why,
+        "next_probe_at": iso_time(row.until),
+        "failed_probes": row.failures,
+    }
