@@ -11,6 +11,7 @@ from aztask.version import __version__
 
 if TYPE_CHECKING:
     from aztask.app import App
+    from aztask.breaker import CircuitBreaker
     from aztask.canvas.graphs import Signature, chain, chord, group
     from aztask.config import QueueSettings, Settings
     from aztask.context import Context, TaskLease, current_context
@@ -70,6 +71,7 @@ __all__ = [
     "AsyncResult",
     "as_completed",
     "RetryPolicy",
+    "CircuitBreaker",
     # Workflows
     "chain",
     "group",
@@ -131,6 +133,7 @@ __all__ = [
 
 _HOMES = {
     "App": "aztask.app",
+    "CircuitBreaker": "aztask.breaker",
     "Signature": "aztask.canvas.graphs",
     "chain": "aztask.canvas.graphs",
     "chord": "aztask.canvas.graphs",

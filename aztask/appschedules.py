@@ -61,6 +61,7 @@ class AppSchedules:
             self._connections.results,
             self.codec,
             self._send_occurrence,
+            self._sender.events.report,
         )
 
     def unique_engine(self, task: str) -> UniqueEngine:

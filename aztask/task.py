@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from aztask.breaker import breaker_of
 from aztask.canvas.graphs import GraphStarter, Signature
 from aztask.context import Context, current_context, unsent_context
 from aztask.errors import ConfigurationError, EncodeError
@@ -118,6 +119,7 @@ class Task(Generic[P, R_co]):
         self.strategy_asked: str | None = None  # that of the task itself, not the app's
         self.ordered = flag(options.get("ordered", True), f"task {name!r}: ordered")
         self.limits = limit_names(options.get("limits", ()), f"task {name!r}: limits")
+        self.breaker = breaker_of(options.get("breaker"), f"task {name!r}: breaker")
         self.time_limit = self._seconds(options, "time_limit")
         self.soft_time_limit = self._seconds(options, "soft_time_limit")
         self.max_lease = self._seconds(options, "max_lease")

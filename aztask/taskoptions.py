@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict, TypeGuard, cast
 
+from aztask.breaker import CircuitBreaker
 from aztask.errors import ConfigurationError, did_you_mean
 from aztask.retry import RetryPolicy, RetryStrategy
 from aztask.support.checks import shown
@@ -50,6 +51,8 @@ class TaskOptions(TypedDict, total=False):
     * `ordered`: True (default): in a session, a message that is retried runs before the session's
       next message.
     * `limits`: the names of the limits that apply to it, at most 8, see `App.limit`.
+    * `breaker`: a `CircuitBreaker`, which pauses the task for all workers while most of its runs
+      fail; none by default. Needs a result store.
     * `unique`: of calls with one key, one task waits or runs at a time. "arguments", or a function
       that takes the arguments and returns the key. Needs a result store.
     * `until`: how long a task holds its key: until it is "started" or "finished" (default), or for
@@ -82,6 +85,7 @@ class TaskOptions(TypedDict, total=False):
     delivery: str
     ordered: bool
     limits: Sequence[str]
+    breaker: CircuitBreaker | None
 
 
 class SendOptions(TypedDict, total=False):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aztask.canvas.graphs import Signature
+from aztask.events import Event
 from aztask.message.codec import Codec
 from aztask.results.base import Outcome, ResultStore, RunKey, RunRecord, State
 from aztask.results.schedules import Kept, Occurrence, ScheduleStore, schedules_of
@@ -41,6 +42,7 @@ class World:
     kills: int = 0
     engines: list[ScheduleEngine] = field(default_factory=list)
     ends: bool = True
+    events: list[Event] = field(default_factory=list)
 
     def die(self) -> None:
         if self.dice.random() < self.deaths / 2:
@@ -61,7 +63,12 @@ class World:
         store = DyingStore(self, inner)
         results: Any = WithSchedules(self.results, store)
         made = Schedules(
-            "shop", lambda task, options: "default", lambda: results, codec or Codec(), self._send
+            "shop",
+            lambda task, options: "default",
+            lambda: results,
+            codec or Codec(),
+            self._send,
+            self.events.append,
         )
         declare(made)
         self.engines.append(made.engine)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
 from aztask.app import App
-from aztask.cli.control_scale import OBEYED, controls_in, scale
+from aztask.cli.control_scale import OBEYED, control_store, controls_in, scale
 from aztask.cli.draining import keyed_limit, permits_of, wait_until_idle
 from aztask.cli.failures import CommandFailed
 from aztask.cli.group import Group
 from aztask.cli.options import Duration, NameList, Text, all_names, app_option, json_option
 from aztask.cli.output import ago, iso_time, print_json, print_table
 from aztask.cli.target import NAMELESS, open_app, results_of
-from aztask.limits.control import Pause, Scope
+from aztask.limits.breakers import Breakers, OpenBreaker
+from aztask.limits.control import Controls, Pause, Scope
+from aztask.limits.scale import Scale
 from aztask.support.display import visible
 from aztask.support.masking import printable
 
@@ -68,7 +70,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @app_option
 @json_option
 def list_(as_json: bool) -> None:
-    """List what is paused and scaled, since when and by whom."""
+    """List what is paused, scaled or stopped by a circuit breaker, since when and by whom."""
     _print_pauses(as_json=as_json)
 
 
@@ -98,23 +100,31 @@ def resume(queues: Names, tasks: Names, tenants: tuple[str, ...], everything: bo
     """Resume queues, tasks and tenants.
 
     Messages of a task or tenant that was paused come back when their delay has ended: after at most
-    a quarter of the time that it was paused, and at most 10 minutes.
+    a quarter of the time that it was paused, and at most 10 minutes. The circuit breaker of a task
+    is closed, too.
     """
     if everything == bool(queues or tasks or tenants):
         raise click.UsageError(
             "name what to resume with --queue, --task or --tenant, or give --all"
         )
     with open_app() as app:
-        controls = controls_in(app)
+        store = control_store(app)
+        controls, breakers = Controls(store), Breakers(store)
+        closed: list[OpenBreaker] = []
         if everything:
             ended = controls.resume_all()
+            closed = breakers.close_all()
         else:
             chosen = _chosen(queues, tasks, tenants)
             ended = [each for scope, names in chosen for each in controls.resume(scope, names)]
-            _print_others(chosen, ended, "is not paused")
+            closed = breakers.close(all_names(tasks))
+            done = {(Scope.TASK, each.task) for each in closed}
+            _print_others(chosen, ended, "is not paused", done)
         for each in ended:
             click.echo(f"{visible(str(each))} is resumed")
-        if everything and not ended:
+        for row in closed:
+            click.echo(f"the circuit breaker of task {visible(row.task)} is closed")
+        if everything and not ended and not closed:
             click.echo("nothing is paused")
 
 
@@ -168,10 +178,13 @@ def _pause(app: App, chosen: list[tuple[Scope, tuple[str, ...]]]) -> None:
 
 
 def _print_others(
-    chosen: list[tuple[Scope, tuple[str, ...]]], changed: list[Pause], what: str
+    chosen: list[tuple[Scope, tuple[str, ...]]],
+    changed: list[Pause],
+    what: str,
+    others: Iterable[tuple[Scope, str]] = (),
 ) -> None:
-    """Say of each chosen name that did not change why."""
-    done = {(each.scope, each.name) for each in changed}
+    """Say of each chosen name that did not change why. others: names that changed, too."""
+    done = {*others, *((each.scope, each.name) for each in changed)}
     for scope, names in chosen:
         for name in names:
             if (scope, name) not in done:
@@ -200,21 +213,46 @@ def _chosen(
 
 def _print_pauses(*, as_json: bool) -> None:
     with open_app(reads=True) as app:
-        state = controls_in(app).read()
+        store = control_store(app)
+        state = Controls(store).read()
+        breakers = list(Breakers(store).read().values())
     pauses, scales = state.listed(), sorted(state.scales.values(), key=lambda each: each.at)
     if as_json:
         for each in pauses:
             record = {"scope": each.scope.value, "name": each.name}
             print_json({**record, "paused_at": iso_time(each.at), "by": each.by})
+        for row in breakers:
+            print_json(_breaker_record(row))
         for scaled in scales:
-            record = {"scale": scaled.reach.value, "name": scaled.name}
-            more = {"concurrency": scaled.size, "scaled_at": iso_time(scaled.at), "by": scaled.by}
-            print_json({**record, **more})
+            print_json(_scale_record(scaled))
         return
     now = time.time()
     rows = [[each.scope.value, each.name, ago(each.at, now), each.by] for each in pauses]
+    rows += [["breaker", row.task, ago(row.at, now), f"{row.by}: {row.why}"] for row in breakers]
     print_table(["what", "name", "paused", "by"], rows)
     if scales:
         click.echo()
         rows = [[str(each), str(each.size), ago(each.at, now), each.by] for each in scales]
         print_table(["scaled", "concurrency", "since", "by"], rows)
+
+
+def _scale_record(scaled: Scale) -> dict[str, object]:
+    return {
+        "scale": scaled.reach.value,
+        "name": scaled.name,
+        "concurrency": scaled.size,
+        "scaled_at": iso_time(scaled.at),
+        "by": scaled.by,
+    }
+
+
+def _breaker_record(row: OpenBreaker) -> dict[str, object]:
+    return {
+        "scope": "breaker",
+        "name": row.task,
+        "paused_at": iso_time(row.at),
+        "by": row.by,
+        "reason": row.why,
+        "next_probe_at": iso_time(row.until),
+        "failed_probes": row.failures,
+    }

@@ -16,7 +16,7 @@ from aztask.errors import ConfigurationError, did_you_mean
 from aztask.limits.control import Controls
 from aztask.limits.scale import MOST, Reach
 from aztask.results.base import WorkerRecord
-from aztask.results.controls import controls_of
+from aztask.results.controls import ControlStore, controls_of
 from aztask.support.display import visible
 from aztask.support.masking import printable
 
@@ -82,11 +82,16 @@ def scale(size: int, workers: tuple[str, ...], queues: tuple[tuple[str, ...], ..
 
 
 def controls_in(app: App) -> Controls:
-    """What is paused, in the app's result store. Raises ConfigurationError if it keeps none."""
+    """What is paused and scaled, in the app's result store. Raises as `control_store` does."""
+    return Controls(control_store(app))
+
+
+def control_store(app: App) -> ControlStore:
+    """The control entries of the app's result store. Raises ConfigurationError if it has none."""
     store = controls_of(results_of(app))
     if store is None:
         raise ConfigurationError("this result store cannot keep pauses; use local:// or tables://")
-    return Controls(store)
+    return store
 
 
 def _chosen(

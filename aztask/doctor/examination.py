@@ -13,20 +13,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from aztask.app import App
 from aztask.brokers.base import Broker
 from aztask.brokers.inspection import Inspectable, Inspector, QueueFacts, Right
+from aztask.doctor.naming import DAMAGED_ROWS, named_rows
 from aztask.doctor.orphans import payload_findings
+from aztask.doctor.pausefindings import pause_findings
 from aztask.doctor.queuechecks import judge
+from aztask.doctor.schedulefindings import schedule_findings
 from aztask.doctor.sizes import events_text, store_text
 from aztask.errors import AztaskError, BrokerUnavailable, ConfigurationError, QueueDisabled
-from aztask.limits.control import Controls
-from aztask.results.base import Provisioned, ResultStore, State, WorkerRecord
-from aztask.results.controls import controls_of
+from aztask.results.base import Provisioned, State, WorkerRecord
 from aztask.sending.queueplan import QueuePlan
 from aztask.support.display import plural
 from aztask.support.finding import Finding, Level, failed, fine, problem, warning
@@ -36,9 +36,6 @@ REFUSED_SECONDS: Final = 300.0
 """Seconds between the clocks from which on signatures and tokens are refused, about."""
 
 SLOW_SECONDS: Final = 1.0
-DAMAGED_ROWS: Final = 100
-NAMED_ROWS: Final = 3
-"""The most damaged rows that are counted, and the most that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ def examine(
         )
     if app.missing_file is None:
         yield from _of_broker(app, queues, Expectations(lease, named))
-        yield from _of_results(app)
+        yield from _of_results(app, named=named)
     else:  # rule 1: opening it would create it
         yield warning(
             "broker",
@@ -209,7 +206,7 @@ def _of_clock(inspector: Inspector, queue: str) -> Iterator[Finding]:
         yield fine("clock", "clock", text)
 
 
-def _of_results(app: App) -> Iterator[Finding]:
+def _of_results(app: App, *, named: bool) -> Iterator[Finding]:
     try:
         store = app.results
         if store is None:
@@ -239,37 +236,22 @@ def _of_results(app: App) -> Iterator[Finding]:
     )
     if held:
         yield fine("results", "size", held)
-    yield from _of_pauses(store)
+    yield from pause_findings(store)
+    yield from schedule_findings(app, store, named=named)
     yield from _of_priorities(app, workers)
     if known < len(workers):
         names = [(worker.name, worker.damage) for worker in workers if worker.damage]
-        text = f"rows of workers that cannot be read: {_named(names)}"
+        text = f"rows of workers that cannot be read: {named_rows(names)}"
         advice = "a live worker repairs its row with its next heartbeat; delete those that remain"
         yield warning("results", "workers", text, advice)
     if damaged:
         reasons = [(run.key.task_id, run.damage) for run in damaged]
-        text = f"rows of tasks that cannot be read: {_named(reasons)}"
+        text = f"rows of tasks that cannot be read: {named_rows(reasons)}"
         advice = (
             "list them with aztask result --state unreadable, find out which program writes to the "
             "store, then run aztask dlq replay --reason unreadable-record"
         )
         yield warning("results", "damage", text, advice)
-
-
-def _of_pauses(store: ResultStore) -> Iterator[Finding]:
-    """What operators paused, and may have forgotten."""
-    controls = controls_of(store)
-    if controls is None:
-        return
-    try:
-        pauses = Controls(controls).read().listed()
-    except AztaskError as error:
-        yield failed("results", "paused", error)
-        return
-    if pauses:
-        rows = [(str(each), f"since {_minutes(each.at)}, by {each.by}") for each in pauses]
-        text = f"paused for all workers: {_named(rows)}"
-        yield warning("results", "paused", text, "to resume it, run aztask control resume")
 
 
 def _of_priorities(app: App, workers: Sequence[WorkerRecord]) -> Iterator[Finding]:
@@ -284,18 +266,6 @@ def _of_priorities(app: App, workers: Sequence[WorkerRecord]) -> Iterator[Findin
             f"no worker serves {', '.join(unserved)}: messages of these priorities wait",
             "add them to -Q of a worker, or start one without -Q, which serves all of the app's",
         )
-
-
-def _minutes(at: float) -> str:
-    """UTC epoch seconds as a date and a time to the minute."""
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _named(rows: Sequence[tuple[str, str]]) -> str:
-    """How many rows, and the first of them with their reasons."""
-    count = f"{len(rows)}{'' if len(rows) < DAMAGED_ROWS else ' or more'}"
-    first = "; ".join(f"{name} ({reason})" for name, reason in rows[:NAMED_ROWS])
-    return f"{count}: {first}{'; ...' if len(rows) > NAMED_ROWS else ''}"
 
 
 def _of_events(app: App) -> Iterator[Finding]:

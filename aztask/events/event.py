@@ -39,6 +39,8 @@ EventKind: TypeAlias = Literal[
     "lease_changed",
     "put_off",
     "control_changed",
+    "occurrence_sent",
+    "occurrence_skipped",
 ]
 EVENT_KINDS: Final[frozenset[str]] = frozenset(get_args(EventKind))
 
@@ -62,7 +64,7 @@ class Event(NamedTuple):
     * `error_type`, `error`: of the failure.
     * `held_seconds`: from receiving the delivery to its end; `renewals`: of its lease in that time.
     * `former_lease_seconds`, `reason`: for a change of a queue's lease; task_id and task are ""
-      then. `reason` also says why a run was put off.
+      then. `reason` also says why a run was put off, and names the schedule of an occurrence.
     * `workflow_id`: of the workflow that the task belongs to.
     * `parent_id`: of the task or group before it in the workflow; otherwise of the task that sent
       it.

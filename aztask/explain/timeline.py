@@ -76,8 +76,16 @@ def history_of(
 # -- events ----------------------------------------------------------------------------------
 
 
+_BEFORE_DELIVERY: Final = (
+    "enqueued",
+    "send_unconfirmed",
+    "occurrence_sent",
+    "occurrence_skipped",
+)
+
+
 def _entry(event: Event) -> Entry:
-    number = event.delivery_count if event.event not in ("enqueued", "send_unconfirmed") else None
+    number = event.delivery_count if event.event not in _BEFORE_DELIVERY else None
     return Entry(event.ts, event.event, _text(event), "event", event.worker, number)
 
 
@@ -118,6 +126,9 @@ _WORDS: Final[dict[str, Callable[[Event], str]]] = {
     "renewed": _renewed,
     "lease_lost": _lost,
     "settle_failed": _lost,
+    "put_off": lambda event: f"put off: {event.reason}",
+    "occurrence_sent": lambda event: f"sent by {event.reason}",
+    "occurrence_skipped": lambda event: f"skipped: {event.reason}",
     "dead_lettered": lambda event: (
         f"dead-lettered: {': '.join(each for each in (event.error_type, event.error) if each)}"
     ),

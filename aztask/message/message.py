@@ -175,7 +175,12 @@ class TaskMessage:
         return self.put_off_count % _OWN_SERIES
 
     def put_off(
-        self, *, delivery_base: int = 0, slots: str | None = None, series: int | None = None
+        self,
+        *,
+        delivery_base: int = 0,
+        slots: str | None = None,
+        series: int | None = None,
+        unknown_since: float | None = None,
     ) -> TaskMessage:
         """The clone that waits longer, because this run may not start yet (a pause, a limit).
 
@@ -185,6 +190,7 @@ class TaskMessage:
         * `slots`: the slots for which it waits.
         * `series`: from 1 to `PUT_OFF_SERIES`; gives the clone, and those that follow it, ids of
           their own, which no other copy of this run has had.
+        * `unknown_since`: set while the task's name is unknown, cleared otherwise.
         """
         first = self.put_off_count if series is None else self.times_put_off + series * _OWN_SERIES
         return replace(
@@ -192,6 +198,7 @@ class TaskMessage:
             put_off_count=first + 1,
             delivery_base=delivery_base,
             slots=slots,
+            unknown_since=unknown_since,
         )
 
     def chained(self, *, delivery_base: int = 0) -> TaskMessage:

@@ -11,15 +11,18 @@ from typing import Any, Final, Protocol
 
 from aztask.context import SCHEDULE, SCHEDULED_AT
 from aztask.errors import AztaskError, BrokerUnavailable, CodecError, ConfigurationError
+from aztask.events.event import Event
 from aztask.message.codec import Codec
 from aztask.results.base import ResultStore
 from aztask.results.damage import Damaged
 from aztask.results.schedules import Kept, ScheduleStore
 from aztask.schedules.deciding import decide, due_times, is_busy, jitter_of
+from aztask.schedules.occurrenceevents import missed_event, sent_event, skipped_event
 from aztask.schedules.stored import (
     DUE,
     REFUSED,
     SENT,
+    SKIPPED,
     WAITING,
     Made,
     Schedule,
@@ -27,7 +30,7 @@ from aztask.schedules.stored import (
     read_schedule,
 )
 from aztask.schedules.template import Definition, read_template, template_of
-from aztask.schedules.triggers import next_time
+from aztask.schedules.triggers import latest_times, next_time
 from aztask.support.display import one_line
 from aztask.support.failpoint import hit
 
@@ -40,6 +43,8 @@ KEPT: Final = 200
 PRUNE_EVERY: Final = 50
 REMEMBERED: Final = 500
 GIVE_UP_SECONDS: Final = 86400.0
+MOST_COUNTED: Final = 1_000
+"""The most missed occurrences that one event counts."""
 
 
 class OccurrenceSender(Protocol):
@@ -79,8 +84,15 @@ class ScheduleEngine:
     """
 
     def __init__(
-        self, results: ResultStore, store: ScheduleStore, codec: Codec, send: OccurrenceSender
+        self,
+        results: ResultStore,
+        store: ScheduleStore,
+        codec: Codec,
+        send: OccurrenceSender,
+        report: Callable[[Event], None] = lambda event: None,
     ) -> None:
+        """report: gets the event of each occurrence that is sent, or skipped."""
+        self._report = report
         self.results = results
         self.store = store
         self.conflicts = 0
@@ -215,12 +227,38 @@ class ScheduleEngine:
         if tag is None:
             return None
         hit("occurrence-made")
+        self._report_made(view, definition, times, made, now)
         if made and made[0].at < now - 60.0:
             late = now - made[0].at
             logger.warning("schedule %s: %s is made %.0f s late", view.name, made[0].task_id, late)
         if new.made // PRUNE_EVERY != view.schedule.made // PRUNE_EVERY:
             self.store.prune(view.name, KEPT)
         return View(view.name, new, tag, (*view.open, *made))
+
+    def _report_made(
+        self,
+        view: View,
+        definition: Definition,
+        times: Sequence[float],
+        made: Sequence[Made],
+        now: float,
+    ) -> None:
+        """Report the occurrences that are not sent: skipped ones, and those that were missed.
+
+        times: those that the rules let through. If the process dies before this, or if another one
+        makes more of them with its next commit, events are missing: the rows count.
+        """
+        for each in made:
+            if each.state == SKIPPED:
+                self._report(skipped_event(view.name, definition.message, each))
+        if definition.rules.late_seconds is None and definition.rules.latest > len(times):
+            return  # nothing was left out
+        passed = latest_times(definition.trigger, view.schedule.watermark, now, MOST_COUNTED)
+        missed = [at for at in passed if not times or at < times[0]]
+        if missed:
+            event = missed_event(view.name, definition.message, missed, definition.rules.missed)
+            logger.warning("%s", event.reason)
+            self._report(event)
 
     def admit(self, view: View, by: str) -> View | None:
         """Let the oldest waiting occurrence go if the task before it has ended.
@@ -261,6 +299,8 @@ class ScheduleEngine:
             made = replace(made, state=SENT, why="")
         hit("occurrence-sent")
         self.store.close_occurrence(view.name, made.key, made.row.data)
+        if made.state == SENT:
+            self._report(sent_event(view.name, self.definition(view).message, made, now))
         return made
 
     def _send_task(self, view: View, made: Made, now: float) -> None:
@@ -274,7 +314,9 @@ class ScheduleEngine:
 
     def _refused(self, view: View, made: Made, error: Exception) -> Made:
         logger.error("schedule %s: %s is not sent: %s", view.name, made.task_id, error)
-        return replace(made, state=REFUSED, why=one_line(str(error), 300))
+        refused = replace(made, state=REFUSED, why=one_line(str(error), 300))
+        self._report(skipped_event(view.name, None, refused))
+        return refused
 
     def runs(self, task_id: str) -> bool:
         """True unless the task has ended. One that the store does not know may be in the queue."""

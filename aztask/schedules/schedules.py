@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from aztask.canvas.graphs import Signature
 from aztask.errors import ConfigurationError, DuplicateTask
+from aztask.events.event import Event
 from aztask.message.codec import Codec
 from aztask.message.message import TaskMessage
 from aztask.results.base import ResultStore
@@ -94,8 +95,10 @@ class Schedules:
         results: Callable[[], ResultStore | None],
         codec: Codec,
         send: OccurrenceSender,
+        report: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """The app makes it, and gives it what it needs of itself."""
+        """The app makes it, and gives it what it needs of itself. report: see `ScheduleEngine`."""
+        self._report = report
         self._app_name = app_name
         self._queue_for = queue_for
         self._results = results
@@ -112,7 +115,7 @@ class Schedules:
         if results is None or store is None:
             raise ConfigurationError(NO_RESULTS)
         if self._engine is None or self._engine.store is not store:
-            self._engine = ScheduleEngine(results, store, self._codec, self._send)
+            self._engine = ScheduleEngine(results, store, self._codec, self._send, self._report)
         return self._engine
 
     def full_name(self, name: str) -> str:

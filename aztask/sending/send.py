@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +22,7 @@ from aztask.brokers.base import Broker
 from aztask.connections import Connections
 from aztask.context import current_context
 from aztask.errors import BrokerError, CodecError, EncodeError, NotUnique, SendUnconfirmed
-from aztask.events.sink import Event, EventKind, EventSink
+from aztask.events.sink import EventSink
 from aztask.hooks import Hooks, Sending
 from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
@@ -33,6 +32,7 @@ from aztask.sending.hookheaders import with_headers
 from aztask.sending.ids import new_id, new_ids
 from aztask.sending.publication import Publication
 from aztask.sending.publisher import Publisher
+from aztask.sending.sendevents import SendEvents
 from aztask.sending.sessionrules import check_session
 from aztask.sending.unique import UniqueSender
 from aztask.support.display import short_repr
@@ -85,11 +85,9 @@ class Sender:
         self._connections = connections
         self._codec = codec
         self._leases = leases
-        self._open_events = open_events
+        self.events = SendEvents(open_events)
         self._hooks = hooks
-        self._lock = threading.Lock()
         self._publisher: tuple[Broker, Publisher] | None = None
-        self._sink: tuple[int, EventSink] | None = None
         self._origin = f"{os.getpid()}@{socket.gethostname()}"
         self.unique = UniqueSender(connections, codec)
 
@@ -126,7 +124,7 @@ class Sender:
                 self._publish(plan, messages)
             if plan.own_id:
                 self._expect(messages, plan.delay, note)
-            self._emit("enqueued", messages)
+            self.events.emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
 
@@ -161,7 +159,7 @@ class Sender:
                     raise
             if plan.own_id:
                 self._expect(messages, plan.delay, sent.note if sent else None)
-            self._emit("enqueued", messages)
+            self.events.emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
 
@@ -213,7 +211,7 @@ class Sender:
             if answer.sent and plan.own_id:
                 self._expect([message], plan.delay, sent.note)
             if answer.sent:
-                self._emit("enqueued", [message])
+                self.events.emit("enqueued", [message])
             ids.append(answer.task_id)
         return ids
 
@@ -229,14 +227,12 @@ class Sender:
 
     def enqueued(self, messages: Sequence[TaskMessage]) -> None:
         """Write the events of messages that the broker has accepted. Any thread may call."""
-        self._emit("enqueued", messages)
+        self.events.emit("enqueued", messages)
 
     def close(self) -> None:
         """Close the publisher and the event file; they open again when needed."""
-        with self._lock:
-            if self._sink is not None and self._sink[0] == os.getpid():
-                self._sink[1].close()
-            self._sink = self._publisher = None
+        self.events.close()
+        self._publisher = None
 
     def publish(self, queue: str, messages: Sequence[TaskMessage], delay: float) -> None:
         """Publish these messages; returns when the broker has accepted them."""
@@ -404,30 +400,5 @@ class Sender:
         """Write events for a batch of which the broker confirmed only a part."""
         doubtful = {envelope.message_id for envelope in error.unconfirmed}
         pairs = [(each, self._codec.message_id(each) in doubtful) for each in messages]
-        self._emit("enqueued", [each for each, in_doubt in pairs if not in_doubt])
-        self._emit("send_unconfirmed", [each for each, in_doubt in pairs if in_doubt])
-
-    def _emit(self, kind: EventKind, messages: Sequence[TaskMessage]) -> None:
-        known, pid = self._sink, os.getpid()
-        if known is not None and known[0] == pid and known[1].idle:
-            return  # as mostly, without the lock
-        with self._lock:
-            if self._sink is None or self._sink[0] != pid:
-                self._sink = (pid, self._open_events(f"sender-{socket.gethostname()}-{pid}"))
-            sink = self._sink[1]
-            if sink.idle:
-                return
-            now = time.time()
-            for message in messages:
-                sink.emit(
-                    Event(
-                        kind,
-                        message.id,
-                        message.task,
-                        message.queue,
-                        ts=now,
-                        workflow_id=message.workflow,
-                        parent_id=message.parent_id,
-                    )
-                )
-            sink.flush()
+        self.events.emit("enqueued", [each for each, in_doubt in pairs if not in_doubt])
+        self.events.emit("send_unconfirmed", [each for each, in_doubt in pairs if in_doubt])

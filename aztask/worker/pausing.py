@@ -1,4 +1,4 @@
-"""What a worker does about paused queues and tasks.
+"""What a worker does about paused queues and tasks, and about tasks whose circuit breaker is open.
 
 Rules
 1. A paused queue: the worker receives nothing from it, and releases once what it had prefetched.
@@ -9,21 +9,26 @@ Rules
 3. A paused tenant, a key of a limit: `aztask.worker.limiting.gate` puts its deliveries off as those
    of a paused task, because it makes the keys.
 4. Tasks that have started go on, and so does everything that is already claimed.
+5. An open circuit breaker is a pause of its task, except for the delivery that probes it; see
+   `aztask.worker.breaking`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from aztask.limits.breakers import OpenBreaker
 from aztask.limits.control import ControlState, Pause, Scope
 from aztask.message.message import TaskMessage
 from aztask.settlement import Release
 from aztask.support.clock import Clock
+from aztask.worker.breaking import Breaking
 from aztask.worker.pipeline.putoffs import PutOffs
-from aztask.worker.pipeline.work import WorkItem, message_of
+from aztask.worker.pipeline.work import Stage, WorkItem, message_of
 from aztask.worker.runtime import WorkerRuntime
 from aztask.worker.upkeep.controlwatch import ControlWatch
 
@@ -58,7 +63,7 @@ class Pausing:
         """claim: takes deliveries whose start rows are claimed at once. finish: takes decided ones.
         changed: called with each new state.
 
-        `queues` has the paused queues.
+        `queues` has the paused queues. Raises ConfigurationError, see `Breaking`.
         """
         self._deliveries = runtime.deliveries
         self._journal = runtime.journal
@@ -68,48 +73,58 @@ class Pausing:
         self._finish = finish
         self._on_change = changed
         self._watch = ControlWatch(runtime, self._changed)
+        self._breaking = Breaking(runtime, self._breakers_changed, self._back)
         self.queues: frozenset[str] = frozenset()
 
     @property
     def known(self) -> bool:
         """Whether it is known what is paused; until then nothing is received."""
-        return self._watch.known
+        return self._watch.known and self._breaking.known
 
     @property
     def active(self) -> bool:
         """Whether deliveries have to go through `admit`."""
-        return self._watch.active
+        return self._watch.active or self._breaking.active
 
     def tick(self, now: float) -> None:
         """Read what is paused, if that is due. now: on the clock of the deadlines."""
         self._watch.tick(now)
+        self._breaking.tick(now)
 
     def stop(self) -> None:
-        """End the thread that reads."""
+        """End the threads that read."""
         self._watch.stop()
+        self._breaking.stop()
 
     def admit(self, items: Sequence[WorkItem]) -> list[WorkItem]:
-        """The deliveries that may run; the others are released or put off."""
-        admitted, claims, decided = [], [], []
+        """The deliveries that may run; the others are released, put off, or wait for a probe."""
+        admitted: list[WorkItem] = []
+        claims: list[WorkItem] = []
+        decided: list[WorkItem] = []
         state = self._watch.state
         for item in items:
             task = message_of(item).task
             if state.queue_paused(item.queue):
                 item.decide(Release())
                 decided.append(item)
-            elif not state.task_paused(task) or self._put_offs.expired(item):
+                continue
+            paused = state.task_paused(task)
+            if (not paused and self._breaking.admits(item)) or self._put_offs.expired(item):
                 admitted.append(item)
-            elif self._put_off(item, state.pauses[Scope.TASK, task]):
-                decided.append(item)
+                continue
+            if paused:
+                pause = state.pauses[Scope.TASK, task]
+                delay = put_off_seconds(message_of(item), pause, self._clock)
+                reason = f"{pause} is paused"
+            elif self._breaking.asks(item):
+                continue
             else:
-                claims.append(item)
+                delay = self._breaking.delay(item, _spread(message_of(item), math.inf))
+                reason = f"the circuit breaker of task {task} is open"
+            (decided if self._put_offs.wait(item, delay, reason) else claims).append(item)
         self._finish(decided)
         self._claim(claims)
         return admitted
-
-    def _put_off(self, item: WorkItem, pause: Pause) -> bool:
-        delay = put_off_seconds(message_of(item), pause, self._clock)
-        return self._put_offs.wait(item, delay, f"{pause} is paused")
 
     def tenant(self, limit: str, key: str) -> Pause | None:
         """The pause of this key of a limit, if it is paused. Any thread may call."""
@@ -126,6 +141,20 @@ class Pausing:
         for pause in former.listed():
             if (pause.scope, pause.name) not in now.pauses:
                 self._report(pause, "resumed")
+        self._admit_again()
+
+    def _breakers_changed(self, changes: Sequence[tuple[OpenBreaker, str]]) -> None:
+        for row, what in changes:
+            self._report(Pause(Scope.TASK, row.task, row.at, row.by), what)
+        self._admit_again()
+
+    def _back(self, item: WorkItem) -> None:
+        """Take a delivery that waited for the answer about a probe."""
+        if item.stage is Stage.RECEIVED:  # else its lease was lost
+            self._deliveries.opened.extend(self.admit([item]))
+
+    def _admit_again(self) -> None:
+        """Sort what waits for its claim by what is paused now."""
         opened = self._deliveries.opened
         waiting = list(opened)
         opened.clear()
@@ -150,5 +179,9 @@ def longest_delay(times: int, age: float) -> float:
 
 def put_off_seconds(message: TaskMessage, pause: Pause, clock: Clock) -> float:
     """How long to put a message off because of this pause."""
-    longest = longest_delay(message.times_put_off, clock.wall() - pause.at)
+    return _spread(message, clock.wall() - pause.at)
+
+
+def _spread(message: TaskMessage, age: float) -> float:
+    longest = longest_delay(message.times_put_off, age)
     return longest * random.uniform(1.0 - SPREAD, 1.0)  # noqa: S311  # spreads load, no secret

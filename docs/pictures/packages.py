@@ -31,7 +31,7 @@ LAYERS = (
     ("engines", "engine  azure  retry", "the embedded queue; Azure requests; retry policy"),
     (
         "values",
-        "errors  version  support  address  message  settlement",
+        "errors  version  support  address  message  settlement  breaker",
         "values and helpers without I/O of their own",
     ),
 )

@@ -13,6 +13,7 @@ from typing import Any, assert_type
 from aztask import (
     App,
     AsyncResult,
+    CircuitBreaker,
     Context,
     ContextTask,
     Retry,
@@ -36,7 +37,12 @@ def resize(path: str, width: int, *, height: int = 0) -> str:
     return f"{path}{width}{height}"
 
 
-@app.task(queue="slow", retry=RetryPolicy(max_retries=5), time_limit=10.0)
+@app.task(
+    queue="slow",
+    retry=RetryPolicy(max_retries=5),
+    time_limit=10.0,
+    breaker=CircuitBreaker(share=0.3),
+)
 def count(path: str) -> int:
     return len(path)
 

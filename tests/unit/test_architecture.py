@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "aztask"
 # Each package, and each module beside them, belongs to one layer. It imports from its own layer or
 # from earlier ones. This lists exactly what exists; docs/architecture.md draws it.
 LAYERS = {
-    "values": "errors version support address message settlement",
+    "values": "errors version support address message settlement breaker",
     "engines": "engine azure retry",
     "brokers": "brokers",
     "leases": "lease",

@@ -105,7 +105,8 @@ class Pipeline:
                 item.open(message, self._app.tasks.get(message.task))
                 if may_embed(message):
                     self._embedding.open(item)
-                self.verdicts.early(item)
+                if not self.verdicts.early(item) and item.task is None:
+                    self._put_off_unknown(item)
             except CodecError as error:
                 item.decide(DeadLetter(UNDECODABLE, str(error)))
                 text = "%s cannot be read, it is dead-lettered: %s"
@@ -114,6 +115,18 @@ class Pipeline:
                 item.decide(DeadLetter(UNDECODABLE, text_of(error)))
                 text = "%s cannot be read, it is dead-lettered"
                 self.floods.warning(logger, type(error).__name__, text, item.label, error=error)
+
+    def _put_off_unknown(self, item: WorkItem) -> None:
+        """Put a delivery off whose task this app does not have, unless it expired or waited enough.
+
+        No row is written, so no delivery, retry or snooze is counted. One that was delivered before
+        is claimed first, see `PutOffs` rule 2: if its run has ended, its settlement is repeated.
+        """
+        if self.put_offs.expired(item) or (found := self.verdicts.unknown(item)) is None:
+            return
+        delay, since = found
+        reason = f"task {message_of(item).task} is unknown to this worker"
+        self.put_offs.wait(item, delay, reason, unknown_since=since)
 
     # -- claim -------------------------------------------------------------------------------
 

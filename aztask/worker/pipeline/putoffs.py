@@ -1,7 +1,8 @@
 """Putting off: a run that may not start yet waits in the queue, and nothing is counted.
 
-A pause or a limit decides this *before* the start row, so the store is not written. The clone has
-the same key as its original and a message id of its own (`TaskMessage.put_off`).
+A pause, a limit, an open circuit breaker or an unknown task name decides this *before* the start
+row, so the store is not written. The clone has the same key as its original and a message id of its
+own (`TaskMessage.put_off`).
 
 Rules
 1. At most one copy of a run is admitted. After a crash between clone and completion both are in the
@@ -47,16 +48,26 @@ class PutOffs:
         self._results = app.results
         self._moves = not app.broker.capabilities.resubmit_in_place
 
-    def wait(self, item: WorkItem, delay: float, reason: str, slots: str = "") -> bool:
+    def wait(
+        self,
+        item: WorkItem,
+        delay: float,
+        reason: str,
+        slots: str = "",
+        unknown_since: float | None = None,
+    ) -> bool:
         """Put the delivery off for `delay` seconds; False if it must go through `claim` first.
 
         reason: for the event, such as "task shop.resize is paused". slots: those that the message
-        carries from now on.
+        carries from now on. unknown_since: when a worker first met the task's name; it is kept as
+        long as the workers that put the message off do not know the task.
 
         Raises BrokerUnavailable for a delivery that is claimed, since its row is given back first.
         """
         self.give_back([item])
-        item.put_off = PutOff(delay, reason, slots)
+        if unknown_since is None and item.task is None:
+            unknown_since = message_of(item).unknown_since
+        item.put_off = PutOff(delay, reason, slots, unknown_since)
         if item.stage is Stage.RECEIVED and self._may_have_row(item):
             return False
         self.decide(item)
@@ -111,7 +122,12 @@ class PutOffs:
             return
         # Where the service's count goes on, the base rises with it: this delivery does not count.
         base = 0 if self._moves else message.delivery_base + 1
-        clone = message.put_off(delivery_base=base, slots=put_off.slots or None, series=series)
+        clone = message.put_off(
+            delivery_base=base,
+            slots=put_off.slots or None,
+            series=series,
+            unknown_since=put_off.unknown_since,
+        )
         settlement = Resubmit(delay=delay, due=now + delay, counted=False)
         item.decide(settlement, clone=clone, put_off=put_off.reason)
 

@@ -63,6 +63,20 @@ class Verdicts:
         item.decide(Resubmit(delay=early, counted=False), clone=clone)
         return True
 
+    def unknown(self, item: WorkItem) -> tuple[float, float] | None:
+        """Decide whether a delivery of an unknown task waits for a worker that knows the task.
+
+        Returns for how many seconds it is put off, and since when the task is unknown. None if the
+        grace has passed, so that it is claimed and dead-lettered; and in a session, where the
+        message itself waits and nothing but the count in its row tells for how long.
+        """
+        message, now = message_of(item), self._clock.wall()
+        since = now if message.unknown_since is None else message.unknown_since
+        if item.in_order or now - since >= self._app.settings.unknown_task_grace_seconds:
+            return None
+        self._log_unknown(item)
+        return self._unknown_delay, since
+
     def claimed(self, item: WorkItem, answer: StartAnswer) -> None:
         """Decide after the store's answer to the start."""
         if isinstance(answer, Recorded):
@@ -109,31 +123,42 @@ class Verdicts:
             item.change(Step.CLAIM)
 
     def _unknown_task(self, item: WorkItem, now: float) -> None:
-        """Resubmit it while a rolling deploy may still bring the task, then dead-letter it."""
+        """Dead-letter it: its grace has passed, see `unknown`.
+
+        In a session it is snoozed until then, because the same message is redelivered in its place:
+        the number of its snoozes says how long it has waited.
+        """
         message = message_of(item)
         grace = self._app.settings.unknown_task_grace_seconds
-        delay = min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
+        delay = self._unknown_delay
         since = message.unknown_since if message.unknown_since is not None else now
-        # In a session the same message is redelivered in its place; the number of its snoozes says
-        # how long it has waited.
         waited = message.snooze_count * delay if item.in_order else now - since
         if waited < grace:
-            self._floods.warning(
-                logger,
-                f"{UNKNOWN_TASK}, to be retried",
-                "%s: this app has no such task.%s A worker that has it may still run it: retry in "
-                "%g s, dead-lettered after %g s (unknown_task_grace)",
-                item.label,
-                did_you_mean(message.task, tuple(self._app.tasks)),
-                delay,
-                grace,
-            )
+            self._log_unknown(item)
             settlement = self._redelivery.put_off(item, delay)
             self._conclude(item, State.SNOOZED, settlement, UNKNOWN_TASK)
         else:
             text = f"no worker knew the task {message.task!r} for {grace:g} s"
             self._log_dead(item, UNKNOWN_TASK, text)
             self._conclude(item, State.FAILED, DeadLetter(UNKNOWN_TASK, text))
+
+    @property
+    def _unknown_delay(self) -> float:
+        """Seconds between two tries to find a worker that knows the task."""
+        grace = self._app.settings.unknown_task_grace_seconds
+        return min(LONGEST_UNKNOWN_PAUSE, grace / UNKNOWN_TASK_STEPS)
+
+    def _log_unknown(self, item: WorkItem) -> None:
+        self._floods.warning(
+            logger,
+            f"{UNKNOWN_TASK}, to be retried",
+            "%s: this app has no such task.%s A worker that has it may still run it: retry in "
+            "%g s, dead-lettered after %g s (unknown_task_grace)",
+            item.label,
+            did_you_mean(message_of(item).task, tuple(self._app.tasks)),
+            self._unknown_delay,
+            self._app.settings.unknown_task_grace_seconds,
+        )
 
     def _log_dead(self, item: WorkItem, reason: str, text: str) -> None:
         """Log a dead letter that no failed run explains."""

@@ -172,12 +172,14 @@ class Run:
 class PutOff:
     """A run may not start yet. delay: seconds until it is looked at again. reason: for events.
 
-    slots: those for which it waits, as `aztask.limits.slots` writes them.
+    slots: those for which it waits, as `aztask.limits.slots` writes them. unknown_since: when a
+    worker first met the task's name, if it is unknown here.
     """
 
     delay: float
     reason: str
     slots: str = ""
+    unknown_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

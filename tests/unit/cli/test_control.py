@@ -6,6 +6,7 @@ import pytest
 
 from aztask.canvas.limits import Limit
 from aztask.cli import draining
+from aztask.limits.breakers import Breakers, OpenBreaker
 from aztask.limits.control import Scope
 from aztask.limits.permits import Permits
 from aztask.limits.storeclock import StoreClock
@@ -42,6 +43,28 @@ def test_pause_list_and_resume(cli, filled):
         "task shop.add is resumed",
     ]
     assert cli("control", "resume", "--all").out == "queue bulk is resumed\n"
+    assert cli("control", "resume", "--all").out == "nothing is paused\n"
+
+
+def test_open_circuit_breakers_are_listed_and_closed(cli, filled):
+    breakers = Breakers(filled.results.controls)
+    row = OpenBreaker("shop.add", time.time() - 60.0, time.time() + 30.0, "w", "6 of 10 failed", 2)
+    breakers.open(row)
+    breakers.open(replace(row, task="shop.other"))
+    first = listed(cli)[0]
+    assert (first["scope"], first["name"], first["by"]) == ("breaker", "shop.add", "w")
+    assert (first["reason"], first["failed_probes"]) == ("6 of 10 failed", 2)
+    assert first["next_probe_at"] > first["paused_at"]
+    line = cli("control").out.splitlines()[1]
+    assert line.split()[:2] == ["breaker", "shop.add"]
+    assert line.endswith("w: 6 of 10 failed")
+    answer = cli("control", "resume", "-t", "shop.add,shop.nothing")
+    assert answer.out.splitlines() == [
+        "task shop.nothing is not paused",
+        "the circuit breaker of task shop.add is closed",
+    ]
+    answer = cli("control", "resume", "--all")
+    assert answer.out == "the circuit breaker of task shop.other is closed\n"
     assert cli("control", "resume", "--all").out == "nothing is paused\n"
 
 

@@ -167,7 +167,8 @@ def test_a_replay_starts_over_in_a_new_generation_and_keeps_the_checkpoint():
 
 def test_a_message_that_is_put_off_stays_the_same_run():
     once = MESSAGE.put_off()
-    assert changes(MESSAGE, once) == {"put_off_count", "delivery_base"}
+    assert changes(MESSAGE, once) == {"put_off_count", "delivery_base", "unknown_since"}
+    assert (once.unknown_since, MESSAGE.put_off(unknown_since=7.0).unknown_since) == (None, 7.0)
     assert once.key == MESSAGE.key
     assert [MESSAGE.message_id, once.message_id, once.put_off().message_id] == [
         "t1:1:5",

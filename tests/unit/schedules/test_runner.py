@@ -37,6 +37,10 @@ def ids(world):
     return [each.partition("@")[2] for each in world.sent]
 
 
+def reasons(world, kind="occurrence_skipped"):
+    return [each.reason for each in world.events if each.event == kind]
+
+
 def states(world, name="shop.s"):
     rows = schedules_of(world.results).newest(name, 100)
     return [read_made(row).state for row in rows][::-1]
@@ -60,6 +64,18 @@ def test_all_workers_down_for_three_hours(world, missed, expected):
     assert len(world.sent) == 1 + expected
     world.run([world.worker("b", declare)], HOUR, (10.0, 20.0))
     assert len(world.sent) == 2 + expected
+    assert reasons(world, "occurrence_sent") == ["schedule shop.s"] * (2 + expected)
+    times = "2027-01-15T10:00:00Z to 2027-01-15T"
+    assert (
+        reasons(world)
+        == {
+            "skip": [f"schedule shop.s: 3 occurrences missed, {times}12:00:00Z (missed='skip')"],
+            "latest": [
+                f"schedule shop.s: 2 occurrences missed, {times}11:00:00Z (missed='latest')"
+            ],
+            "all": [],
+        }[missed]
+    )
 
 
 def test_another_worker_sends_what_a_dead_one_made(world):
@@ -173,6 +189,13 @@ def test_a_skipped_occurrence_says_why(world):
     newest, first = schedules.engine.history("shop.s", 5)
     assert (first.state, newest.state) == ("sent", "skipped")
     assert newest.why == f"the task of {first.task_id} has not ended"
+    assert reasons(world) == [f"schedule shop.s: {newest.why}"]
+    (skipped,) = [each for each in world.events if each.event == "occurrence_skipped"]
+    assert (skipped.task_id, skipped.task, skipped.queue) == (
+        newest.task_id,
+        "shop.work",
+        "default",
+    )
 
 
 def test_jitter_delays_the_message(world):

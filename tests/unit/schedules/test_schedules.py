@@ -98,3 +98,34 @@ def test_headers_of_hooks_come_beside_ours(app):
     (peeked,) = app.broker.peek("reports", limit=1)
     assert peeked.envelope.headers["tenant"] == "acme"
     assert peeked.envelope.headers["aztask-schedule"] == "shop.s"
+
+
+def test_an_occurrence_that_was_sent_writes_an_event(app):
+    events = []
+    app.on_event(events.append)
+    app.schedules.create("s", app.report.s("eu"), every=60)
+    task_id = app.schedules.trigger("s")
+    assert [event.event for event in events] == ["enqueued", "occurrence_sent"]
+    sent = events[1]
+    assert (sent.task_id, sent.task, sent.queue) == (task_id, "shop.report", "reports")
+    assert sent.reason == "schedule shop.s"
+    assert 0.0 <= sent.wait_seconds < 60.0
+    assert sent.ts > 0.0
+
+
+def test_an_occurrence_that_cannot_be_sent_writes_an_event(app, monkeypatch):
+    events = []
+    app.on_event(events.append)
+    app.schedules.create("s", app.report.s("eu"), every=60)
+    view = app.schedules.view("s")
+
+    def refuse(*arguments):
+        raise MessageTooLarge("it is too large")
+
+    monkeypatch.setattr(app.schedules.engine, "_send", refuse)
+    with pytest.raises(ConfigurationError, match="its task was not sent: it is too large"):
+        app.schedules.trigger("s")
+    (event,) = events
+    assert event.event == "occurrence_skipped"
+    assert event.reason == "schedule shop.s: it is too large"
+    assert view is not None

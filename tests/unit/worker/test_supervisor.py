@@ -25,6 +25,7 @@ class Session:
 @pytest.fixture
 def app(tmp_path):
     app = App("shop", broker=f"local://{tmp_path}/tasks.db")
+    app.task(name="shop.place")(len)
     for queue in ("default", "idle"):
         app.broker.declare(queue)
     yield app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from pipelinebench import Bench, Make
 
 from aztask.brokers.local.broker import CAPABILITIES
 from aztask.errors import BrokerUnavailable
-from aztask.results.base import Outcome, State
+from aztask.results.base import Finish, Outcome, State
 from aztask.settlement import Complete, Hold, Release, Resubmit
 from aztask.worker.pipeline.putoffs import LONGEST_HOLD, PutOffs
 from aztask.worker.pipeline.work import Stage, WorkItem, message_of
@@ -196,3 +197,117 @@ def test_an_outcome_that_was_put_off_before_is_recorded_once(make: Make) -> None
     items[0].decide(Complete(), Outcome(State.SUCCEEDED, Complete(), b"\x01", at=now))
     bench.pipeline.finish(items)
     assert bench.states("a") == ["succeeded"]
+
+
+# -- unknown tasks -----------------------------------------------------------------------------
+
+
+def served(bench: Bench) -> list[WorkItem]:
+    """Receive what is there as a worker does that does not know the task."""
+    items = bench.receive()
+    bench.pipeline.claim([item for item in items if item.decided is None])
+    bench.pipeline.finish([item for item in items if item.stage is Stage.DECIDED])
+    return items
+
+
+def test_an_unknown_task_is_put_off_and_nothing_is_counted_or_stored(make: Make) -> None:
+    bench = make(known=False, unknown_task_grace=300.0)
+    bench.send("a")
+    for number in range(10):
+        (item,) = served(bench)
+        assert item.decided is not None
+        assert item.decided.put_off == "task shop.count is unknown to this worker"
+        assert message_of(item).put_off_count == number
+        assert bench.receive() == []
+        bench.clock.now += 30.01
+    (record,) = bench.app.results.history("a")
+    assert (record.state, record.starts) == (State.PENDING, 0), "the store was not written"
+    bench.app.task(name="shop.count")(len)  # the new release
+    (item,) = bench.receive()
+    bench.pipeline.claim([item])
+    assert item.stage is Stage.READY
+    message = message_of(item)
+    assert message.key == ("a", 0, 0)
+    assert (message.snooze_count, message.resubmit_count) == (0, 0)
+
+
+def test_after_its_grace_an_unknown_task_is_a_dead_letter(make: Make) -> None:
+    bench = make(known=False, unknown_task_grace=300.0)
+    bench.send("a")
+    first = bench.clock.now
+    while not bench.dead():
+        assert bench.clock.now <= first + 400.0
+        served(bench)
+        bench.clock.now += 30.01
+    assert bench.dead() == {"a": "unknown-task: no worker knew the task 'shop.count' for 300 s"}
+    assert bench.clock.now - 30.01 - first >= 300.0
+    assert bench.states("a") == ["failed"]
+
+
+def test_a_worker_that_knows_the_task_ends_the_grace(make: Make) -> None:
+    """It is paused there: when an older worker gets it next, the grace begins anew."""
+    bench = make(known=False, unknown_task_grace=300.0)
+    bench.send("a")
+    served(bench)
+    bench.clock.now += 200.0
+    bench.app.task(name="shop.count")(len)
+    (item,) = put_off(bench)
+    assert message_of(item).unknown_since is not None
+    bench.clock.now += 5.1
+    (item,) = bench.receive()
+    assert message_of(item).unknown_since is None
+
+
+def test_a_pause_by_a_worker_that_does_not_know_the_task_keeps_the_grace(make: Make) -> None:
+    bench = make(known=False, unknown_task_grace=300.0)
+    bench.send("a")
+    since = bench.clock.now
+    served(bench)
+    bench.clock.now += 100.0
+    (item,) = bench.receive()
+    assert item.decided is not None
+    assert item.decided.clone is not None
+    assert item.decided.clone.unknown_since == since
+    item.put_off = None
+    item.stage = Stage.RECEIVED
+    assert bench.pipeline.put_offs.wait(item, 5.0, "it is paused")
+    assert item.decided.clone is not None
+    assert item.decided.clone.unknown_since == since
+
+
+def test_an_unknown_task_that_expired_is_recorded_as_expired(make: Make) -> None:
+    bench = make(known=False)
+    bench.send("a", expires=10.0)
+    bench.clock.now = time.time() + 11.0  # the sender's clock is the machine's
+    (item,) = served(bench)
+    assert bench.states("a") == ["expired"]
+    assert item.settled
+
+
+def test_a_redelivered_unknown_task_that_has_ended_is_settled(make: Make) -> None:
+    """The worker that knew it died between the record and the settlement."""
+    bench = make()
+    (item,) = bench.claimed("a")
+    outcome = Outcome(State.SUCCEEDED, Complete(), b"\x01")
+    bench.app.results.record([Finish(item.key, item.owner, outcome)])
+    bench.clock.now += 61.0
+    del bench.app.tasks["shop.count"]
+    (again,) = served(bench)
+    assert again.settled
+    assert bench.app.broker.stats("default").living == 0
+    assert bench.states("a") == ["succeeded"]
+
+
+def test_a_redelivered_unknown_task_is_admitted_later(make: Make) -> None:
+    bench = make()
+    bench.claimed("a")
+    bench.clock.now += 61.0
+    task = bench.app.tasks.pop("shop.count")
+    (item,) = served(bench)
+    assert item.settled
+    bench.app.tasks["shop.count"] = task
+    bench.clock.now += 30.1
+    (clone,) = bench.receive()
+    bench.pipeline.claim([clone])
+    assert clone.stage is Stage.READY
+    assert message_of(clone).snooze_count == 0

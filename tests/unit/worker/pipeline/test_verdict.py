@@ -210,10 +210,9 @@ def test_what_has_expired_is_not_also_dead(make: Make) -> None:
 def test_an_unknown_task_is_put_off_in_steps(make: Make, grace: float, delay: float) -> None:
     bench = make(known=False, unknown_task_grace=grace)
     (item,) = bench.items("a")
-    verdicts(bench).claimed(item, Owned(1))
-    assert item.settlement == Resubmit(delay, NOW + delay, counted=False)
-    assert item.outcome is not None
-    assert (item.outcome.state, item.outcome.error_type) == (State.SNOOZED, "unknown-task")
+    assert verdicts(bench).unknown(item) == (delay, NOW)
+    item.rewrite(unknown_since=NOW - 5.0)
+    assert verdicts(bench).unknown(item) == (delay, NOW - 5.0)
 
 
 @pytest.mark.parametrize(
@@ -223,17 +222,22 @@ def test_an_unknown_task_is_put_off_in_steps(make: Make, grace: float, delay: fl
 def test_an_unknown_task_is_dead_when_its_grace_is_over(
     make: Make, since: float | None, dead: bool
 ) -> None:
-    bench = make(known=False)
+    bench = make(known=False, unknown_task_grace=300.0)
     (item,) = bench.items("a")
     item.rewrite(unknown_since=since)
-    verdicts(bench).claimed(item, Owned(1))
-    assert isinstance(item.settlement, DeadLetter) is dead
-    if dead:
-        assert isinstance(item.settlement, DeadLetter)
-        assert item.settlement.reason == "unknown-task"
-        assert "'shop.count' for 300 s" in item.settlement.description
-        assert item.outcome is not None
-        assert item.outcome.state is State.FAILED
+    assert (verdicts(bench).unknown(item) is None) is dead
+
+
+def test_after_its_grace_it_is_dead_lettered_with_the_reason(make: Make) -> None:
+    bench = make(known=False)
+    (item,) = bench.items("a")
+    item.rewrite(unknown_since=NOW - 300.0)
+    verdicts(bench)._before_run(item, 1)
+    assert isinstance(item.settlement, DeadLetter)
+    assert item.settlement.reason == "unknown-task"
+    assert "'shop.count' for 300 s" in item.settlement.description
+    assert item.outcome is not None
+    assert item.outcome.state is State.FAILED
 
 
 @pytest.mark.parametrize(("snoozes", "dead"), [(0, False), (9, False), (10, True)])
@@ -244,6 +248,7 @@ def test_in_order_the_snoozes_tell_how_long_an_unknown_task_has_waited(
     (item,) = bench.items("a")
     item.session = Slot()
     item.rewrite(ordered=True, snooze_count=snoozes, unknown_since=NOW - 10_000.0)
+    assert verdicts(bench).unknown(item) is None
     verdicts(bench).claimed(item, Owned(1))
     expected = DeadLetter if dead else Hold
     assert isinstance(item.settlement, expected)

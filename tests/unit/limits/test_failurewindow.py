@@ -1,0 +1,36 @@
+"""Counting the runs of the last seconds in a memory that does not grow."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aztask.limits.failurewindow import PARTS, FailureWindow
+
+
+def test_runs_leave_the_window() -> None:
+    window = FailureWindow(60.0)
+    for second in range(30):
+        window.add(float(second), failed=second % 3 == 0)
+    assert window.counts(29.0) == (30, 10)
+    assert window.counts(60.0) == (30, 10)
+    assert window.counts(200.0) == (0, 0)
+    window.add(200.0, failed=True)
+    assert window.counts(200.0) == (1, 1)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.booleans()), max_size=200))
+def test_no_run_of_the_window_is_missing_and_none_is_much_older(
+    steps: list[tuple[float, bool]],
+) -> None:
+    window, now, runs = FailureWindow(60.0), 0.0, []
+    for step, failed in steps:
+        now += step
+        runs.append((now, failed))
+        window.add(now, failed=failed)
+        assert len(window._parts) <= PARTS + 1
+    count, failures = window.counts(now)
+    inside = [failed for at, failed in runs if now - at <= 60.0]
+    near = [failed for at, failed in runs if now - at <= 60.0 * (1 + 1 / PARTS)]
+    assert len(inside) <= count <= len(near)
+    assert sum(inside) <= failures <= sum(near)
