@@ -222,7 +222,7 @@ Snooze()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 App("shop", "local://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 App("shop", retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-RetryPolicy(retries=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+RetryPolicy(retries=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @app.task(retry=3)  # type: ignore[call-overload, untyped-decorator, unused-ignore]  # pyright: ignore

@@ -365,7 +365,7 @@ TABLE = [
         4,
     ),
 ]
-IN_A_PROCESS = [0, 9, 22, 45]
+IN_A_PROCESS = [0, 9, 24, 47]
 """Rows that a real process runs as well."""
 
 

@@ -93,7 +93,7 @@ def test_unconfirmed_messages_are_recognised_by_their_keyed_ids(monkeypatch):
 
     monkeypatch.setattr(app.broker, "send", doubtful)
     sender = app._sender
-    monkeypatch.setattr(sender, "_emit", lambda kind, each: seen.append((kind, len(each))))
+    monkeypatch.setattr(sender.events, "emit", lambda kind, each: seen.append((kind, len(each))))
     app.task(name="shop.add")(lambda a: a)
     with pytest.raises(SendUnconfirmed):
         app.tasks["shop.add"].map([(1,), (2,), (3,)])

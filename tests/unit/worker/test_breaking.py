@@ -41,6 +41,7 @@ class Worker:
             bench.pipeline.put_offs,
             claim=self.claimed.extend,
             finish=self.finished.extend,
+            changed=lambda state: None,
         )
         self.breaking: Breaking = self.pausing._breaking
         self.tick()
