@@ -46,7 +46,7 @@ def ended_right(site: Site) -> None:
     """Every conflict ended its member as the page says, and nothing ran that should not."""
     app = site.app()
     result = app.workflows.result("w")
-    assert result.get(timeout=90) == VALUES
+    assert result.get(timeout=180) == VALUES
     for member in result.members():
         (run,) = app.results.history(member.id)  # type: ignore[union-attr]
         assert run.state.final
