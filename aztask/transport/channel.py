@@ -149,7 +149,10 @@ class Channel(RoutingChannel):
         return found[0] if found else None
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
-        """Complete the message; with `multiple`, all messages delivered before it, too."""
+        """Complete the message; with `multiple`, all messages delivered before it, too.
+
+        On a remote broker this happens in the background: see `aztask.transport.completions`.
+        """
         tags = self.unacked.tags_up_to(delivery_tag) if multiple else [delivery_tag]
         for tag in tags:
             self.unacked.settle(tag, Complete())
@@ -172,7 +175,8 @@ class Channel(RoutingChannel):
         """The messages that were delivered and not settled."""
         self._notice_fork()
         if self._unacked is None:
-            self._unacked = Unacked(self.link.keeper)
+            remote = self.link.broker.capabilities.remote
+            self._unacked = Unacked(self.link.keeper, remote=remote)
         return self._unacked
 
     def open_sources(self) -> Iterator[QueueConsumer]:
@@ -348,6 +352,7 @@ class Channel(RoutingChannel):
                 self.basic_cancel(tag)
             if self._unacked is not None:
                 self.basic_recover(requeue=True)
+                self._unacked.close()
             for source in (*self._retired, *self._getters.values()):
                 source.close()
             for queue in self.mailboxes:

@@ -7,6 +7,8 @@ Rules
 3. A lost lease is logged: once when it is lost, and once when its consumer acknowledges too late.
    Nothing is settled then, and the message is delivered again.
 4. A message whose lease expired before it was delivered is dropped, and never delivered.
+5. On a remote broker an acknowledgement is carried out in the background, so it raises nothing: see
+   `aztask.transport.completions`. A message of a session is completed before the next one comes.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from aztask.brokers.delivery import Delivery, Lost, Settled, Unknown
 from aztask.errors import AlreadySettled, AztaskError, BrokerError, BrokerUnavailable
 from aztask.lease.keeper import LeaseKeeper
 from aztask.lease.state import Lease, LeaseState
-from aztask.settlement import Settlement, name_of
+from aztask.settlement import Complete, Settlement, name_of
 from aztask.support.clock import boot_seconds
+from aztask.transport.completions import Completions
 
 logger = logging.getLogger(__name__)
 
 SETTLE_TRIES = 4
 FIRST_PAUSE = 0.1
+CLOSE_SECONDS = 5.0
 RENEWAL_PAUSE = 0.005
 
 
@@ -50,8 +54,10 @@ class UnackedDelivery:
 class Unacked:
     """The unacknowledged messages of one channel."""
 
-    def __init__(self, keeper: LeaseKeeper) -> None:
+    def __init__(self, keeper: LeaseKeeper, *, remote: bool = False) -> None:
+        """remote: whether a settlement waits for a network, so that acknowledgements do not."""
         self._keeper = keeper
+        self._completions = Completions(self._complete) if remote else None
         self._holdings: dict[int, UnackedDelivery] = {}
         self._changed = threading.Condition()
 
@@ -74,7 +80,7 @@ class Unacked:
         return sorted(held for held in list(self._holdings) if held <= tag)
 
     def settle(self, tag: int, settlement: Settlement) -> bool:
-        """Carry out `settlement`; returns True if it took effect.
+        """Carry out `settlement`; returns True if it took effect, or will in the background.
 
         False: the message is not held here, or its lease was lost. Raises BrokerUnavailable if the
         broker gave no answer within a few tries: the message may be delivered again then. If the
@@ -88,6 +94,15 @@ class Unacked:
                 " cannot %s it", tag, name_of(settlement),
             )  # fmt: skip
             return False
+        completions = self._completions
+        if (
+            completions is not None
+            and isinstance(settlement, Complete)
+            and holding.delivery.session is None
+        ):
+            completions.add(holding)
+            self.wake()
+            return True
         try:
             return self._settle(holding, holding.lease, settlement)
         finally:
@@ -132,6 +147,48 @@ class Unacked:
         """Wait until a message is settled, at most `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
+
+    def close(self) -> None:
+        """Wait until the acknowledged messages are completed."""
+        if self._completions is not None and not self._completions.close(CLOSE_SECONDS):
+            logger.warning(
+                "acknowledged messages were not completed within %g s; they are delivered again"
+                " when their leases end",
+                CLOSE_SECONDS,
+            )
+
+    def _complete(self, holdings: Sequence[UnackedDelivery]) -> None:
+        """Complete these in one request for each receiver; one that gets no answer is repeated."""
+        ready: dict[Receiver, list[tuple[UnackedDelivery, Lease]]] = {}
+        for holding in holdings:
+            if holding.lease is not None and self._begin(holding.lease):
+                ready.setdefault(holding.receiver, []).append((holding, holding.lease))
+            elif holding.lease is not None:
+                self._too_late(holding, holding.lease, Complete())
+        for receiver, held in ready.items():
+            answers: Sequence[Settled | Lost | Unknown]
+            try:
+                answers = receiver.settle([(holding.delivery, Complete()) for holding, _ in held])
+            except AztaskError as error:
+                answers = [Unknown(str(error))] * len(held)
+            except Exception:  # an SDK may raise anything; other queues' messages go on
+                logger.exception(
+                    "could not complete %d messages; they are delivered again", len(held)
+                )
+                self._keeper.drop([lease for _, lease in held])
+                continue
+            self._keeper.book(list(zip([lease for _, lease in held], answers, strict=True)))
+            for (holding, lease), answer in zip(held, answers, strict=True):
+                if isinstance(answer, Lost):
+                    self._too_late(holding, lease, Complete())
+                elif isinstance(answer, Unknown):
+                    self._complete_alone(holding, lease)
+
+    def _complete_alone(self, holding: UnackedDelivery, lease: Lease) -> None:
+        try:
+            self._settle(holding, lease, Complete())
+        except AztaskError as error:
+            logger.warning("%s", error)
 
     def _settle(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> bool:
         for attempt in range(SETTLE_TRIES):

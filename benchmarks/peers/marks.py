@@ -12,3 +12,9 @@ def leave(key: str, seconds: float = 0.0) -> None:
     descriptor = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, line)
     os.close(descriptor)
+
+
+def ready(**_: object) -> None:
+    """Mark that this Celery worker consumes; a receiver of Celery's signal `worker_ready`."""
+    if "BENCH_MARKS" in os.environ:
+        leave(f"ready-{os.getpid()}")

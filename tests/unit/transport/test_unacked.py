@@ -3,6 +3,7 @@
 import pytest
 
 from aztask import App
+from aztask.brokers.delivery import Lost, Settled, Unknown
 from aztask.lease.keeper import LeaseKeeper
 from aztask.message.envelope import Envelope
 from aztask.settlement import Abandon, Complete
@@ -63,6 +64,70 @@ def test_it_knows_whether_a_receiver_has_messages_out(held):
     for tag in (1, 2, 3):
         unacked.settle(tag, Complete())
     assert not unacked.holds(receiver)
+
+
+class Answering:
+    """A receiver whose settlements are answered in turn; then all are confirmed."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.settled = []
+
+    def settle(self, pairs):
+        answers = self.answers.pop(0) if self.answers else [Settled()] * len(pairs)
+        if isinstance(answers, Exception):
+            raise answers
+        self.settled += [delivery.envelope.message_id for delivery, _ in pairs]
+        return answers
+
+
+@pytest.fixture
+def remote(broker, monkeypatch):
+    """A function: (the unacknowledged messages of a remote broker, its receiver)."""
+    monkeypatch.setattr("aztask.transport.unacked.FIRST_PAUSE", 0.0)
+    keeper = LeaseKeeper(broker)
+
+    def made(*answers, session=None):
+        receiver, unacked = Answering(*answers), Unacked(keeper, remote=True)
+        deliveries = broker.receiver("orders", lease=30.0).receive(3, 1.0)
+        for each in deliveries:
+            each.session = session
+        holdings = [UnackedDelivery(tag, receiver, each) for tag, each in enumerate(deliveries, 1)]
+        unacked.hold(receiver, holdings, 30.0)
+        return unacked, receiver
+
+    return made
+
+
+def test_on_a_remote_broker_an_acknowledgement_is_carried_out_in_the_background(remote):
+    unacked, receiver = remote()
+    assert [unacked.settle(tag, Complete()) for tag in (1, 2, 3)] == [True] * 3
+    assert len(unacked) == 0
+    unacked.close()
+    assert sorted(receiver.settled) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("first", [[Unknown("no answer")], OSError("no answer")])
+def test_one_that_gets_no_answer_is_repeated_or_delivered_again(remote, first, caplog):
+    unacked, receiver = remote(first)
+    unacked.settle(1, Complete())
+    unacked.close()
+    again = isinstance(first, list)
+    assert receiver.settled == (["a", "a"] if again else [])
+    assert ("they are delivered again" in caplog.text) != again
+
+
+def test_one_whose_lease_was_lost_is_logged(remote, caplog):
+    unacked, _ = remote([Lost("another worker took it")])
+    unacked.settle(1, Complete())
+    unacked.close()
+    assert "too late to complete message a of queue orders" in caplog.text
+
+
+def test_a_message_of_a_session_is_completed_before_the_next_one_comes(remote):
+    unacked, receiver = remote(session="customer-7")
+    unacked.settle(1, Complete())
+    assert receiver.settled == ["a"]
 
 
 def test_a_message_that_was_deleted_at_receipt_has_no_lease(held):

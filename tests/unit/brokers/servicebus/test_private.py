@@ -17,6 +17,7 @@ from azure.servicebus import (
     ServiceBusSender,
 )
 from azure.servicebus._base_handler import BaseHandler
+from azure.servicebus._pyamqp._connection import Connection
 from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient
 from azure.servicebus._pyamqp.link import Link
 from azure.servicebus._pyamqp.receiver import ReceiverLink
@@ -79,6 +80,10 @@ def test_a_socket_is_closed_though_the_goodbye_fails(bus, close, open_still):
         (ServiceBusReceiver, "_settle_message_via_mgmt_link", ["settlement", "lock_tokens"]),
         (ServiceBusReceiver, "_renew_locks", ["lock_tokens"]),
         (ServiceBusReceiver, "_open", ["timeout"]),
+        (ServiceBusReceiver, "_create_handler", ["auth"]),
+        (ServiceBusSender, "_create_handler", ["auth"]),
+        (AMQPClient, "_keep_alive", []),
+        (Connection, "listen", ["wait", "batch"]),
         (BaseHandler, "_mgmt_request_response_with_retry", ["mgmt_operation", "message"]),
         (ServiceBusReceiver, "_handle_exception", ["exception"]),
         (ServiceBusReceiver, "_close_handler", []),
@@ -106,6 +111,38 @@ def test_an_sdk_without_them_is_noticed(monkeypatch):
             assert not private.available()
     finally:
         private.available.cache_clear()
+
+
+def test_the_keep_alive_thread_reads_only_what_is_there():
+    """The SDK's own waits 200 ms for a frame, and holds the connection meanwhile."""
+    ours, theirs = socket.socketpair()
+    batches = []
+
+    def listen(*, batch):
+        batches.append(batch)
+
+    connection = SimpleNamespace(_transport=SimpleNamespace(sock=ours), listen=listen)
+    client = SimpleNamespace(_connection=connection, _shutdown=False, _keep_alive_interval=0.0)
+    client._link = SimpleNamespace(current_link_credit=5)
+
+    def pause(_):
+        if len(batches) == 1:
+            theirs.send(b"x")
+        client._shutdown = len(batches) == 2
+
+    private.keep_alive(SimpleNamespace(_handler=client), pause)
+    assert batches[:2] == [0, 5]
+    connection.listen = None  # the connection is broken
+    client._shutdown = False
+    private.keep_alive(SimpleNamespace(_handler=client), lambda _: None)
+    ours.close()
+    theirs.close()
+
+
+def test_an_open_link_is_kept_alive_so(receiver):
+    assert receiver._handler._keep_alive.func is private.keep_alive
+    targets = [getattr(each, "_target", None) for each in threading.enumerate()]
+    assert receiver._handler._keep_alive in targets
 
 
 def test_many_locks_in_one_request(receiver):

@@ -1,0 +1,81 @@
+"""Completes acknowledged messages of a remote broker on a thread of its own, many in one request.
+
+Rules
+1. Acknowledging does not wait for the service's answer. A consumer would stand still meanwhile, and
+   with Celery's prefork pool one thread acknowledges for all processes.
+2. While one request is under way, the next messages gather. At most `MOST` wait; the next
+   acknowledgement then waits until there is room.
+3. If the process dies before the answer, the message is delivered again, as after any late
+   acknowledgement.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST: Final = 64
+
+
+class Completions(Generic[T]):
+    """The acknowledged messages of one channel that are not completed yet.
+
+    * `complete`: completes these messages; called on the thread.
+    """
+
+    def __init__(self, complete: Callable[[Sequence[T]], None]) -> None:
+        self._complete = complete
+        self._waiting: list[T] = []
+        self._busy = self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, message: T) -> None:
+        """Complete the message soon; waits while too many wait already."""
+        with self._changed:
+            while len(self._waiting) >= MOST:
+                self._changed.wait()
+            self._waiting.append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="aztask-completions", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, seconds: float) -> bool:
+        """Wait until all are completed, at most `seconds`; then end the thread. True if all are."""
+        ends_at = monotonic() + seconds
+        with self._changed:
+            while (self._waiting or self._busy) and (left := ends_at - monotonic()) > 0:
+                self._changed.wait(left)
+            self._closed = True
+            self._changed.notify_all()
+            return not self._waiting and not self._busy
+
+    def _run(self) -> None:
+        while batch := self._take():
+            try:
+                self._complete(batch)
+            except Exception:  # their leases end by themselves; the next batch may succeed
+                logger.exception(
+                    "could not complete %d messages; they are delivered again", len(batch)
+                )
+
+    def _take(self) -> list[T]:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            batch, self._waiting = self._waiting, []
+            self._busy = bool(batch)
+            self._changed.notify_all()
+            return batch
