@@ -1,19 +1,39 @@
-"""An app whose schedule is due each second. Every run leaves a line in `ledger_app`'s ledger."""
+"""An app whose schedule is due each second. Every run leaves a line in `ledger_app`'s ledger.
+
+With SCHEDULE_CLOCK, the store's time of schedules is what a file says, see `clockfile`; with
+SCHEDULE_SKEW, this process's wall clock is wrong by so many seconds.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import time
 
-from ledger_app import app, note
+SKEW = float(os.environ.get("SCHEDULE_SKEW", "0"))
+if SKEW:
+    right = time.time
+    time.time = lambda: right() + SKEW
 
-from aztask import Context
-from aztask.schedules import runner
+import clockfile  # noqa: E402  # the clock is set before anything reads it
+from ledger_app import app, note  # noqa: E402
+
+from aztask import Context  # noqa: E402
+from aztask.results.local.schedules import LocalSchedules  # noqa: E402
+from aztask.results.tables.schedules import TablesSchedules  # noqa: E402
+from aztask.schedules import engine, runner  # noqa: E402
 
 runner.RESEND_SECONDS = float(os.environ.get("SCHEDULE_RESEND", "2"))
-runner.STAGGER = (0.5, 1.5)
-runner.REMOTE_STAGGER = (0.5, 2.0)
+least, most = json.loads(os.environ.get("SCHEDULE_STAGGER", "[0.5, 2.0]"))
+runner.STAGGER = (least, 0.75 * most)
+runner.REMOTE_STAGGER = (least, most)
 runner.REMOTE_LOOK_SECONDS = 2.0
 runner.REMOTE_START_SECONDS = 0.5
+engine.KEPT = 100_000  # type: ignore[misc]  # the tests look at all of them
+
+if "SCHEDULE_CLOCK" in os.environ:
+    runner.LONGEST_PAUSE = 0.05  # type: ignore[misc]
+    clockfile.inject(os.environ["SCHEDULE_CLOCK"], LocalSchedules, TablesSchedules)
 
 
 @app.task_with_context
@@ -24,4 +44,8 @@ def tick(context: Context) -> float:
     return at
 
 
-app.schedule("tick", tick.s(), every=1, missed="all", max_missed=1000)
+DECLARED = json.loads(
+    os.environ.get("SCHEDULES", '{"tick": {"every": 1, "missed": "all", "max_missed": 1000}}')
+)
+for name, options in DECLARED.items():
+    app.schedule(name, tick.s(), **options)
