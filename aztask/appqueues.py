@@ -39,6 +39,10 @@ class AppQueues(ABC):
     def queue(self, name: str, **options: Unpack[QueueOptionNames]) -> None:
         """Set options of one queue, for example ``app.queue("slow", lease=300)``.
 
+        With ``priorities={"high": 4, "low": 1}`` the queue has priorities: a queue of its own for
+        each one, and the weights by which workers take tasks from them, see
+        docs/how-to/advanced/priorities.md.
+
         `QueueSettings` describes the options. This creates nothing: run ``aztask queues create``.
         Raises ConfigurationError if an option is wrong or contradicts the app's settings.
         """

@@ -130,3 +130,21 @@ def test_a_worker_that_leaves_a_priority_out_says_so(site: Site) -> None:
     assert worker.wait() == 0
     assert "does not serve default-high" in worker.log
     assert "add it to -Q" in worker.log
+
+
+def test_weights_bound_the_sessions_that_are_served(tmp_path: Path) -> None:
+    with site_in(tmp_path / "site", module="priority_session_app") as site:
+        app = site.app()
+        app.queue("orders", sessions=True, lease=5.0, priorities={"low": 1})
+        for queue in app.priority_queues("orders"):
+            app.broker.declare(queue, app.queue_options(queue))
+        for number in range(8):
+            for name in range(10):
+                for priority in ("normal", "low"):
+                    where = {"queue": "orders", "session": f"{priority}-{name}"}
+                    app.send("sessions.step", [number, 0.05], priority=priority, **where)
+        worker = site.worker("-c", "5", "--pool", "threads", "--prefetch", "0")
+        wait_until(lambda: len(site.lines("end")) == 160, 60, "all have run")
+        assert worker.stop() == 0, worker.log
+        low = [line.key.startswith("low-") for line in site.lines("start")[:60]]
+        assert 5 <= sum(low) <= 25, "about one of five"
