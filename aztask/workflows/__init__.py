@@ -8,7 +8,8 @@
     the root   its decision ends the workflow
 
 Rules
-1. A member's end sets its own bit by compare-and-set; nothing is counted. So a repeated end changes
+1. A member's end sets its own bit; nothing is counted. A bit is set by compare-and-set of its row,
+   or appended to it and then read, see `aztask.workflows.documents`. So a repeated end changes
    nothing, and the worker that completes a join sends what follows, under deterministic ids.
 2. The outcome is recorded before the bit, the bit set before the follow-up is sent, and that sent
    before the message is settled. A worker that dies in between leaves the message: its redelivery

@@ -117,6 +117,6 @@ def test_conflicts_on_service_bus(tmp_path: Path) -> None:
         site.module = "unique_app"
         site.extra.update(FAST)
         assert send(site) == 0
-        worker = site.worker(*ARGUMENTS[:4])
+        worker = site.worker(*ARGUMENTS[:4], "--lease", "5s")
         ended_right(site)
         assert worker.stop() == 0, worker.log

@@ -48,7 +48,8 @@ from aztask.worker.pipeline.work import PutOff, Stage, WorkItem, message_of
 from aztask.workflows.inputs import first_argument
 
 ADOPTS: Final = "aztask-adopts"
-"""The header of a member that waits: until when, a colon, and the task whose outcome it adopts."""
+"""The header of a member that waits: its generation, until when it waits, and the task whose
+outcome it adopts, with colons between. A replay is of another generation, and begins anew."""
 
 NOT_UNIQUE: Final = "NotUnique"
 UNIQUE_KEY: Final = "unique-key"
@@ -62,20 +63,24 @@ REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Adoption:
-    """The task whose outcome a member adopts, and until when (UTC epoch seconds) it waits."""
+    """The task whose outcome a member adopts, and until when (UTC epoch seconds) it waits.
 
-    task_id: str
+    `generation`: that of the member.
+    """
+
+    generation: int
     until: float
+    task_id: str
 
     def __str__(self) -> str:
-        return f"{self.until!r}:{self.task_id}"
+        return f"{self.generation}:{self.until!r}:{self.task_id}"
 
     @classmethod
     def read(cls, text: object) -> _Adoption | None:
         """The adoption in a header; None for anything else."""
-        until, _, task_id = text.partition(":") if isinstance(text, str) else ("", "", "")
         try:
-            return cls(task_id, float(until)) if task_id else None
+            generation, until, task_id = str(text).split(":", 2)
+            return cls(int(generation), float(until), task_id)
         except ValueError:
             return None
 
@@ -166,13 +171,16 @@ class MemberKeys:
         if record is not None and record.state.final:
             item.instead = self._adopted(holder, record)
         else:
-            self._wait(item, _Adoption(holder, blocked.claim.ends_at))
+            generation = message_of(item).generation
+            self._wait(item, _Adoption(generation, blocked.claim.ends_at, holder))
 
     # -- waiting -----------------------------------------------------------------------------
 
     def _adoption(self, item: WorkItem) -> _Adoption | None:
+        message = message_of(item)
         kept = self._kept.pop((item.queue, item.delivery.position), None)
-        return kept or _Adoption.read(message_of(item).extra.get(ADOPTS))
+        found = kept or _Adoption.read(message.extra.get(ADOPTS))
+        return found if found is not None and found.generation == message.generation else None
 
     def _wait(self, item: WorkItem, adoption: _Adoption) -> None:
         message = message_of(item)

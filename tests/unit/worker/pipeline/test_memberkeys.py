@@ -3,6 +3,7 @@
 import pytest
 
 from aztask import App, RetryPolicy, chain, chord, group
+from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import TaskCancelled, TaskFailed
 from aztask.results.uniques import uniques_of
 
@@ -13,12 +14,13 @@ class Shop:
     def __init__(self, **options):
         self.app = App("shop", broker="servicebus://nowhere.invalid", retry=RetryPolicy(0))
         self.runs = []
+        self.broke = True
         given = {"unique": "arguments", **options}
 
         @self.app.task(**given)
         def charge(order):
             self.runs.append(order)
-            if order == "bad":
+            if order == "bad" and self.broke:
                 raise ValueError("no money")
             return f"charged {order}"
 
@@ -73,13 +75,19 @@ def test_a_member_fails_as_the_task_that_holds_its_key_and_its_replay_runs():
     with shop.app.inline() as inline:
         shop.held("bad")
         result = chord([shop.charge.s("bad")], shop.book.s(), return_errors=True).delay()
-        plain = group(shop.charge.s("bad")).delay()
+        plain = group(shop.charge.s("bad")).delay(workflow_id="w")
         inline.advance(100)
         assert result.get(timeout=0) == ["TaskFailed"]
         with pytest.raises(TaskFailed, match=r"ValueError: task .* held its key, failed: no money"):
             plain.get(timeout=0)
         assert shop.runs == ["bad"]
         assert shop.holders() == []
+        shop.broke = False
+        letters = DeadLetters(shop.app, "default")
+        assert letters.replay(Selection(ids=frozenset({"w.2"}))).done == 1
+        inline.run()
+        assert plain.get(timeout=0) == ["charged bad"]
+        assert shop.runs == ["bad", "bad"]
 
 
 def test_a_member_is_cancelled_with_the_task_that_holds_its_key():
@@ -137,8 +145,10 @@ def test_raise_fails_the_member_and_a_replay_resumes_the_workflow():
             result.get(timeout=0)
         inline.advance(60)
         assert other.ready()
-        (letter,) = shop.app.broker.peek("default", dead_letter=True, limit=9)
-        assert letter.envelope.headers["id"] == "w.2"
+        letters = DeadLetters(shop.app, "default")
+        assert letters.replay(Selection(ids=frozenset({"w.2"}))).done == 1
+        inline.run()
+        assert result.get(timeout=0) == ["charged a"]
 
 
 def test_replace_cancels_a_task_that_waits():
