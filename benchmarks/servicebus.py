@@ -16,11 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,8 @@ class Bench:
         )
         assert self.process.stdout is not None
         ready = json.loads(self.process.stdout.readline())
+        # It reports more later, and would stand still when the pipe is full.
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
         self.direct = ready["connection_string"]
         self.admin = ready["admin_connection_string"]
         port = int(self.direct.split(";")[0].rsplit(":", 1)[1])
@@ -74,11 +78,15 @@ class Bench:
         self.process.terminate()
         self.process.wait(10)
 
-    def fresh(self, queue: str = QUEUE) -> None:
-        """Delete and create the queue, so that it is empty."""
+    def fresh(self, queue: str = QUEUE, lock: float | None = None) -> None:
+        """Delete and create the queue, so that it is empty.
+
+        lock: its lock duration, seconds; None for the service's default.
+        """
         if queue in [each.name for each in self.manager.list_queues()]:
             self.manager.delete_queue(queue)
-        self.manager.create_queue(queue)
+        options = {} if lock is None else {"lock_duration": timedelta(seconds=lock)}
+        self.manager.create_queue(queue, **options)
 
     def depth(self, queue: str = QUEUE) -> int:
         found = self.manager.get_queue_runtime_properties(queue)

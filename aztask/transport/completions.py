@@ -1,7 +1,7 @@
 """Completes acknowledged messages of a remote broker on a thread of its own, many in one request.
 
 Rules
-1. Acknowledging does not wait for the service's answer. A consumer would stand still meanwhile, and
+1. Acknowledging does not wait for the service's answer. Otherwise a consumer would stand still, and
    with Celery's prefork pool one thread acknowledges for all processes.
 2. While one request is under way, the next messages gather. At most `MOST` wait; the next
    acknowledgement then waits until there is room.

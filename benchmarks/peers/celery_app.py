@@ -3,7 +3,8 @@
 import os
 
 from celery import Celery
-from marks import leave
+from celery.signals import worker_ready
+from marks import leave, ready
 
 app = Celery(
     "bench",
@@ -17,6 +18,7 @@ app.conf.update(
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
 )
+worker_ready.connect(ready)
 
 
 @app.task(name="noop")

@@ -8,7 +8,9 @@ import os
 
 from azure.servicebus import ServiceBusClient
 from celery import Celery
+from celery.signals import worker_ready
 from kombu.transport import azureservicebus
+from marks import leave, ready
 
 from aztask.brokers.servicebus.administration import administration_client
 
@@ -38,6 +40,10 @@ app.conf.update(
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
 )
+if "BENCH_LEASE" in os.environ:
+    app.conf.task_acks_late = True
+    app.conf.broker_transport_options["peek_lock_seconds"] = int(os.environ["BENCH_LEASE"])
+worker_ready.connect(ready)
 
 
 @app.task(name="noop")
@@ -45,7 +51,19 @@ def noop() -> None:
     """Do nothing, to measure only the overhead."""
 
 
+@app.task(name="mark")
+def mark(key, seconds=0.0):
+    """Leave a mark in the file of marks."""
+    leave(key, seconds)
+
+
 def send(count: int) -> None:
     """Send so many no-ops, one by one."""
     for _ in range(count):
         noop.delay()
+
+
+def marks(prefix, count, seconds):
+    """Send so many tasks that leave a mark."""
+    for number in range(count):
+        mark.delay(f"{prefix}{number}", seconds)
