@@ -16,6 +16,7 @@ from aztask.results.tables.errors import (
     NotExecuted,
     OutcomeUnknown,
     RowConflict,
+    RowFull,
     RowNotFound,
     verdict,
 )
@@ -40,7 +41,7 @@ PLACE, ROLE = "the table 't' of tables://shop", "Storage Table Data Contributor"
         (429, "", NotExecuted),
         (500, "InternalError", OutcomeUnknown),
         (500, "OperationTimedOut", OutcomeUnknown),
-        (400, "EntityTooLarge", BrokerError),
+        (400, "EntityTooLarge", RowFull),
         (404, "", BrokerError),
     ],
 )
