@@ -21,7 +21,17 @@ import worker
 import workflow_crashes
 
 HERE = Path(__file__).parent
-PICTURES = (worker, task_path, packages, lease, pipeline, sessions, strategies, spark, workflow_crashes)
+PICTURES = (
+    worker,
+    task_path,
+    packages,
+    lease,
+    pipeline,
+    sessions,
+    strategies,
+    spark,
+    workflow_crashes,
+)
 
 
 def drawn() -> dict[Path, str]:
