@@ -244,7 +244,7 @@ class Redelivery:
         message = message_of(item)
         unknown = item.outcome is not None and item.outcome.error_type == UNKNOWN_TASK
         since = message.unknown_since
-        if unknown and since is None and item.outcome is not None:
+        if unknown and item.outcome is not None and (since is None or since > item.outcome.at):
             since = item.outcome.at
         return message.resubmitted(
             counted=settlement.counted,

@@ -11,6 +11,7 @@ from typing import Final
 
 from aztask.app import App
 from aztask.errors import did_you_mean
+from aztask.message.message import TaskMessage
 from aztask.results.base import (
     Cancelled,
     Outcome,
@@ -71,7 +72,7 @@ class Verdicts:
         message itself waits and nothing but the count in its row tells for how long.
         """
         message, now = message_of(item), self._clock.wall()
-        since = now if message.unknown_since is None else message.unknown_since
+        since = _unknown_since(message, now)
         if item.in_order or now - since >= self._app.settings.unknown_task_grace_seconds:
             return None
         self._log_unknown(item)
@@ -131,7 +132,7 @@ class Verdicts:
         message = message_of(item)
         grace = self._app.settings.unknown_task_grace_seconds
         delay = self._unknown_delay
-        since = message.unknown_since if message.unknown_since is not None else now
+        since = _unknown_since(message, now)
         waited = message.snooze_count * delay if item.in_order else now - since
         if waited < grace:
             self._log_unknown(item)
@@ -219,3 +220,12 @@ class Verdicts:
         texts = (storable(mask(error_type)), storable(mask(error)), storable(mask(trace)))
         outcome = Outcome(state, settlement, None, *texts, self._clock.wall(), item.duration)
         item.decide(settlement, outcome)
+
+
+def _unknown_since(message: TaskMessage, now: float) -> float:
+    """Since when no worker knows the task.
+
+    A time to come, which a hostile sender or a wrong clock wrote, is now: the message would wait
+    until then, and again and again.
+    """
+    return now if message.unknown_since is None else min(message.unknown_since, now)

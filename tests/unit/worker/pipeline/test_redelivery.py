@@ -458,6 +458,7 @@ def test_a_clone_that_was_made_already_is_sent(make: Make) -> None:
         (None, None, None),
         (Outcome(State.SNOOZED, Resubmit(), error_type="unknown-task", at=NOW - 5), None, NOW - 5),
         (Outcome(State.SNOOZED, Resubmit(), error_type="unknown-task", at=NOW - 5), 7.0, 7.0),
+        (Outcome(State.SNOOZED, Resubmit(), error_type="unknown-task", at=NOW - 5), 4e9, NOW - 5),
         (Outcome(State.SNOOZED, Resubmit(), error_type="OSError", at=NOW - 5), None, None),
         (Outcome(State.SNOOZED, Resubmit(), error_type="OSError", at=NOW - 5), 7.0, None),
         (None, 7.0, None),

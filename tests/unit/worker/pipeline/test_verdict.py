@@ -213,6 +213,8 @@ def test_an_unknown_task_is_put_off_in_steps(make: Make, grace: float, delay: fl
     assert verdicts(bench).unknown(item) == (delay, NOW)
     item.rewrite(unknown_since=NOW - 5.0)
     assert verdicts(bench).unknown(item) == (delay, NOW - 5.0)
+    item.rewrite(unknown_since=NOW + 5.0)
+    assert verdicts(bench).unknown(item) == (delay, NOW), "else it would wait for ever"
 
 
 @pytest.mark.parametrize(
