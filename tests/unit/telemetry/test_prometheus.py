@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 from aztask import App
 from aztask.brokers.base import QueueOptions
@@ -210,16 +212,20 @@ def test_workers_are_counted_by_their_heartbeats(app):
     assert depths.value("celery_active_worker_count", queue_name="other") == 0
 
 
+def answered(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError:
+        return False
+
+
 def test_the_exporter_serves_its_figures(app):
     app.send("shop.add", [1, 2])
     with exporting(
         app, lambda: ["default"], ("127.0.0.1", 0), interval=60.0, celery_names=False
     ) as url:
-        for _ in range(100):
-            with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-                text = answer.read().decode()
-            if "aztask_queue_up{" in text:
-                break
-            time.sleep(0.05)
+        wait_until(lambda: answered(f"{url}/readyz"), 10, "the first turn has ended")
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
         assert 'aztask_queue_messages{queue="default",state="active"} 1.0' in text
-        assert urllib.request.urlopen(f"{url}/readyz", timeout=10).status == 200
