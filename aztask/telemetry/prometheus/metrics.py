@@ -100,6 +100,12 @@ class WorkerMetrics:
             ["queue", "task", "reason"],
             registry=registry,
         )
+        self._put_offs = Counter(
+            "aztask_put_offs",
+            "Deliveries put off: a pause, a limit, an open circuit breaker, an unknown task.",
+            ["queue", "task"],
+            registry=registry,
+        )
 
     def _make_lease_metrics(self) -> None:
         self._margin = Histogram(
@@ -160,6 +166,8 @@ class WorkerMetrics:
             queue.left(event)
         elif kind in OUTCOMES:
             self._ended(event, queue)
+        elif kind == "put_off":
+            self._put_offs.labels(event.queue, self._labels.task(event.task)).inc()
         elif kind in ("lease_lost", "settle_failed"):
             self._losses.labels(event.queue, kind).inc()
         elif kind == "dead_lettered":

@@ -35,6 +35,7 @@ EVENTS = (
     Event("expired", *COMMON),
     Event("lease_lost", *COMMON),
     Event("dead_lettered", *COMMON, error_type="retries-exhausted"),
+    Event("put_off", *COMMON, reason="task shop.add is paused"),
     Event("lease_changed", "", "", "default", lease_seconds=5.0),
 )
 
@@ -85,6 +86,7 @@ def bench():
             ("aztask_task_duration_seconds_count", {}, 3),
             ("aztask_task_failures_total", {"error": "OSError"}, 2),
             ("aztask_dead_letters_total", {"reason": "retries-exhausted"}, 1),
+            ("aztask_put_offs_total", {}, 1),
         )
     ]
     + [
