@@ -160,8 +160,27 @@ class RowEdit:
         self.row = None
 
 
+class _WrittenEdit:
+    """An edit that cannot be appended: what it writes depends on what the document holds."""
+
+    __slots__ = ()
+
+    @property
+    def exists(self) -> bool:
+        """False: only an edit with pieces is asked."""
+        return False
+
+    def pieces(self) -> Mapping[str, bytes]:
+        """None: it is never appended."""
+        return {}
+
+    def appended(self, data: bytes) -> Appended:
+        """Nothing was appended, so all is left to write."""
+        return Appended(alone=True, done=False)
+
+
 @dataclass(slots=True)
-class JoinEdit:
+class JoinEdit(_WrittenEdit):
     """Notes full rows of a join with several rows, and decides once all are full.
 
     `token`: names the decision, if this has made one.
@@ -214,26 +233,13 @@ class JoinEdit:
         """Nothing: the rows' values are written already."""
         return ()
 
-    @property
-    def exists(self) -> bool:
-        """False: it does not matter, since it has no pieces."""
-        return False
-
-    def pieces(self) -> Mapping[str, bytes]:
-        """None: it depends on what the document holds."""
-        return {}
-
-    def appended(self, data: bytes) -> Appended:
-        """It is never called, since there are no pieces."""
-        raise NotImplementedError
-
     def orphaned(self) -> None:
         """The workflow was deleted: its rows decide nothing."""
         self.join = None
 
 
 @dataclass(slots=True)
-class RootEdit:
+class RootEdit(_WrittenEdit):
     """Changes the root of a workflow. `before`, `root`: the root before and after the change."""
 
     workflow: str
@@ -262,19 +268,6 @@ class RootEdit:
     def first(self) -> Sequence[Change]:
         """Nothing: a root refers to no new document."""
         return ()
-
-    @property
-    def exists(self) -> bool:
-        """False: it does not matter, since it has no pieces."""
-        return False
-
-    def pieces(self) -> Mapping[str, bytes]:
-        """None: it depends on what the document holds."""
-        return {}
-
-    def appended(self, data: bytes) -> Appended:
-        """It is never called, since there are no pieces."""
-        raise NotImplementedError
 
     def orphaned(self) -> None:
         """The workflow does not exist."""
