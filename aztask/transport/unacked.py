@@ -189,6 +189,9 @@ class Unacked:
             self._settle(holding, lease, Complete())
         except AztaskError as error:
             logger.warning("%s", error)
+        except Exception:  # an SDK may raise anything; the messages beside it go on
+            logger.exception("could not complete a message; it is delivered again")
+            self._keeper.drop([lease])
 
     def _settle(self, holding: UnackedDelivery, lease: Lease, settlement: Settlement) -> bool:
         for attempt in range(SETTLE_TRIES):

@@ -117,6 +117,13 @@ def test_one_that_gets_no_answer_is_repeated_or_delivered_again(remote, first, c
     assert ("they are delivered again" in caplog.text) != again
 
 
+def test_an_unexpected_error_of_one_repetition_harms_no_neighbour(remote, caplog):
+    unacked, receiver = remote([Unknown("no answer")] * 2, ValueError("bad frame"))
+    unacked._complete([unacked._holdings[tag] for tag in (1, 2)])
+    assert receiver.settled[2:] == ["b"], "the first raises, the second is completed"
+    assert "could not complete a message; it is delivered again" in caplog.text
+
+
 def test_one_whose_lease_was_lost_is_logged(remote, caplog):
     unacked, _ = remote([Lost("another worker took it")])
     unacked.settle(1, Complete())
