@@ -225,7 +225,7 @@ class Verdicts:
 def _unknown_since(message: TaskMessage, now: float) -> float:
     """Since when no worker knows the task.
 
-    A time to come, which a hostile sender or a wrong clock wrote, is now: the message would wait
-    until then, and again and again.
+    A future time, which a hostile sender or a wrong clock wrote, counts as now. Otherwise the
+    message would be put off without end.
     """
     return now if message.unknown_since is None else min(message.unknown_since, now)

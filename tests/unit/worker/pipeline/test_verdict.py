@@ -214,7 +214,7 @@ def test_an_unknown_task_is_put_off_in_steps(make: Make, grace: float, delay: fl
     item.rewrite(unknown_since=NOW - 5.0)
     assert verdicts(bench).unknown(item) == (delay, NOW - 5.0)
     item.rewrite(unknown_since=NOW + 5.0)
-    assert verdicts(bench).unknown(item) == (delay, NOW), "else it would wait for ever"
+    assert verdicts(bench).unknown(item) == (delay, NOW), "otherwise it would wait without end"
 
 
 @pytest.mark.parametrize(
