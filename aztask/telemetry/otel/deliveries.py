@@ -30,12 +30,13 @@ from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.propagation import (
     MOST_LINKS,
     context_of,
+    has_span,
     link_to,
     links_to,
-    span_of,
     traceparent_of,
 )
 from aztask.telemetry.otel.runs import RunSpans
+from aztask.telemetry.otel.sampling import UnsampledParents
 
 OWN_SPAN: Final = frozenset({"dead-letter", "resubmit", "defer", "abandon"})
 """Settlements that always get a span of their own, in the message's trace."""
@@ -50,11 +51,13 @@ class DeliverySpans:
         attributes: MessagingAttributes,
         instruments: Instruments,
         runs: RunSpans,
+        unsampled: UnsampledParents,
     ) -> None:
         self._tracer = tracer
         self._attributes = attributes
         self._instruments = instruments
         self._runs = runs
+        self._unsampled = unsampled
 
     # -- receives ----------------------------------------------------------------------------
 
@@ -73,7 +76,7 @@ class DeliverySpans:
         own = span.get_span_context()
         if own.is_valid:
             for index, message in enumerate(receiving.messages):
-                if not span_of(message).is_valid:
+                if not has_span(message):
                     receiving.traceparents[index] = traceparent_of(own)
         span.end(_nanoseconds(receiving.received_at))
         seconds = max(0.0, receiving.received_at - receiving.asked_at)
@@ -118,6 +121,8 @@ class DeliverySpans:
         error: BaseException | None,
     ) -> None:
         message, delivery = settling.messages[index], settling.deliveries[index]
+        if message is not None and self._unsampled.skip(message):
+            return
         attributes: dict[str, Any] = {
             **common,
             **_details(settling.settlements[index]),

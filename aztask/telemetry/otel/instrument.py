@@ -18,6 +18,7 @@ from aztask.telemetry.otel.deliveries import DeliverySpans
 from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.logs import trace_fields
 from aztask.telemetry.otel.runs import RunSpans
+from aztask.telemetry.otel.sampling import UnsampledParents
 from aztask.telemetry.otel.sends import SendSpans
 from aztask.version import __version__
 from aztask.worker.logs import add_log_fields
@@ -40,7 +41,8 @@ def instrument(
     Call it in the module that makes the app, so that workers and their pool processes do it too. A
     second call for the same app changes nothing.
 
-    * `tracer_provider`, `meter_provider`: the global ones by default, also if they are set later.
+    * `tracer_provider`, `meter_provider`: the global ones by default, also if they are set later,
+      but before a worker starts.
     """
     if app in _instrumented:
         return
@@ -49,8 +51,9 @@ def instrument(
     meter = metrics.get_meter("aztask", __version__, meter_provider, SCHEMA)
     attributes = MessagingAttributes(app)
     instruments = Instruments(meter, attributes, TaskLabels(app.tasks))
-    runs = RunSpans(app, tracer, attributes)
-    deliveries = DeliverySpans(tracer, attributes, instruments, runs)
+    unsampled = UnsampledParents(lambda: tracer_provider or trace.get_tracer_provider())
+    runs = RunSpans(app, tracer, attributes, unsampled)
+    deliveries = DeliverySpans(tracer, attributes, instruments, runs, unsampled)
     hooks = app.hooks
     hooks.send.add(SendSpans(tracer, attributes, instruments).around_send, order=OUTERMOST)
     hooks.run.add(runs.around_run, order=OUTERMOST)
@@ -64,7 +67,12 @@ def instrument(
         _flush(meter_provider or metrics.get_meter_provider())
 
     hooks.process.add(_flushed(flush), order=OUTERMOST)
-    hooks.worker.add(_flushed(flush, lambda: hooks.event(instruments.event)), order=OUTERMOST)
+
+    def listen() -> None:
+        if _records(meter_provider or metrics.get_meter_provider()):
+            hooks.event(instruments.event)
+
+    hooks.worker.add(_flushed(flush, listen), order=OUTERMOST)
 
 
 def _flushed(
@@ -80,6 +88,14 @@ def _flushed(
             flush()
 
     return around
+
+
+def _records(provider: MeterProvider) -> bool:
+    """False for the API's own providers, which record nothing, so no event need be made for them.
+
+    The API has no name for the one that is in force until a program sets another.
+    """
+    return not type(provider).__module__.startswith("opentelemetry.metrics")
 
 
 def _flush(provider: object) -> None:

@@ -29,7 +29,13 @@ from aztask.message.message import TaskMessage
 
 DIAGNOSTIC_ID: Final = "Diagnostic-Id"
 ENQUEUED_TIME: Final = "enqueuedTime"
-PLAIN: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+IDS: Final = r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]"
+PLAIN: Final = re.compile(IDS + "[0-9a-f]")
+"""A valid ``traceparent`` of version 00: an id of zeros alone is not one."""
+
+UNSAMPLED: Final = re.compile(IDS + "[02468ace]")
+"""The same without the flag of sampled traces; other flags may be set."""
+
 USUAL_LENGTH: Final = 55
 """Characters of a ``traceparent`` of version 00, as `PLAIN` has them."""
 
@@ -93,6 +99,23 @@ def span_of(message: TaskMessage) -> SpanContext:
     return SpanContext(int(parent[3:35], 16), int(parent[36:52], 16), True, flags)
 
 
+def has_span(message: TaskMessage) -> bool:
+    """True if the message carries a valid trace context."""
+    parent = message.traceparent
+    if parent is not None and PLAIN.fullmatch(parent):
+        return True
+    return span_of(message).is_valid
+
+
+def is_unsampled(message: TaskMessage) -> bool:
+    """True if the message carries a valid trace context that certainly is not sampled.
+
+    Much cheaper than `span_of`: most messages are unsampled where few traces are kept.
+    """
+    parent = message.traceparent
+    return parent is not None and UNSAMPLED.fullmatch(parent) is not None
+
+
 def link_to(message: TaskMessage, enqueued_at: float) -> list[Link]:
     """The link to a message's sender, in a list that is empty without one; see `link`."""
     return link(span_of(message), enqueued_at)
@@ -116,6 +139,8 @@ def links_to(pairs: Iterable[tuple[TaskMessage, float]]) -> list[Link]:
     """
     links: list[Link] = []
     for message, enqueued_at in pairs:
+        if is_unsampled(message):
+            continue
         links += [
             link for link in link_to(message, enqueued_at) if link.context.trace_flags.sampled
         ]

@@ -15,7 +15,7 @@ from collections.abc import Generator
 from typing import Any
 
 from opentelemetry import context as contexts
-from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
+from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Tracer, set_span_in_context
 
 from aztask.app import App
 from aztask.context import Context
@@ -24,15 +24,23 @@ from aztask.message.message import TaskMessage
 from aztask.telemetry.otel.attributes import MessagingAttributes
 from aztask.telemetry.otel.errors import failed
 from aztask.telemetry.otel.propagation import context_of, link, span_of
+from aztask.telemetry.otel.sampling import UnsampledParents
 
 
 class RunSpans:
     """The ``around_run`` hook, and what it has in common with runs that were killed."""
 
-    def __init__(self, app: App, tracer: Tracer, attributes: MessagingAttributes) -> None:
+    def __init__(
+        self,
+        app: App,
+        tracer: Tracer,
+        attributes: MessagingAttributes,
+        unsampled: UnsampledParents,
+    ) -> None:
         self._app = app
         self._tracer = tracer
         self._attributes = attributes
+        self._unsampled = unsampled
 
     def around_run(self, context: Context) -> Generator[None, Any, None]:
         """Make the run's span the current one while the task runs."""
@@ -60,10 +68,14 @@ class RunSpans:
     ) -> tuple[Span, contexts.Context]:
         """Start a run's span; returns it and the context that it was started in.
 
+        Where an unsampled sender means an unsampled run, the span stands for the sender's.
+
         * `enqueued_at`: UTC epoch seconds. `start_time`: nanoseconds, now by default.
         """
         sender = span_of(message)
         parent = context_of(message, sender)
+        if self._unsampled.skip(message):
+            return NonRecordingSpan(sender), parent
         span = self._tracer.start_span(
             f"process {message.queue}",
             context=parent,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from opentelemetry import baggage, context
 from opentelemetry.sdk.metrics import MeterProvider
@@ -9,8 +11,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_OFF
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, get_current_span
 
 from aztask import App
 from aztask.brokers.delivery import Delivery, Lost, Settled
@@ -264,6 +266,23 @@ def test_dead_letters_and_retries_are_in_the_traces_of_their_messages(bench):
     assert dead.attributes["aztask.dead_letter.reason"] == "retries-exhausted"
     (retry,) = bench.spans("resubmit")
     assert retry.attributes["aztask.delay"] == 5.0
+
+
+@pytest.mark.parametrize(("sampler", "spans"), [(DEFAULT_OFF, 0), (ALWAYS_ON, 3)])
+def test_an_unsampled_message_has_spans_only_if_the_sampler_asks_for_them(tmp_path, sampler, spans):
+    bench = Bench(tmp_path, sampler=sampler)
+    unsampled = message(traceparent=PARENT[:-1] + "0")
+    settling = Settling("default", [unsampled], [delivery()], [DeadLetter("poison", "x")])
+    with bench.app.hooks.settle.around(settling):
+        settling.answers = [Settled()]
+    run = KilledRun(unsampled, delivery(), 1.0, 2.0, "WorkerLost", "killed")
+    bench.app.hooks.killed.notify(run)
+    context = SimpleNamespace(message=unsampled, delivery_count=1, enqueued_at=1.0)
+    with bench.app.hooks.run.around(context):
+        assert get_current_span().get_span_context().trace_id == TRACE
+    assert len(bench.spans()) == spans
+    bench.app.close()
+    bench.meters.shutdown()
 
 
 def test_a_settlement_that_came_too_late_or_failed_marks_its_span(bench):
