@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from aztask.app import App
@@ -12,7 +12,7 @@ from aztask.results.base import ResultStore
 from aztask.results.damage import Damaged
 from aztask.results.schedules import schedules_of
 from aztask.schedules.engine import ScheduleEngine, View
-from aztask.schedules.stored import DUE
+from aztask.schedules.stored import DUE, Schedule
 from aztask.support.display import plural
 from aztask.support.finding import Finding, failed, fine, warning
 
@@ -61,21 +61,19 @@ def _troubles(
     if missing := sorted(declared - found.keys()):
         text = f"schedules of the code that no worker has made yet: {', '.join(missing)}"
         yield warning("schedules", "missing", text, START)
-    unclaimed = [
-        (name, f"since {minute(views[name].schedule.claimed_at or 0.0)}")
-        for name, state in states.items()
-        if state == "unclaimed"
-    ]
-    if unclaimed:
+
+    def since(state: str, when: Callable[[Schedule], float | None]) -> list[tuple[str, str]]:
+        return [
+            (name, f"since {minute(when(views[name].schedule) or 0.0)}")
+            for name, found_state in states.items()
+            if found_state == state
+        ]
+
+    if unclaimed := since("unclaimed", lambda schedule: schedule.claimed_at):
         text = f"stopped, because no running code claims them: {named_rows(unclaimed)}"
         advice = f"{START}; or forget them with app.schedules.delete(NAME)"
         yield warning("schedules", "unclaimed", text, advice)
-    paused = [
-        (name, f"since {minute(views[name].schedule.paused_at or 0.0)}")
-        for name, state in states.items()
-        if state == "paused"
-    ]
-    if paused:
+    if paused := since("paused", lambda schedule: schedule.paused_at):
         text = f"paused schedules: {named_rows(paused)}"
         yield warning("schedules", "paused", text, "to go on, run aztask schedule resume NAME")
     active = [view for name, view in views.items() if states[name] == "active"]
