@@ -9,6 +9,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.unpacking import unpack
+
 CACHE = Path(__file__).parent / ".downloaded"
 
 PICKLE = {
@@ -36,7 +38,7 @@ def tests_of(project: str) -> Path:
             check=True,
         )
         with tarfile.open(CACHE / f"{folder.name}.tar.gz") as archive:
-            archive.extractall(CACHE, members=_tests(archive, folder.name), filter="data")
+            unpack(archive, CACHE, _tests(archive, folder.name))
         if project == "kombu":
             _send_json(folder / "t" / "integration" / "common.py")
     return folder

@@ -13,6 +13,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from tests.unpacking import unpack
+
 ROOT = Path(__file__).parents[2]
 REVISION = "b2c54ecf48ecbb9e352a2386a7f322c220112900"
 
@@ -45,5 +47,5 @@ def previous_release(folder: Path) -> Path:
             " run `git fetch --unshallow`, or name a revision or a folder in FLEET_PREVIOUS"
         ) from None
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
+        unpack(archive, folder)
     return folder

@@ -65,6 +65,22 @@ FRAMEWORKS = {
 }
 
 
+# Workers and commands on Service Bus and on Azure Storage: most of their time is the services'.
+# `tox -e services` runs them. The other files try each service too, less thoroughly.
+SERVICES = ("test_servicebus_", "test_storage_", "test_tables_")
+SERVICE_FILES = {
+    "test_attackers",
+    "test_azure_telemetry",
+    "test_doctor",
+    "test_event_upload",
+    "test_foreign_queues",
+    "test_leaseblob",
+    "test_schedules_long",
+    "test_traces",
+    "test_workflow_requests",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What waits longest is spread evenly: several processes share the list, in long pieces, and
     none is to be alone with such a test at the end, or all to wait at once.
@@ -74,6 +90,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kills")
         if item.path.stem in FRAMEWORKS:
             item.add_marker("frameworks")
+        if item.path.stem.startswith(SERVICES) or item.path.stem in SERVICE_FILES:
+            item.add_marker("services")
     waiting = [item for item in items if item.name in WAITING]
     items[:] = [item for item in items if item.name not in WAITING]
     step = len(items) // (len(waiting) or 1)

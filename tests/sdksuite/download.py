@@ -7,6 +7,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+from tests.unpacking import unpack
+
 VERSION = "7.15.0"
 CACHE = Path(__file__).parent / ".downloaded"
 PROJECT = CACHE / f"azure_servicebus-{VERSION}"
@@ -25,5 +27,5 @@ def unpacked() -> Path:
             check=True,
         )
         with tarfile.open(CACHE / f"{PROJECT.name}.tar.gz") as archive:
-            archive.extractall(CACHE, filter="data")
+            unpack(archive, CACHE)
     return PROJECT
