@@ -35,6 +35,9 @@ from typing import Any, Final
 
 from aztask.app import App
 from aztask.brokers.delivery import Position
+from aztask.errors import CodecError
+from aztask.message.payload import stored_in
+from aztask.payloads.store import Kind
 from aztask.results.base import Outcome, RunRecord, State
 from aztask.settlement import Complete, DeadLetter
 from aztask.support.clock import Clock
@@ -207,7 +210,23 @@ class MemberKeys:
         if record.state is State.FAILED:
             text = f"task {task_id}, which held its key, failed: {outcome.error}"
             return self._failed(UNIQUE_FAILED, outcome.error_type, text)
-        return Outcome(State.SUCCEEDED, Complete(), outcome.value, at=self._clock.wall())
+        try:
+            value = self._own(outcome.value)
+        except CodecError as error:  # it was removed, or it is damaged
+            return self._failed(UNIQUE_FAILED, UNIQUE_FAILED, f"task {task_id}: {error}")
+        return Outcome(State.SUCCEEDED, Complete(), value, at=self._clock.wall())
+
+    def _own(self, value: bytes | None) -> bytes | None:
+        """The same value; one that is stored apart is copied, because it ends with its task.
+
+        Crash window: if the worker dies before the outcome is recorded, a copy is left that no
+        record names.
+        """
+        stored, payloads = stored_in(value), self._app.payloads
+        if stored is None or payloads is None:
+            return value
+        copy = payloads.keep(Kind.RESULT, payloads.load(stored))
+        return self._app.codec.encode_value(copy)
 
     def _refused(self, rules: UniqueRules, task: str, holder: str) -> Outcome:
         if rules.on_conflict == "drop":

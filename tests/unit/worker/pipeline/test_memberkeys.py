@@ -5,14 +5,20 @@ import pytest
 from aztask import App, RetryPolicy, chain, chord, group
 from aztask.deadletters.view import DeadLetters, Selection
 from aztask.errors import TaskCancelled, TaskFailed
+from aztask.message.payload import stored_in
 from aztask.results.uniques import uniques_of
 
 
 class Shop:
     """An app in inline mode, whose unique task has these options."""
 
-    def __init__(self, **options):
-        self.app = App("shop", broker="servicebus://nowhere.invalid", retry=RetryPolicy(0))
+    def __init__(self, settings=None, **options):
+        self.app = App(
+            "shop",
+            broker="servicebus://nowhere.invalid",
+            retry=RetryPolicy(0),
+            **(settings or {}),
+        )
         self.runs = []
         self.broke = True
         given = {"unique": "arguments", **options}
@@ -57,6 +63,46 @@ def test_a_member_adopts_the_result_of_the_task_that_holds_its_key():
         assert other.get(timeout=0) == "charged a"
         assert shop.runs == ["b", "a"], "it ran once"
         assert shop.holders() == []
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A shop whose results are stored apart."""
+    return Shop({"payloads": f"{tmp_path}/payloads", "payload_threshold": 100})
+
+
+def test_a_large_result_is_copied_because_it_ends_with_its_task(large):
+    name = "a" * 200
+    with large.app.inline() as inline:
+        other = large.held(name)
+        result = group(large.charge.s(name)).delay()
+        inline.advance(100)
+        assert large.runs == [name]
+        remove_payload(large.app, other.id)
+        assert result.get(timeout=0) == [f"charged {name}"]
+
+
+def test_a_member_fails_if_the_large_result_that_it_adopts_is_gone(large):
+    name = "a" * 200
+
+    @large.app.on_event
+    def forget(event):
+        if event.event == "succeeded" and event.task_id == other.id:
+            remove_payload(large.app, other.id)
+
+    with large.app.inline() as inline:
+        other = large.held(name)
+        result = group(large.charge.s(name)).delay()
+        inline.advance(100)
+        with pytest.raises(TaskFailed, match=f"task {other.id}: .*payload"):
+            result.get(timeout=0)
+
+
+def remove_payload(app, task_id):
+    """Remove the payload of a task's result, as retention does."""
+    stored = stored_in(app.results.get(task_id).outcome.value)
+    assert stored is not None
+    app.payloads.discard([str(stored)])
 
 
 def test_the_key_of_a_later_member_is_made_of_the_value_that_it_takes():
