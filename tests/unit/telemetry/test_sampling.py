@@ -1,4 +1,4 @@
-"""Spans below an unsampled parent: left out where the sampler records none of them."""
+"""Spans below an unsampled parent: skipped where the sampler records none of them."""
 
 from __future__ import annotations
 
