@@ -49,16 +49,22 @@ KILLS = {
 }
 
 
-# Whole applications of Celery, Django and FastAPI, each with processes of its own.
-# `tox -e frameworks` runs them.
-FRAMEWORKS = {
+# Whole applications: the examples, and those of Celery, Django and FastAPI.
+# `tox -e applications` runs them.
+APPLICATIONS = {
     "test_celery",
     "test_celery_backend",
+    "test_deploy",
     "test_django_worker",
     "test_embedded",
     "test_example_django",
     "test_example_fastapi",
+    "test_example_folders",
+    "test_example_reporting",
+    "test_example_shop",
+    "test_examples",
     "test_from_celery",
+    "test_init",
     "test_kombu_addresses",
     "test_servicebus_kombu",
     "test_storage_kombu",
@@ -88,8 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in KILLS:
             item.add_marker("kills")
-        if item.path.stem in FRAMEWORKS:
-            item.add_marker("frameworks")
+        if item.path.stem in APPLICATIONS:
+            item.add_marker("applications")
         if item.path.stem.startswith(SERVICES) or item.path.stem in SERVICE_FILES:
             item.add_marker("services")
     waiting = [item for item in items if item.name in WAITING]
