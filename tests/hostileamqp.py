@@ -51,10 +51,10 @@ def any_amqp(dice: random.Random, depth: int = 0) -> bytes:
             )
         count = dice.choice((count, count, count, count + 1, 2 ** (8 * wide) - 1))
         body, size = count.to_bytes(wide) + data, len(data) + wide
-    size = min(size, 2 ** (8 * wide) - 1)
+    most = 2 ** (8 * wide) - 1
     if dice.random() < 0.05:
-        size = dice.choice((0, size + 1, 2 ** (8 * wide) - 1))
-    return bytes((code,)) + size.to_bytes(wide) + body
+        size = dice.choice((0, size + 1, most))
+    return bytes((code,)) + min(size, most).to_bytes(wide) + body
 
 
 def amqp(value: Any) -> bytes:

@@ -88,7 +88,6 @@ def measured(name, row):
     ("row", "name", "figures"),
     [
         ("20 times `kill -9`", "storagequeue.txt", "{}: tasks lost in 20 kills"),
-        ("tasks/s, one worker", "storagequeue.txt", "{}: tasks/s"),
         ("single sends/s", "storagequeue.txt", "{}: single sends/s"),
         ("idle queue", "storagequeue.txt", "{}: idle latency p50, ms"),
     ],
@@ -99,6 +98,45 @@ def test_the_figures_beside_its_peers_were_measured(text, row, name, figures):
     for peer, cell in zip(("aztask", "celery", "dramatiq"), cells, strict=True):
         quoted = float(re.match(r"[\d,]+", cell)[0].replace(",", ""))
         assert quoted == round(measured(name, figures.format(peer))), (row, peer)
+
+
+WAYS = {"prefork": "prefork -c 8", "one solo": "one -P solo", "eight solo": "eight -P solo"}
+
+
+def celery_figure(service, transport, way):
+    """The median rate of Celery on a transport, in one of the ways to run it."""
+    return measured("celery-transports.txt", f"{service}, {transport}, {WAYS[way]}: tasks/s")
+
+
+def test_the_rates_on_storage_queues_were_measured(text):
+    (line,) = [line for line in text.splitlines() if line.startswith("| tasks/s, no-ops |")]
+    ours, celery, dramatiq = (cell.strip() for cell in line.strip("|").split("|")[1:])
+    for cell, system in ((ours, "aztask"), (dramatiq, "dramatiq")):
+        assert int(cell.split()[0]) == round(measured("storagequeue.txt", f"{system}: tasks/s"))
+    ways = re.findall(r"([\d,]+) \(([a-z ]+)\)", celery)
+    assert {way for _, way in ways} == WAYS.keys()
+    for number, way in ways:
+        figure = celery_figure("Storage queues", "Kombu's transport", way)
+        assert int(number.replace(",", "")) == round(figure), way
+
+
+@pytest.mark.parametrize(
+    ("row", "service"),
+    [
+        ("Storage queues, tasks/s", "Storage queues"),
+        ("Service Bus, tasks/s, no network delay", "Service Bus, 0 ms"),
+        ("Service Bus, tasks/s, 5 ms of network delay", "Service Bus, 5 ms"),
+    ],
+)
+def test_the_rates_of_celery_are_those_of_each_transport_at_its_best(text, row, service):
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {row} |")]
+    cells = re.findall(r"([\d,]+) \(([a-z ]+)\)", line)
+    for transport, (number, way) in zip(
+        ("aztask's transport", "Kombu's transport"), cells, strict=True
+    ):
+        rates = {each: celery_figure(service, transport, each) for each in WAYS}
+        assert rates[way] == max(rates.values())
+        assert int(number.replace(",", "")) == round(rates[way])
 
 
 def test_the_figures_on_service_bus_were_measured(text):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aztask.embedded.embed import read_embedded
@@ -75,6 +75,7 @@ def test_any_embed_is_read_or_refused(embed: Any) -> None:
 
 
 @given(SIGNATURES, st.lists(SIGNATURES, max_size=2))
+@example({"task": "t", "subtask_type": "chain", "kwargs": {"tasks": {"kwargs": 1}}}, [])
 def test_any_signature_is_launched_or_refused(sig: Any, chain: Any) -> None:
     launch = Launch(CODEC, message({}), lambda task: None, 1_000_000.0)
     try:

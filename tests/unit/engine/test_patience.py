@@ -25,7 +25,9 @@ def open_file(tmp_path):
         opened.append(connection)
         return connection
 
-    connect().execute("CREATE TABLE t (i)")
+    first = connect()
+    first.execute("PRAGMA journal_mode = WAL")  # as the engine; else a reader disturbs a COMMIT
+    first.execute("CREATE TABLE t (i)")
     yield connect
     for connection in opened:
         connection.close()
@@ -58,7 +60,6 @@ def test_other_errors_come_at_once(open_file):
 def test_inside_a_transaction_nothing_is_waited_for(open_file):
     """The snapshot is old: the lock cannot be had by waiting."""
     writer, reader = open_file(), open_file(30.0)
-    writer.execute("PRAGMA journal_mode = WAL")
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM t").fetchall()
     writer.execute("INSERT INTO t VALUES (1)")
