@@ -285,10 +285,7 @@ def _tasks(part: Mapping[str, Any]) -> list[Signature]:
     """The tasks of a chain or a group; a chord's header may hold a group in their place."""
     tasks = part.get("tasks")
     if isinstance(tasks, dict):
-        inner = tasks.get("kwargs") or {}
-        if not isinstance(inner, dict):
-            raise DecodeError("kwargs of a signature must be a dict")
-        tasks = inner.get("tasks")
+        tasks = (signature(tasks, "a header").get("kwargs") or {}).get("tasks")
     return [signature(each, "tasks") for each in _list(tasks)]
 
 
