@@ -24,6 +24,7 @@ from aztask.version import __version__
 from aztask.worker.logs import add_log_fields
 
 OUTERMOST: Final = -100.0
+INNERMOST: Final = 100.0
 FLUSH_MILLISECONDS: Final = 5_000
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
 
@@ -66,22 +67,20 @@ def instrument(
         _flush(tracer_provider or trace.get_tracer_provider())
         _flush(meter_provider or metrics.get_meter_provider())
 
-    hooks.process.add(_flushed(flush), order=OUTERMOST)
-
-    def listen() -> None:
+    def listen(_: WorkerInfo) -> Generator[None, Any, None]:
         if _records(meter_provider or metrics.get_meter_provider()):
             hooks.event(instruments.event)
+        yield
 
-    hooks.worker.add(_flushed(flush, listen), order=OUTERMOST)
+    hooks.process.add(_flushed(flush), order=OUTERMOST)
+    hooks.worker.add(_flushed(flush), order=OUTERMOST)
+    hooks.worker.add(listen, order=INNERMOST)  # a hook of the program may set the provider
 
 
-def _flushed(
-    flush: Callable[[], None], begin: Callable[[], object] = lambda: None
-) -> Callable[[WorkerInfo], Generator[None, Any, None]]:
+def _flushed(flush: Callable[[], None]) -> Callable[[WorkerInfo], Generator[None, Any, None]]:
     """A hook that flushes at the end: a pool process ends without running exit functions."""
 
     def around(_: WorkerInfo) -> Generator[None, Any, None]:
-        begin()
         try:
             yield
         finally:

@@ -9,7 +9,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracerProvider
 
+from aztask import App
+from aztask.hooks import WorkerInfo
 from aztask.message.message import TaskMessage
+from aztask.telemetry.otel import instrument
 from aztask.telemetry.otel.instrument import _records
 from aztask.telemetry.otel.sampling import UnsampledParents
 
@@ -69,6 +72,24 @@ def test_a_provider_that_is_set_later_counts():
     assert not unsampled.skip(message(UNSAMPLED))
     providers.append(TracerProvider(sampler=DEFAULT_ON))
     assert unsampled.skip(message(UNSAMPLED))
+
+
+def test_a_hook_of_the_program_may_set_the_meter_provider(tmp_path, monkeypatch):
+    app = App("shop", broker=f"local://{tmp_path}/queues.db")
+    instrument(app)
+    with app.hooks.worker.around(WorkerInfo("w")):
+        assert not app.hooks.event, "nobody reads metrics"
+    provider = MeterProvider()
+
+    @app.hooks.worker
+    def set_up(_):
+        monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+        yield
+
+    with app.hooks.worker.around(WorkerInfo("w")):
+        assert app.hooks.event
+    provider.shutdown()
+    app.close()
 
 
 def test_events_are_only_made_for_metrics_that_somebody_reads():
