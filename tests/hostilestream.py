@@ -75,14 +75,12 @@ class Hostile:
 
     * `name`: what is wrong with it, for the error of a test.
     * `fields`: of the envelope.
-    * `expires`: it may end as expired, which is recorded, instead of as a dead letter.
     * `waits`: it may wait in the queue for its eta, instead of ending.
     * `signed`: what the signature of the original covers.
     """
 
     name: str
     fields: dict[str, Any]
-    expires: bool = False
     waits: bool = False
     signed: bytes = b""
 
@@ -107,7 +105,6 @@ class _Changes:
 
     fields: dict[str, Any]
     names: list[str] = field(default_factory=list)
-    expires: bool = False
     waits: bool = False
 
     @property
@@ -148,7 +145,7 @@ class HostileStream:
         for _ in range(self.dice.choice((1, 1, 1, 2, 3))):
             self.dice.choice(_CHANGES)(self, changed)
         names = ", ".join(changed.names)
-        return Hostile(names, changed.fields, changed.expires, changed.waits, _covered(plain))
+        return Hostile(names, changed.fields, changed.waits, _covered(plain))
 
     # -- values ------------------------------------------------------------------------------
 
@@ -182,7 +179,6 @@ class HostileStream:
         changed.headers[name] = value
         changed.names.append(f"header {name} {short(value)}")
         changed.waits |= name == "eta"
-        changed.expires |= name == "expires"
 
     def _likely_header(self, changed: _Changes) -> None:
         """A value of the right type, which is accepted and must do no harm."""
@@ -199,7 +195,6 @@ class HostileStream:
         changed.headers[name] = value
         changed.names.append(f"header {name} {short(value)}")
         changed.waits |= name == "eta"
-        changed.expires |= name == "expires"
 
     def _without_header(self, changed: _Changes) -> None:
         name = self.dice.choice(sorted(changed.headers, key=str) or ["any"])

@@ -139,6 +139,17 @@ def test_the_rates_of_celery_are_those_of_each_transport_at_its_best(text, row, 
         assert int(number.replace(",", "")) == round(rates[way])
 
 
+@pytest.mark.parametrize("service", ["Storage queues", "Service Bus"])
+def test_what_celery_loses_on_each_transport_was_counted(text, service):
+    (line,) = re.findall(rf"(?m)^\| lost in 20 times `kill -9`, {service} \| (.+) \|$", text)
+    rows = (BENCHMARKS / "celery-transports.txt").read_text(encoding="utf-8")
+    counted = [
+        re.findall(rf"(?m)^  {service}, {transport}, .+: lost in 20 kills (\d+)$", rows)
+        for transport in ("aztask's transport", "Kombu's transport")
+    ]
+    assert counted == [[number] for number in line.split(" | ")]
+
+
 def test_the_figures_on_service_bus_were_measured(text):
     quoted = [
         float(number.replace(",", ""))

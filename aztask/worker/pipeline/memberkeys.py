@@ -20,7 +20,8 @@ Rules
 
 Crash windows. The key is held by compare on (task id, generation). A worker that dies with the key
 leaves the message, whose redelivery finds that it holds the key. If the worker dies in "replace"
-between the key and the cancellation, both tasks run. A key that was not freed is free because its
+between the key and the cancellation, both tasks run. If it dies between the copy of a large result
+and the record, the copy is left, which retention removes. A key that was not freed is free because its
 holder's end is recorded.
 """
 
@@ -219,8 +220,8 @@ class MemberKeys:
     def _own(self, value: bytes | None) -> bytes | None:
         """The same value; one that is stored apart is copied, because it ends with its task.
 
-        Crash window: if the worker dies before the outcome is recorded, a copy is left that no
-        record names.
+        Crash window: if the worker dies before the outcome is recorded, or if its batch is prepared
+        again, a copy is left that no record names. Retention removes it by its age.
         """
         stored, payloads = stored_in(value), self._app.payloads
         if stored is None or payloads is None:
