@@ -21,8 +21,8 @@ Rules
 Crash windows. The key is held by compare on (task id, generation). A worker that dies with the key
 leaves the message, whose redelivery finds that it holds the key. If the worker dies in "replace"
 between the key and the cancellation, both tasks run. If it dies between the copy of a large result
-and the record, the copy is left, which retention removes. A key that was not freed is free because its
-holder's end is recorded.
+and the record, the copy is left, which retention removes. A key that was not freed is free because
+its holder's end is recorded.
 """
 
 from __future__ import annotations
