@@ -5,8 +5,9 @@ Rules
    for the server only when the pool is closed, and for processes only when they are killed: leases
    may be short.
 2. When a server ends, its pool processes end too. The next start makes another server.
-3. A server that owes an answer for `SILENT_SECONDS` is resumed (SIGCONT), because it may have been
-   stopped. If it still does not answer, it is killed, and rule 2 applies.
+3. A server that owes answers and gives none for `SILENT_SECONDS` is resumed (SIGCONT), because it
+   may have been stopped. If it still gives none, it is killed, and rule 2 applies. Hundreds of
+   processes that start at once may keep it busy for longer, with answers all the time.
 4. The first server is a copy of the worker, if that began without threads. A later one is a new
    interpreter, because by then the worker has threads and connections.
 """
@@ -220,6 +221,7 @@ class ForkServerHandle:
         if not data:
             self.gone = True
             return None
+        self._silent_since, self._resumed = None, False
         answer = json.loads(data)
         forked = self._processes[answer["number"]]
         if "pid" in answer:

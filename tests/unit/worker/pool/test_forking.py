@@ -1,5 +1,6 @@
 """Pool processes that cannot be started: the worker says so, and tries again later."""
 
+import json
 import logging
 import select
 import signal
@@ -88,6 +89,41 @@ def test_a_server_that_does_not_answer_is_resumed_then_killed(tmp_path, monkeypa
     assert server._process.wait(5) == -signal.SIGKILL
     server.close()
     forked.close()
+
+
+def test_a_server_that_answers_slowly_is_left_alone(caplog):
+    ends, signals = [], []
+
+    class Busy:
+        def kill(self):
+            signals.append("kill")
+
+        def send_signal(self, sig):
+            signals.append(sig)
+
+        def wait(self, timeout=None):
+            return 0
+
+    def start(ours, theirs):
+        ends.append(theirs.dup())
+        return Busy()
+
+    server = ForkServerHandle(start)
+    count = 10
+    for _ in range(count):
+        server.fork({}, [])
+    for number in range(1, count):
+        for second in range(4):
+            server.check(4.0 * number + second)
+            assert server.read() == []
+        ends[0].send(json.dumps({"number": number, "failed": "too busy"}).encode())
+        assert [forked.number for forked in server.read()] == [number]
+    assert signals == [] and caplog.text == ""
+    for now in (40.0, 45.0):
+        server.check(now)
+    assert signals == [signal.SIGCONT], "the last one is still owed"
+    server.close()
+    ends[0].close()
 
 
 def test_an_interpreter_that_is_not_there_is_logged(monkeypatch, caplog):
