@@ -22,6 +22,7 @@ from aztask.emulator.trace import tracer
 from aztask.emulator.view import take_view
 from aztask.errors import ConfigurationError
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
+from aztask.support.latestwriter import LatestWriter
 from aztask.support.masking import printable
 
 REFRESH_SECONDS = 1.0
@@ -166,23 +167,29 @@ def _ready(emulator: Emulator, *, as_json: bool) -> str:
 
 
 async def _show(emulator: Emulator, stopped: asyncio.Event, *, as_json: bool) -> None:
-    """Show the message counts until stopped, live on a terminal or as JSON lines."""
+    """Show the message counts until stopped, live on a terminal or as JSON lines.
+
+    Programs often read the first line only. Clients are served on although the pipe is full then.
+    """
     live = sys.stdout.isatty() and not as_json
+    if not live and not as_json:
+        await stopped.wait()
+        return
+    output = LatestWriter(sys.stdout.fileno())
     last = None
     while not stopped.is_set():
         started = time.perf_counter()
-        if live or as_json:
-            view = take_view(emulator)
-            if as_json and view != last:
-                click.echo(json.dumps(view.record()))
-            elif live:
-                height = shutil.get_terminal_size().lines - 4
-                text = "\n".join([_ready(emulator, as_json=False), "", *view.lines(height)])
-                click.echo(_HOME_AND_CLEAR + text)
-            last = view
-            sys.stdout.flush()
+        view = take_view(emulator)
+        if as_json and view != last:
+            output.write(json.dumps(view.record()) + "\n")
+        elif live:
+            height = shutil.get_terminal_size().lines - 4
+            text = "\n".join([_ready(emulator, as_json=False), "", *view.lines(height)])
+            output.write(_HOME_AND_CLEAR + text + "\n")
+        last = view
         try:
             spent = time.perf_counter() - started  # counting a million messages takes a while
             await asyncio.wait_for(stopped.wait(), max(REFRESH_SECONDS, SPARE * spent))
         except TimeoutError:
             continue
+    output.close()

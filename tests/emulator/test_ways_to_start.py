@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -309,3 +312,32 @@ def test_a_port_in_use_is_explained(bus):
     done = CliRunner().invoke(cli, ["emulator", "--port", str(bus.port), "--admin-port", "0"])
     assert isinstance(done.exception, ConfigurationError)
     assert "--port" in str(done.exception)
+
+
+def test_a_program_that_reads_the_first_line_only_is_served_on():
+    """The pipe is full, as after some minutes with a busy client."""
+    reading, writing = os.pipe()
+    process = None
+    try:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        command = [sys.executable, "-m", "aztask", "emulator", "--queue", "q", "--json"]
+        command += ["--port", "0", "--admin-port", "0"]
+        process = subprocess.Popen(command, stdout=writing)
+        with open(reading, closefd=False) as output:
+            ready = json.loads(output.readline())
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x" * 100)
+        os.set_blocking(writing, True)
+        for _ in range(3):
+            send_and_receive(ready["connection_string"])
+            time.sleep(1.2)  # counts that changed are due every second
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+        os.close(reading)
+        os.close(writing)
