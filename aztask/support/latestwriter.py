@@ -1,4 +1,4 @@
-"""Output that nobody has to read: the newest text is written, and writing delays nobody."""
+"""Output that may stay unread: the newest text is written, and the caller never waits for it."""
 
 from __future__ import annotations
 
