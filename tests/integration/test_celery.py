@@ -221,6 +221,7 @@ while not pong:
     assert time.monotonic() < ends_at
     pong = inspect.ping()
 (name,) = pong
+until(lambda: events)  # the worker may remember for some seconds that nobody listened
 first = slow.delay(1, 2.0)
 until(lambda: any(each["type"] == "task-started" for each in events))
 active = [each["id"] for each in inspect.active()[name]]

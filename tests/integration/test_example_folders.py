@@ -19,7 +19,7 @@ ENDS = {
     "django": ["2 x tea {'status': 'SUCCESSFUL'", "an anvil does not fit into a parcel"],
     "fastapi": ["4 passed", "11 of 11 succeeded 10 pages"],
     "foreign": ["order 3: spoon", "undecodable"],
-    "limits": ["30 calls, at most 10 starts in a second", "acme: at most 2 at a time"],
+    "limits": ["sent 30 calls", "30 calls, at most "],
     "quickstart": ["shop.count_words", "succeeded", "6"],
     "strategies": ["abandon        tried again after 0.", "lease-timeout  tried again after"],
     "sessions": ["carol: 1, 3, 6, 10, 15", "0 failed"],
@@ -62,3 +62,8 @@ def test_the_commands_of_its_readme(name, tmp_path):
     assert code == 0, text
     for word in ENDS[name]:
         assert word in text
+    if name == "limits":  # a busy machine may start fewer than the limits allow
+        assert int(re.search(r"30 calls, at most (\d+) starts", text)[1]) <= 10
+        together = re.findall(r"^\w+: at most (\d+) at a time$", text, re.MULTILINE)
+        assert len(together) == 3
+        assert all(1 <= int(each) <= 2 for each in together)
