@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import shutil
@@ -22,12 +21,12 @@ from aztask.emulator.trace import tracer
 from aztask.emulator.view import take_view
 from aztask.errors import ConfigurationError
 from aztask.support.durations import LONGEST_SECONDS, parse_duration
+from aztask.support.garbage import collect_rarely
 from aztask.support.latestwriter import LatestWriter
 from aztask.support.masking import printable
 
 REFRESH_SECONDS = 1.0
 SPARE = 100  # the view takes at most 1/100 of the emulator's time
-GC_THRESHOLDS = (20_000, 20, 20)
 _KEY_OPTION = "shared_access_key"
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
@@ -122,8 +121,7 @@ def command(context: click.Context, /, trace: bool, as_json: bool, **options: An
 
 async def _run(emulator: Emulator, *, as_json: bool) -> None:
     """Serve until a signal arrives, then stop cleanly."""
-    gc.freeze()  # imported modules stay: the garbage collector can skip them
-    gc.set_threshold(*GC_THRESHOLDS)
+    collect_rarely()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

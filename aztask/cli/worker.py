@@ -38,6 +38,7 @@ from aztask.hooks import WorkerInfo
 from aztask.results.base import Provisioned
 from aztask.support.display import plural
 from aztask.support.extras import install_command
+from aztask.support.garbage import collect_rarely
 from aztask.worker.logs import FORMATS, LEVELS, LOG_TASKS, configure
 from aztask.worker.options import (
     MOST_CONCURRENCY,
@@ -302,6 +303,7 @@ def _run(
         serving.around(app, supervisor.name, options.queues),
         app.hooks.worker.around(WorkerInfo(supervisor.name, options.queues)),
     ):
+        collect_rarely()
         supervisor.run()
     logger.info("worker %s stopped: %s", supervisor.name, supervisor.journal.summary())
     if reloader is None:

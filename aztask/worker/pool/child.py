@@ -15,6 +15,7 @@ SETUP``. Rules
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -125,6 +126,7 @@ class Child:
             except BaseException as error:  # noqa: BLE001  # as above
                 self._broken("cannot open a lifespan of the app", error)
                 return
+            gc.freeze()  # the app's modules stay: the garbage collector can skip them
             self._outbox.send(["ready"])
             try:
                 self._serve_all(app)
