@@ -11,8 +11,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -116,9 +115,11 @@ class Sender:
             batch = calls[first : first + BATCH]
             note = None
             if self._hooks.send:
-                with self._in_hooks(plan, batch) as (messages, sent):
+                sent = Sending(name, queue, plan.ids(len(batch)))
+                with self._hooks.send.around(sent):
+                    messages = self._messages_in(plan, batch, sent)
                     self._publish(plan, messages)
-                note = sent.note if sent else None
+                note = sent.note
             else:
                 messages = self._messages(plan, batch)
                 self._publish(plan, messages)
@@ -151,14 +152,17 @@ class Sender:
             return (yield from self._send_unique(task, plan, calls))
         ids: list[str] = []
         for first in range(0, len(calls), BATCH):
-            with self._in_hooks(plan, calls[first : first + BATCH]) as (messages, sent):
+            batch = calls[first : first + BATCH]
+            sent = Sending(name, queue, plan.ids(len(batch)))
+            with self._hooks.send.around(sent):
+                messages = self._messages_in(plan, batch, sent)
                 try:
                     yield Publication(queue, messages, plan.delay)
                 except BaseException as error:
                     self._failed(messages, error)
                     raise
             if plan.own_id:
-                self._expect(messages, plan.delay, sent.note if sent else None)
+                self._expect(messages, plan.delay, sent.note)
             self.events.emit("enqueued", messages)
             ids += [message.id for message in messages]
         return ids
@@ -186,7 +190,7 @@ class Sender:
         assert rules is not None  # noqa: S101  # the caller has checked it
         for call in calls:
             sent = Sending(task.name, plan.queue, plan.ids(1))
-            with self._hooks.send.around(sent) if self._hooks.send else nullcontext():
+            with self._hooks.send.around(sent):
                 (fields,) = with_headers(plan.fields, sent)
                 key = key_of(self._codec, task, rules, call.args, call.kwargs)
                 if rules.until in (STARTED, FINISHED):
@@ -293,22 +297,13 @@ class Sender:
             return [message]
         return self._stored((message,))
 
-    @contextmanager
-    def _in_hooks(
-        self, plan: _Plan, calls: Sequence[Invocation]
-    ) -> Iterator[tuple[list[TaskMessage], Sending | None]]:
-        """The messages of these calls, to be published within the block and so within the hooks.
-
-        Also yields what the hooks were given, if there are any.
-        """
-        if not self._hooks.send:
-            yield self._messages(plan, calls), None
-            return
-        sent = Sending(plan.fields["task"], plan.queue, plan.ids(len(calls)))
-        with self._hooks.send.around(sent):
-            fields = with_headers(plan.fields, sent)
-            parts = zip(fields, calls, sent.ids, strict=True)
-            yield self._stored(self._message(*each) for each in parts), sent
+    def _messages_in(
+        self, plan: _Plan, calls: Sequence[Invocation], sent: Sending
+    ) -> list[TaskMessage]:
+        """The messages of these calls, with the headers that hooks have set."""
+        fields = with_headers(plan.fields, sent)
+        parts = zip(fields, calls, sent.ids, strict=True)
+        return self._stored(self._message(*each) for each in parts)
 
     def _stored(self, made: Iterable[TaskMessage]) -> list[TaskMessage]:
         """The messages; the bodies of large ones are stored beside the queue."""

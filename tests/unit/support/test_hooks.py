@@ -92,6 +92,48 @@ def test_an_error_after_the_work_is_logged_alone(hook, steps, caplog):
     assert "a hook of test failed after the work was done" in caplog.text
 
 
+def test_a_hook_without_a_yield_stops_the_work_and_says_so(hook, steps):
+    hook(noting(steps, "a"))
+
+    @hook
+    def empty(value):
+        return
+        yield
+
+    with pytest.raises(RuntimeError, match="a hook of test ended without a yield"), hook.around(1):
+        steps.append("work")
+    assert steps == ["a before 1", "a after"]
+
+
+def test_a_second_yield_is_logged_and_its_generator_closed(hook, steps, caplog):
+    @hook
+    def twice(value):
+        try:
+            yield
+            yield
+        finally:
+            steps.append("closed")
+
+    with hook.around(1):
+        steps.append("work")
+    assert steps == ["work", "closed"]
+    assert "a hook of test has more than one yield" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration("over"), ValueError("broken"), KeyboardInterrupt()]
+)
+def test_an_error_of_the_work_leaves_as_it_came(hook, steps, caplog, error):
+    hook(noting(steps, "a"))
+    with pytest.raises(type(error)) as raised, hook.around(1):
+        raise error
+    assert raised.value is error
+    frames = [frame.name for frame in raised.traceback]
+    assert frames == ["test_an_error_of_the_work_leaves_as_it_came"], "no frame of a hook"
+    assert steps[-1] == "a after"
+    assert not caplog.records
+
+
 def test_a_hook_that_is_empty_costs_nothing(hook):
     assert not hook
     with hook.around(1):
