@@ -27,6 +27,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from aztask.brokers.servicebus import private, sdktracing
 from aztask.brokers.servicebus.client import REQUEST_SECONDS, SEND_SECONDS, BusClient
+from aztask.brokers.servicebus.encoding import encode_once
 from aztask.brokers.servicebus.errors import SDK_ERRORS, error_of, is_refusal
 from aztask.brokers.servicebus.wire import ENQUEUED, epoch_of
 from aztask.errors import MessageTooLarge, SendUnconfirmed
@@ -205,7 +206,7 @@ def _batches(
             yield batch, len(batch)
             batch = None
         if batch is None:
-            batch, key = sender.create_message_batch(), own
+            batch, key = encode_once(sender.create_message_batch()), own
             if not _added(batch, message):
                 raise MessageTooLarge(
                     f"message {envelope.message_id!r} is larger than the {batch.max_size_in_bytes} "
