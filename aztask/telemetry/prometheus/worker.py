@@ -16,6 +16,7 @@ from aztask.app import App
 from aztask.telemetry.health import Health
 from aztask.telemetry.http import Answer, PageServer
 from aztask.telemetry.labels import TaskLabels
+from aztask.telemetry.prometheus.backlog import Backlog
 from aztask.telemetry.prometheus.celery import CeleryMetrics
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
 
@@ -38,15 +39,16 @@ def serving(
     if celery_names:
         listeners.append(CeleryMetrics(registry, labels, worker))
     health = Health.of(app, queues[0])
+    backlog = Backlog([each.event for each in listeners])
+    app.hooks.event(backlog.add)
     for each in listeners:
-        app.hooks.event(each.event)
         app.hooks.status(each.status)
     app.hooks.status(health.status)
     _add_health(registry, health)
     server = PageServer(
         *address,
         {
-            "/metrics": lambda: Answer(200, generate_latest(registry), METRICS_TYPE),
+            "/metrics": lambda: _metrics(registry, backlog),
             "/healthz": lambda: _probe(health.not_live()),
             "/readyz": lambda: _probe(health.not_ready()),
         },
@@ -58,6 +60,11 @@ def serving(
     finally:
         server.stop()
         health.stop()
+
+
+def _metrics(registry: CollectorRegistry, backlog: Backlog) -> Answer:
+    backlog.count()
+    return Answer(200, generate_latest(registry), METRICS_TYPE)
 
 
 def _probe(problem: str) -> Answer:
