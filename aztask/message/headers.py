@@ -54,6 +54,7 @@ _OPTIONAL: Final = {
     "parent_id": "parent_id",
     "origin": "origin",
     "aztask-lease-seconds": "lease_seconds",
+    "traceparent": "traceparent",
 }
 """Headers that are written only if the message's field has a value, and those fields."""
 
@@ -64,7 +65,6 @@ _RARE: Final = {
     SAVED: "saved",
     "aztask-pointer": "pointer",
     "aztask-unknown-since": "unknown_since",
-    "traceparent": "traceparent",
     "aztask-workflow": "workflow",
     "aztask-node": "node",
     "aztask-slots": "slots",

@@ -7,8 +7,8 @@ Monitor's exporter reads.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final, TypeAlias
 
 from aztask.app import App
@@ -40,9 +40,9 @@ class MessagingAttributes:
     def __init__(self, app: App) -> None:
         """Ask for no connection: the broker's name is read with the first span."""
         self._app = app
-        self._known: dict[tuple[int, str, str, str], Mapping[str, str | int]] = {}
+        self._known: dict[tuple[str, str, str], Mapping[str, str | int]] = {}
 
-    @property
+    @cached_property
     def is_service_bus(self) -> bool:
         """True if the app's broker is Service Bus."""
         return self._app.broker.capabilities.name == "servicebus"
@@ -53,7 +53,7 @@ class MessagingAttributes:
         * `name`: the operation's name, such as "dead_letter".
         * `kind`: its type: "create", "send", "receive", "process" or "settle".
         """
-        key = (os.getpid(), queue, name, kind)
+        key = (queue, name, kind)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._made(queue, name, kind)

@@ -28,11 +28,9 @@ from aztask.telemetry.otel.errors import failed, failed_with
 from aztask.telemetry.otel.errors import name_of as error_name
 from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.propagation import (
-    MOST_LINKS,
     context_of,
-    has_span,
     link_to,
-    links_to,
+    senders_of,
     traceparent_of,
 )
 from aztask.telemetry.otel.runs import RunSpans
@@ -64,20 +62,18 @@ class DeliverySpans:
     def received(self, receiving: Receiving) -> None:
         """Make the span of a receive that brought messages."""
         common = self._attributes.of(receiving.queue, "receive", "receive")
-        enqueued = (delivery.enqueued_at for delivery in receiving.deliveries)
+        links, without = senders_of(receiving.messages, receiving.deliveries)
         span = self._tracer.start_span(
             f"receive {receiving.queue}",
             context=contexts.Context(),
             kind=SpanKind.CLIENT,
             attributes={**common, "messaging.batch.message_count": receiving.received},
-            links=links_to(zip(receiving.messages, enqueued, strict=True)),
+            links=links,
             start_time=_nanoseconds(receiving.asked_at),
         )
         own = span.get_span_context()
-        if own.is_valid:
-            for index, message in enumerate(receiving.messages):
-                if not has_span(message):
-                    receiving.traceparents[index] = traceparent_of(own)
+        if own.is_valid and without:
+            receiving.traceparents.update(dict.fromkeys(without, traceparent_of(own)))
         span.end(_nanoseconds(receiving.received_at))
         seconds = max(0.0, receiving.received_at - receiving.asked_at)
         self._instruments.received(common, receiving.received, seconds)
@@ -145,10 +141,9 @@ class DeliverySpans:
         began: int,
         error: BaseException | None,
     ) -> None:
-        pairs = (
-            (message, settling.deliveries[index].enqueued_at)
-            for index in indexes
-            if (message := settling.messages[index]) is not None
+        links, _ = senders_of(
+            [settling.messages[index] for index in indexes],
+            [settling.deliveries[index] for index in indexes],
         )
         attributes: dict[str, Any] = {**common, "messaging.batch.message_count": len(indexes)}
         if self._attributes.is_service_bus:
@@ -158,7 +153,7 @@ class DeliverySpans:
             context=contexts.Context(),
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            links=links_to(pairs)[:MOST_LINKS],
+            links=links,
             start_time=began,
         )
         self._end(span, settling, indexes, error)

@@ -55,8 +55,9 @@ def instrument(
     unsampled = UnsampledParents(lambda: tracer_provider or trace.get_tracer_provider())
     runs = RunSpans(app, tracer, attributes, unsampled)
     deliveries = DeliverySpans(tracer, attributes, instruments, runs, unsampled)
+    sends = SendSpans(tracer, attributes, instruments, unsampled)
     hooks = app.hooks
-    hooks.send.add(SendSpans(tracer, attributes, instruments).around_send, order=OUTERMOST)
+    hooks.send.add(sends.around_send, order=OUTERMOST)
     hooks.run.add(runs.around_run, order=OUTERMOST)
     hooks.receive(deliveries.received)
     hooks.settle.add(deliveries.around_settle, order=OUTERMOST)

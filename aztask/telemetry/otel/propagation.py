@@ -8,7 +8,7 @@ and read beside ``traceparent``, with the same content.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 from opentelemetry import baggage
@@ -25,6 +25,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from aztask.brokers.delivery import Delivery
 from aztask.message.message import TaskMessage
 
 DIAGNOSTIC_ID: Final = "Diagnostic-Id"
@@ -52,12 +53,14 @@ def traceparent_of(span: SpanContext) -> str:
 
 
 def write_context(
-    headers: dict[str, Any], span: SpanContext, context: Context | None, *, diagnostic_id: bool
+    headers: dict[str, Any], span: SpanContext, context: Context, *, also_old: bool
 ) -> None:
     """Put the span's context into a message's headers; without a valid span, do nothing.
 
-    * `context`: whose baggage travels with the message; None: the current one.
-    * `diagnostic_id`: write the Azure SDK's header too.
+    * `context`: whose baggage travels with the message.
+    * `also_old`: write ``Diagnostic-Id`` too, if the trace is sampled. In an unsampled trace there
+      is no span that an older SDK could refer to, and the header would cost all who handle the
+      message.
     """
     if not span.is_valid:
         return
@@ -66,7 +69,7 @@ def write_context(
         headers["tracestate"] = span.trace_state.to_header()
     if baggage.get_all(context):
         _baggage.inject(headers, context)
-    if diagnostic_id:
+    if also_old and span.trace_flags.sampled:
         headers[DIAGNOSTIC_ID] = headers["traceparent"]
 
 
@@ -84,6 +87,30 @@ def context_of(message: TaskMessage, span: SpanContext | None = None) -> Context
     return context
 
 
+class _UnsampledSender(NonRecordingSpan):
+    """Stands for an unsampled span that sent a message; its ids are read when they are needed.
+
+    Most tasks start no span and send nothing, so nobody asks.
+    """
+
+    def __init__(self, traceparent: str) -> None:
+        super().__init__(INVALID_SPAN_CONTEXT)
+        self._traceparent = traceparent
+
+    def get_span_context(self) -> SpanContext:
+        """The ids in the text."""
+        if not self._context.is_valid:
+            self._context = _read(self._traceparent)
+        return self._context
+
+
+def context_of_unsampled(message: TaskMessage) -> Context:
+    """`context_of` for a message for which `is_unsampled` is true, at half its cost."""
+    if message.extra or message.traceparent is None:
+        return context_of(message)
+    return set_span_in_context(_UnsampledSender(message.traceparent), Context())
+
+
 def span_of(message: TaskMessage) -> SpanContext:
     """The span whose context the message carries; an invalid one if there is none."""
     extra = message.extra
@@ -94,17 +121,13 @@ def span_of(message: TaskMessage) -> SpanContext:
         return get_current_span(_trace.extract(carrier, Context())).get_span_context()
     if not PLAIN.fullmatch(parent):
         return INVALID_SPAN_CONTEXT
-    # the usual case, at a third of the propagator's cost
-    flags = TraceFlags(int(parent[53:], 16))
-    return SpanContext(int(parent[3:35], 16), int(parent[36:52], 16), True, flags)
+    return _read(parent)  # the usual case, at a third of the propagator's cost
 
 
-def has_span(message: TaskMessage) -> bool:
-    """True if the message carries a valid trace context."""
-    parent = message.traceparent
-    if parent is not None and PLAIN.fullmatch(parent):
-        return True
-    return span_of(message).is_valid
+def _read(plain: str) -> SpanContext:
+    """The span in a text that `PLAIN` matches."""
+    flags = TraceFlags(int(plain[53:], 16))
+    return SpanContext(int(plain[3:35], 16), int(plain[36:52], 16), True, flags)
 
 
 def is_unsampled(message: TaskMessage) -> bool:
@@ -132,21 +155,29 @@ def link(span: SpanContext, enqueued_at: float) -> list[Link]:
     return [Link(span, {ENQUEUED_TIME: int(1000 * enqueued_at)} if enqueued_at else None)]
 
 
-def links_to(pairs: Iterable[tuple[TaskMessage, float]]) -> list[Link]:
-    """Links to the senders of many messages, at most `MOST_LINKS`, unsampled ones skipped.
+def senders_of(
+    messages: Sequence[TaskMessage | None], deliveries: Sequence[Delivery]
+) -> tuple[list[Link], list[int]]:
+    """(links to the senders of these messages, indexes of those without a valid context).
 
-    * `pairs`: messages, and when they were enqueued.
+    At most `MOST_LINKS` links, and none to an unsampled sender. None, which stands for a message
+    that could not be read, has neither.
     """
     links: list[Link] = []
-    for message, enqueued_at in pairs:
-        if is_unsampled(message):
+    without: list[int] = []
+    is_unsampled = UNSAMPLED.fullmatch
+    for index, message in enumerate(messages):
+        if message is None:
             continue
-        links += [
-            link for link in link_to(message, enqueued_at) if link.context.trace_flags.sampled
-        ]
-        if len(links) >= MOST_LINKS:
-            break
-    return links
+        parent = message.traceparent
+        if parent is not None and is_unsampled(parent):  # the usual case
+            continue
+        sender = span_of(message)
+        if not sender.is_valid:
+            without.append(index)
+        elif sender.trace_flags.sampled and len(links) < MOST_LINKS:
+            links += link(sender, deliveries[index].enqueued_at)
+    return links, without
 
 
 def _text(value: object) -> str:

@@ -23,7 +23,12 @@ from aztask.errors import Snooze, TaskStopped
 from aztask.message.message import TaskMessage
 from aztask.telemetry.otel.attributes import MessagingAttributes
 from aztask.telemetry.otel.errors import failed
-from aztask.telemetry.otel.propagation import context_of, link, span_of
+from aztask.telemetry.otel.propagation import (
+    context_of,
+    context_of_unsampled,
+    link,
+    span_of,
+)
 from aztask.telemetry.otel.sampling import UnsampledParents
 
 
@@ -45,6 +50,11 @@ class RunSpans:
     def around_run(self, context: Context) -> Generator[None, Any, None]:
         """Make the run's span the current one while the task runs."""
         message = context.message
+        if self._unsampled.skip(message):
+            token = contexts.attach(context_of_unsampled(message))
+            yield  # an error leaves it attached, too
+            contexts.detach(token)
+            return
         span, parent = self.start(message, context.delivery_count, context.enqueued_at)
         token = contexts.attach(set_span_in_context(span, parent))
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from opentelemetry.trace import TracerProvider
+from opentelemetry.trace import SpanContext, TracerProvider
 
 from aztask.message.message import TaskMessage
 from aztask.telemetry.otel.propagation import is_unsampled
@@ -34,6 +34,10 @@ class UnsampledParents:
     def skip(self, message: TaskMessage) -> bool:
         """True if no span of this message would be recorded."""
         return is_unsampled(message) and self._never_below()
+
+    def nothing_below(self, span: SpanContext) -> bool:
+        """True if no child of this span would be recorded; False for an invalid one."""
+        return span.is_valid and not span.trace_flags.sampled and self._never_below()
 
     def _never_below(self) -> bool:
         provider = self._provider()

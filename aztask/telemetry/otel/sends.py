@@ -1,18 +1,30 @@
 """Spans of sends: ``send QUEUE`` for one message, ``create QUEUE`` and ``send QUEUE`` for a batch.
 
-The trace context of a message is made here, once. Its retries, clones, dead letters and replays
-carry the same one, so all its runs are in one trace. A workflow has one span, the parent of all
-its tasks, whenever they are sent.
+Rules
+1. The trace context of a message is made here, once. Its retries, clones, dead letters and replays
+   carry the same one, so all its runs are in one trace.
+2. All messages of a batch are in one trace: that of the span that is current, or a new one. Their
+   ``create`` spans are children of the batch's ``send`` span, which links to them.
+3. Where nothing would be recorded below the batch's span, its messages carry the context of that
+   span: a ``create`` span for each would cost the SDK time, and nothing would show it.
+4. A workflow has one span, the parent of all its tasks, whenever they are sent.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from opentelemetry import context as contexts
-from opentelemetry.trace import Link, SpanKind, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanKind,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
 
 from aztask.hooks import Sending
 from aztask.support.quiet import quiet
@@ -20,46 +32,37 @@ from aztask.telemetry.otel.attributes import MessagingAttributes
 from aztask.telemetry.otel.errors import failed, name_of
 from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.propagation import MOST_LINKS, write_context
+from aztask.telemetry.otel.sampling import UnsampledParents
 
 
 class SendSpans:
     """Makes the spans of sends, as an ``around_send`` hook."""
 
     def __init__(
-        self, tracer: Tracer, attributes: MessagingAttributes, instruments: Instruments
+        self,
+        tracer: Tracer,
+        attributes: MessagingAttributes,
+        instruments: Instruments,
+        unsampled: UnsampledParents,
     ) -> None:
         self._tracer = tracer
         self._attributes = attributes
         self._instruments = instruments
+        self._unsampled = unsampled
 
     def around_send(self, sending: Sending) -> Generator[None, Any, None]:
         """Make the spans of one send, and put the trace contexts into the messages' headers."""
-        count = len(sending.ids)
-        alone = count == 1 or sending.workflow is not None
         began = time.time_ns()
-        if alone:
-            links, kind = [], SpanKind.PRODUCER
-        else:
-            links, kind = self._created(sending), SpanKind.CLIENT
+        alone = len(sending.ids) == 1 or sending.workflow is not None
         common = self._attributes.of(sending.queue, "send", "send")
-        attributes: dict[str, Any] = {**common, "aztask.task": sending.task}
-        if alone:
-            attributes["messaging.message.conversation_id"] = sending.workflow or sending.ids[0]
+        span = self._started(sending, alone, common, began)
+        within = set_span_in_context(span)
+        own = span.get_span_context()
+        if alone or self._unsampled.nothing_below(own):
+            write_context(sending.headers, own, within, also_old=self._attributes.is_service_bus)
         else:
-            attributes["messaging.batch.message_count"] = count
-        if sending.workflow is not None:
-            attributes["aztask.workflow"] = sending.workflow
-        span = self._tracer.start_span(
-            f"send {sending.queue}", kind=kind, attributes=attributes, links=links, start_time=began
-        )
-        if alone:
-            write_context(
-                sending.headers,
-                span.get_span_context(),
-                None,
-                diagnostic_id=self._attributes.is_service_bus,
-            )
-        token = contexts.attach(set_span_in_context(span))
+            self._create(sending, span, within)
+        token = contexts.attach(within)
         error_type = ""
         try:
             with quiet():
@@ -71,14 +74,32 @@ class SendSpans:
         finally:
             contexts.detach(token)
             span.end()
-            self._instruments.sent(common, count, (time.time_ns() - began) / 1e9, error_type)
+            seconds = (time.time_ns() - began) / 1e9
+            self._instruments.sent(common, len(sending.ids), seconds, error_type)
 
-    def _created(self, sending: Sending) -> list[Link]:
-        """Make a span for each message of a batch; returns links to those that are sampled."""
+    def _started(
+        self, sending: Sending, alone: bool, common: Mapping[str, str | int], began: int
+    ) -> Span:
+        """Start the ``send`` span; below an unsampled span, return one that stands for that."""
+        current = get_current_span().get_span_context()
+        if self._unsampled.nothing_below(current):
+            return NonRecordingSpan(current)
+        span = self._tracer.start_span(
+            f"send {sending.queue}",
+            kind=SpanKind.PRODUCER if alone else SpanKind.CLIENT,
+            attributes=common,
+            start_time=began,
+        )
+        if span.is_recording():
+            span.set_attributes(_details(sending, alone))
+        return span
+
+    def _create(self, sending: Sending, batch: Span, within: contexts.Context) -> None:
+        """Make a span for each message of a batch (rule 2)."""
         common = self._attributes.of(sending.queue, "create", "create")
         name, start_span = f"create {sending.queue}", self._tracer.start_span
-        diagnostic_id = self._attributes.is_service_bus
-        links: list[Link] = []
+        also_old = self._attributes.is_service_bus
+        links = 0
         each: list[dict[str, Any]] = []
         for task_id in sending.ids:
             attributes = {
@@ -86,13 +107,25 @@ class SendSpans:
                 "aztask.task": sending.task,
                 "messaging.message.conversation_id": task_id,
             }
-            span = start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+            span = start_span(name, context=within, kind=SpanKind.PRODUCER, attributes=attributes)
             span.end()
             created = span.get_span_context()
             headers: dict[str, Any] = {}
-            write_context(headers, created, None, diagnostic_id=diagnostic_id)
+            write_context(headers, created, within, also_old=also_old)
             each.append(headers)
-            if created.trace_flags.sampled and len(links) < MOST_LINKS:
-                links.append(Link(created))
+            if created.trace_flags.sampled and links < MOST_LINKS:
+                batch.add_link(created)
+                links += 1
         sending.each = each
-        return links
+
+
+def _details(sending: Sending, alone: bool) -> dict[str, str | int]:
+    """The attributes of this send, which samplers do not see."""
+    details: dict[str, str | int] = {"aztask.task": sending.task}
+    if alone:
+        details["messaging.message.conversation_id"] = sending.workflow or sending.ids[0]
+    else:
+        details["messaging.batch.message_count"] = len(sending.ids)
+    if sending.workflow is not None:
+        details["aztask.workflow"] = sending.workflow
+    return details

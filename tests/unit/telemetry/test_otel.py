@@ -11,7 +11,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_OFF
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    DEFAULT_OFF,
+    DEFAULT_ON,
+    ParentBased,
+    Sampler,
+)
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode, get_current_span
 
 from aztask import App
@@ -27,7 +34,12 @@ from aztask.telemetry.labels import MOST_ERRORS, OTHER, UNKNOWN, TaskLabels
 from aztask.telemetry.otel import instrument
 from aztask.telemetry.otel.attributes import MessagingAttributes
 from aztask.telemetry.otel.instruments import Instruments
-from aztask.telemetry.otel.propagation import context_of, span_of
+from aztask.telemetry.otel.propagation import (
+    context_of,
+    span_of,
+    traceparent_of,
+    write_context,
+)
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
@@ -106,11 +118,15 @@ def test_a_single_send_is_the_span_that_the_message_carries(bench):
 
 
 def test_each_message_of_a_batch_has_a_span_of_its_own(bench):
-    bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    with bench.provider.get_tracer("web").start_as_current_span("request") as request:
+        bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
     created = bench.spans("create default")
     (span,) = bench.spans("send default")
     assert [each.kind for each in created] == [SpanKind.PRODUCER] * 2
     assert span.kind is SpanKind.CLIENT
+    assert span.parent.span_id == request.get_span_context().span_id
+    assert {each.parent.span_id for each in created} == {span.context.span_id}
+    assert [each.attributes["aztask.task"] for each in (*created, span)] == ["shop.add"] * 3
     assert span.attributes["messaging.batch.message_count"] == 2
     assert [link.context.span_id for link in span.links] == [
         each.context.span_id for each in created
@@ -118,6 +134,92 @@ def test_each_message_of_a_batch_has_a_span_of_its_own(bench):
     assert [span_of(each).span_id for each in bench.messages()] == [
         each.context.span_id for each in created
     ]
+
+
+def test_a_batch_outside_of_a_span_is_one_trace(bench):
+    bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    (span,) = bench.spans("send default")
+    assert span.parent is None
+    assert {span_of(each).trace_id for each in bench.messages()} == {span.context.trace_id}
+
+
+def test_an_unsampled_batch_has_one_context_and_asks_the_sampler_once(tmp_path):
+    asked = []
+
+    class Asked(ParentBased):
+        def should_sample(self, *arguments, **options):
+            asked.append(arguments[2])
+            return super().should_sample(*arguments, **options)
+
+    bench = Bench(tmp_path, sampler=Asked(ALWAYS_OFF))
+    bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    assert asked == ["send default"]
+    first, second = map(span_of, bench.messages())
+    assert first == second
+    assert first.is_valid and not first.trace_flags.sampled
+    bench.app.close()
+
+
+def test_a_send_below_an_unsampled_span_carries_that_span(tmp_path):
+    bench = Bench(tmp_path, sampler=DEFAULT_OFF)
+    with bench.provider.get_tracer("web").start_as_current_span("request") as request:
+        bench.app.tasks["shop.add"].delay(1, 2)
+        bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    carried = {(span_of(each).trace_id, span_of(each).span_id) for each in bench.messages()}
+    own = request.get_span_context()
+    assert carried == {(own.trace_id, own.span_id)}
+    bench.app.close()
+
+
+def test_a_batch_whose_spans_are_recorded_below_an_unsampled_one_has_them(tmp_path):
+    """A sampler that does not follow the parent is asked for each span."""
+
+    class Creates(Sampler):
+        def should_sample(self, parent_context, trace_id, name, *rest, **options):
+            sampled = ALWAYS_ON if name.startswith("create") else ALWAYS_OFF
+            return sampled.should_sample(parent_context, trace_id, name, *rest, **options)
+
+        def get_description(self):
+            return "Creates"
+
+    bench = Bench(tmp_path, sampler=Creates())
+    bench.app.tasks["shop.add"].map([(1, 2), (3, 4)])
+    assert [span.name for span in bench.spans()] == ["create default"] * 2
+    bench.app.close()
+
+
+def test_a_task_of_an_unsampled_run_sends_on_in_the_same_trace(tmp_path):
+    bench = Bench(tmp_path, sampler=DEFAULT_OFF)
+    parent = message(traceparent=PARENT[:-1] + "0")
+    context = SimpleNamespace(message=parent, delivery_count=1, enqueued_at=1.0)
+    with bench.app.hooks.run.around(context):
+        assert get_current_span().get_span_context() == span_of(parent)
+        bench.app.tasks["shop.add"].delay(1, 2)
+    (sent,) = bench.messages()
+    assert sent.traceparent == parent.traceparent
+    assert not get_current_span().get_span_context().is_valid
+    bench.app.close()
+
+
+def test_baggage_reaches_an_unsampled_run(tmp_path):
+    bench = Bench(tmp_path, sampler=DEFAULT_OFF)
+    parent = message(traceparent=PARENT[:-1] + "0", extra={"baggage": "tenant=acme"})
+    context = SimpleNamespace(message=parent, delivery_count=1, enqueued_at=1.0)
+    with bench.app.hooks.run.around(context):
+        assert baggage.get_all() == {"tenant": "acme"}
+    bench.app.close()
+
+
+@pytest.mark.parametrize(("sampler", "written"), [(DEFAULT_ON, True), (DEFAULT_OFF, False)])
+def test_the_older_header_is_written_for_sampled_traces(tmp_path, sampler, written):
+    bench = Bench(tmp_path, sampler=sampler)
+    headers = {}
+    with bench.provider.get_tracer("web").start_as_current_span("request") as request:
+        span = request.get_span_context()
+        write_context(headers, span, context.get_current(), also_old=True)
+    assert ("Diagnostic-Id" in headers) is written
+    assert headers["traceparent"] == traceparent_of(span)
+    bench.app.close()
 
 
 def test_state_and_baggage_travel_with_the_message(bench):
