@@ -7,6 +7,7 @@ import platform
 import sqlite3
 import statistics
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -97,12 +98,15 @@ def family(pid: int) -> list[int]:
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time that a process has used, seconds; 0 if it has ended."""
+    """User and system time that a process has used, seconds; 0 if it has ended.
+
+    Read from the clock that Linux gives each process, which counts nanoseconds; ``/proc`` counts
+    ticks of 10 ms. Its id is made as clock_getcpuclockid(3) of glibc makes it.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return time.clock_gettime(~pid << 3 | 2)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def megabytes(pid: int) -> float:

@@ -1,11 +1,20 @@
 """What telemetry costs: CPU time per task with it, beside the same task without it.
 
-Usage: python benchmarks/telemetry.py [--check] [--pairs 15] [--parts servicebus,local] [--tasks N]
-           [--variants bare,off,on,otel,all]
+Usage: python benchmarks/telemetry.py [--check] [--parts tables,servicebus,local] [--pairs 15]
+           [--tasks N] [--variants bare,off,on,otel,all]
 
-The task does nothing, so every microsecond counts. CPU time is that of the sender and of the worker
-with its pool processes, without their start, and without the emulator. Each round measures every
-variant once, in random order, in new processes:
+The task does nothing, so every microsecond counts. Each part is a configuration:
+
+    tables      Service Bus on the emulator, results in Azure Tables on Azurite, as in production:
+                the promises of aztask need a result store
+    servicebus  Service Bus on the emulator, no results: the least that a task can cost there
+    local       the embedded queue, no results
+
+CPU time is that of the sender and of the worker with its pool processes, without their start, and
+without emulator and Azurite. A quarter of the tasks is sent with `.delay()`, the rest with `.map`.
+Each variant has processes and a queue of its own, which live for five pairs. In each pair every
+variant takes four turns, in random order; in a turn it sends and runs its tasks while the processes
+of the others are idle:
 
     bare      neither opentelemetry nor prometheus_client can be imported
     off       both are installed and not used
@@ -14,8 +23,8 @@ variant once, in random order, in new processes:
     all       as "on", with every trace sampled
 
 Sampled spans and metrics go through the SDK's batch processor to an exporter that drops them. The
-bounds are those of Service Bus. On the embedded queue a task costs about as much as five spans of
-the SDK, so its figures are shown without a bound.
+bound for telemetry that is off is that of the cheapest task on Service Bus, the one for telemetry
+that is on that of a task with a result. The other ratios are shown without a bound.
 """
 
 from __future__ import annotations
@@ -31,9 +40,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+import azurite
 from common import family, figure, machine, processor_seconds
 from compare import Ratio
 from compare_round import emulator
@@ -42,12 +55,36 @@ from aztask import App
 
 HERE = Path(__file__).parent
 VARIANTS = ("bare", "off", "on", "otel", "all")
-CHECKS = (("off", "bare", 1.01), ("on", "off", 1.05))
-"""(variant, beside which one, the highest ratio that the whole interval may reach)"""
+RATIOS = (("off", "bare"), ("on", "off"), ("otel", "off"), ("all", "off"))
+BOUNDS = {("servicebus", "off"): 1.01, ("tables", "on"): 1.05}
+"""{(part, variant): the highest ratio that the whole interval may reach}"""
 
-SHOWN = (("otel", "off"), ("all", "off"))
-BOUND_PART = "servicebus"
+TASKS = {"tables": 4_000, "servicebus": 16_000, "local": 16_000}
+"""Tasks of each variant in a pair; a task with a result takes six times as long."""
+
 PATIENCE = 120.0
+PAIRS_OF_A_FLEET = 5
+WARM_UP = 1_000
+TURNS = 4
+"""Turns of each variant in a pair: the machine's speed changes within seconds."""
+
+
+class Cost(NamedTuple):
+    """CPU time per task in microseconds: of the sender, and of the worker with its processes."""
+
+    sender: float
+    worker: float
+
+    @property
+    def both(self) -> float:
+        """What the task costs in all."""
+        return self.sender + self.worker
+
+    @classmethod
+    def mean(cls, costs: Sequence[Cost]) -> Cost:
+        """The mean of several measurements of equally many tasks."""
+        return cls(*(statistics.fmean(each) for each in zip(*costs, strict=True)))
+
 
 BLOCK = """
 import os, sys
@@ -61,10 +98,11 @@ APP = """
 import os
 from aztask import App
 
-app = App("bench", broker=os.environ["TELEMETRY_BROKER"], results=None)
+results = os.environ["TELEMETRY_RESULTS"] or None
+app = App("bench", broker=os.environ["TELEMETRY_BROKER"], results=results)
 
 
-@app.task
+@app.task(queue=os.environ["TELEMETRY_VARIANT"])
 def noop() -> None:
     return None
 
@@ -105,136 +143,137 @@ if os.environ["TELEMETRY_VARIANT"] in ("on", "otel", "all"):
     instrument(app)
 """
 
-ROUND = """
-import json, resource, sys
-from bench_app import app, noop
+SENDER = """
+import json, sys, time
+from bench_app import noop
 
-def cpu():
-    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-
-single, batched = map(int, sys.argv[1:])
-noop.delay()
-noop.map([()] * 10)
 for line in sys.stdin:
-    used = -cpu()
+    single, batched = map(int, line.split())
+    used = -time.process_time()
     for _ in range(single):
         noop.delay()
     noop.map([()] * batched)
-    used += cpu()
-    print(json.dumps(used), flush=True)
+    print(json.dumps(used + time.process_time()), flush=True)
 """
 
 
-class Round:
-    """One variant's app in its folder, with the environment of its processes."""
+class Fleet:
+    """The sender and the worker of one variant, which stay until `close`."""
 
-    def __init__(self, folder: Path, variant: str, broker: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, variant: str, broker: str, results: str) -> None:
+        self._folder = folder
+        self.variant = variant
         for name, text in (
             ("sitecustomize", BLOCK),
             ("bench_app", APP),
-            ("bench_sender", ROUND),
+            ("bench_sender", SENDER),
         ):
             (folder / f"{name}.py").write_text(text)
-        self.http = variant in ("on", "all")
-        self.environment = {
+        self._broker = broker.format(folder=folder)
+        self._environment = {
             **os.environ,
             "TELEMETRY_VARIANT": variant,
-            "TELEMETRY_BROKER": broker.format(folder=folder),
+            "TELEMETRY_BROKER": self._broker,
+            "TELEMETRY_RESULTS": results,
             "PYTHONPATH": os.pathsep.join([str(folder), str(HERE.parent)]),
             "PYTHONHASHSEED": "0",
         }
-
-    @contextmanager
-    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a worker; its log is in the folder."""
-        command = [sys.executable, "-m", "aztask", "worker", "-A", "bench_app:app", "-c", "4"]
+        self._app = App("bench", broker=self._broker)
+        create = ["aztask", "-A", "bench_app:app", "queues", "create", variant]
+        if self._start(create, stdout=subprocess.DEVNULL).wait():
+            raise RuntimeError("the queue was not created")
+        command = ["-A", "bench_app:app", "worker", "-Q", variant, "-c", "4"]
         command += ["--log-tasks", "off", "--pool", "threads"]
-        command += ["--http", "127.0.0.1:0"] if self.http else []
-        with (self.folder / "log").open("wb") as log:
-            process = subprocess.Popen(command, env=self.environment, cwd=self.folder, stderr=log)
-            try:
-                yield process
-            finally:
-                process.terminate()
-                process.wait(60)
+        command += ["--http", "127.0.0.1:0"] if variant in ("on", "all") else []
+        with (folder / "log").open("wb") as log:
+            self._worker = self._start(["aztask", *command], stderr=log)
+        self._sender = self._start(
+            ["bench_sender"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-    def measure(self, tasks: int) -> dict[str, float]:
-        """CPU time per task, in microseconds, of the sender, of the worker and of both."""
-        single = tasks // 4
-        command = [sys.executable, "-m", "bench_sender", str(single), str(tasks - single)]
-        with (
-            self.worker() as worker,
-            subprocess.Popen(
-                command,
-                env=self.environment,
-                cwd=self.folder,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            ) as sender,
-        ):
-            assert sender.stdin is not None and sender.stdout is not None
-            self._send(sender)  # the warm-up
-            self._wait(worker)
-            before = self._used(worker)
-            sent = self._send(sender)
-            self._wait(worker)
-            ran = self._used(worker) - before
-            sender.stdin.close()
-        return {"sender": 1e6 * sent / tasks, "worker": 1e6 * ran / tasks}
+    def _start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        command = [sys.executable, "-m", *command]
+        return subprocess.Popen(command, env=self._environment, cwd=self._folder, **options)
 
-    @staticmethod
-    def _send(sender: subprocess.Popen[str]) -> float:
-        assert sender.stdin is not None and sender.stdout is not None
-        sender.stdin.write("go\n")
-        sender.stdin.flush()
-        used: float = json.loads(sender.stdout.readline())
-        return used
+    def measure(self, tasks: int) -> Cost:
+        """Send and run this many tasks; returns their CPU time, in microseconds per task."""
+        before = self._used()
+        self._sender.stdin.write(f"{tasks // 4} {tasks - tasks // 4}\n")
+        self._sender.stdin.flush()
+        sent: float = json.loads(self._sender.stdout.readline())
+        self._wait()
+        return Cost(1e6 * sent / tasks, 1e6 * (self._used() - before) / tasks)
 
-    def _wait(self, worker: subprocess.Popen[bytes]) -> None:
+    def _wait(self) -> None:
         """Wait until the queue is empty, and the last settlements are done."""
         give_up_at = time.monotonic() + PATIENCE
-        app = App("bench", broker=self.environment["TELEMETRY_BROKER"])
-        try:
-            while True:
-                stats = app.broker.stats("default")
-                if not (stats.active or stats.leased):
-                    break
-                if worker.poll() is not None or time.monotonic() > give_up_at:
-                    raise RuntimeError((self.folder / "log").read_text())
-                time.sleep(0.2)
-        finally:
-            app.close()
-        time.sleep(0.5)
+        while True:
+            stats = self._app.broker.stats(self.variant)
+            if not (stats.active or stats.leased):
+                break
+            if self._worker.poll() is not None or time.monotonic() > give_up_at:
+                raise RuntimeError((self._folder / "log").read_text())
+            time.sleep(0.2)
+        time.sleep(0.2)
 
-    @staticmethod
-    def _used(worker: subprocess.Popen[bytes]) -> float:
-        return sum(map(processor_seconds, family(worker.pid)))
+    def _used(self) -> float:
+        return sum(map(processor_seconds, family(self._worker.pid)))
+
+    def close(self) -> None:
+        """Stop both processes."""
+        self._sender.stdin.close()
+        self._sender.wait(60)
+        self._worker.terminate()
+        self._worker.wait(60)
+        self._app.close()
 
 
-def rounds(part: str, pairs: int, tasks: int, variants: Sequence[str]) -> dict[str, list[float]]:
-    """CPU time per task in microseconds, {variant: one value for each round}."""
-    found: dict[str, list[float]] = defaultdict(list)
+@contextmanager
+def fleets(part: str, variants: Sequence[str]) -> Iterator[dict[str, Fleet]]:
+    """Run the processes of all variants, warmed up."""
+    with ExitStack() as stack:
+
+        def folder() -> Path:
+            made = tempfile.TemporaryDirectory(prefix="aztask-telemetry-")
+            return Path(stack.enter_context(made))
+
+        local = part == "local"
+        broker = "local://{folder}/queues.db" if local else stack.enter_context(emulator())
+        results = ""
+        if part == "tables":
+            stored = azurite.storing(folder(), movable=False, in_memory=True)
+            results = azurite.account_of(*stack.enter_context(stored))
+        made: dict[str, Fleet] = {}
+        for variant in variants:
+            made[variant] = Fleet(folder(), variant, broker, results)
+            stack.callback(made[variant].close)
+        for fleet in made.values():
+            fleet.measure(WARM_UP)
+        yield made
+
+
+def measured(part: str, pairs: int, tasks: int, variants: Sequence[str]) -> dict[str, list[Cost]]:
+    """What a task costs, {variant: one value for each pair}."""
+    found: dict[str, list[Cost]] = defaultdict(list)
     dice = random.Random(part)
-    for _ in range(pairs):
-        order = list(variants)
-        dice.shuffle(order)
-        served = emulator() if part == "servicebus" else nullcontext("local://{folder}/queues.db")
-        with served as broker:
-            for variant in order:
-                with tempfile.TemporaryDirectory(prefix="aztask-telemetry-") as folder:
-                    measured = Round(Path(folder), variant, broker).measure(tasks)
-                found[variant].append(sum(measured.values()))
+    for first in range(0, pairs, PAIRS_OF_A_FLEET):
+        with fleets(part, variants) as running:
+            for _ in range(min(PAIRS_OF_A_FLEET, pairs - first)):
+                turns: dict[str, list[Cost]] = defaultdict(list)
+                for _ in range(TURNS):
+                    for variant in dice.sample(variants, len(variants)):
+                        turns[variant].append(running[variant].measure(tasks // TURNS))
+                for variant in variants:
+                    found[variant].append(Cost.mean(turns[variant]))
     return found
 
 
 def main() -> None:
     """Measure, print the table, and exit 1 with ``--check`` if telemetry costs too much."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="servicebus,local")
+    parser.add_argument("--parts", default=",".join(TASKS))
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--tasks", type=int, default=4_000)
+    parser.add_argument("--tasks", type=int, help="of each variant in a pair")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--check", action="store_true", help="exit 1 unless all bounds hold")
     options = parser.parse_args()
@@ -242,18 +281,25 @@ def main() -> None:
     print(machine(("opentelemetry-sdk", "prometheus-client", "azure-servicebus")))
     fine, variants = True, options.variants.split(",")
     for part in options.parts.split(","):
-        found = rounds(part, options.pairs, options.tasks, variants)
-        print(f"\n{part}: a task that does nothing, {options.tasks} tasks in each round")
+        tasks = options.tasks or TASKS[part]
+        costs = measured(part, options.pairs, tasks, variants)
+        print(f"\n{part}: a task that does nothing, {tasks} tasks in each pair")
         for variant in variants:
-            print(f"  {variant:<6} {figure(statistics.median(found[variant])):>8} us/task")
-        for new, old, most in (*CHECKS, *((new, old, None) for new, old in SHOWN)):
+            sender = statistics.median(cost.sender for cost in costs[variant])
+            worker = statistics.median(cost.worker for cost in costs[variant])
+            both = statistics.median(cost.both for cost in costs[variant])
+            print(
+                f"  {variant:<6} {figure(both):>8} us/task: "
+                f"sender {figure(sender)}, worker {figure(worker)}"
+            )
+        found = {variant: [cost.both for cost in costs[variant]] for variant in variants}
+        for new, old in RATIOS:
             if not {new, old} <= set(variants):
                 continue
-            ratio = Ratio.of(found[new], found[old])
-            bounded = most is not None and part == BOUND_PART
-            verdict = "" if not bounded else "holds" if ratio.high <= most else "MISSED"
+            ratio, most = Ratio.of(found[new], found[old]), BOUNDS.get((part, new))
+            verdict = "" if most is None else "holds" if ratio.high <= most else "MISSED"
             fine &= verdict != "MISSED"
-            bound = f"(at most {most:g})" if bounded else ""
+            bound = "" if most is None else f"(at most {most:g})"
             print(
                 f"  {verdict:<7} {new}/{old}: {ratio.middle:.3f} "
                 f"({ratio.low:.3f} to {ratio.high:.3f}) {bound}"
