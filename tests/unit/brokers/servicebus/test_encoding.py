@@ -1,13 +1,19 @@
 """Batches whose messages are encoded once hold the same bytes as those of the SDK."""
 
+from datetime import datetime, timedelta
+from uuid import uuid4
+
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
-from azure.servicebus._pyamqp import _encode
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.message import Header, Message, Properties
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.exceptions import MessageSizeExceededError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aztask.brokers.servicebus import encoding
-from aztask.brokers.servicebus.encoding import OnceEncoding, encode_once
+from aztask.brokers.servicebus.encoding import OnceEncoding, encode_once, encoded
 
 MESSAGES = (
     {"body": b"", "message_id": "a"},
@@ -42,15 +48,90 @@ def test_the_bytes_and_the_size_are_those_of_the_sdk():
 
 
 def test_each_message_is_encoded_once(monkeypatch):
-    encoded = []
+    asked = []
 
-    def counted(output, payload):
-        encoded.append(payload)
-        return _encode.encode_payload(output, payload)
+    def counted(message):
+        asked.append(message)
+        return encoded(message)
 
-    monkeypatch.setattr(encoding, "encode_payload", counted)
+    monkeypatch.setattr(encoding, "encoded", counted)
     filled(encode_once(ServiceBusMessageBatch()))
-    assert len(encoded) == len(MESSAGES)
+    assert len(asked) == len(MESSAGES)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+VALUES = st.one_of(
+    TEXTS,
+    st.booleans(),
+    st.floats(),
+    st.none(),
+    st.integers(-(2**31), 2**31 - 1),
+    TEXTS.map(str.encode),
+    st.datetimes(),
+    st.uuids(),
+)
+
+
+@given(
+    body=st.binary(max_size=300) | TEXTS,
+    properties=st.none() | st.dictionaries(TEXTS | TEXTS.map(str.encode), VALUES, max_size=20),
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            name: TEXTS.filter(lambda text: len(text) <= 128)
+            for name in (
+                "message_id",
+                "session_id",
+                "content_type",
+                "correlation_id",
+                "subject",
+                "to",
+                "reply_to",
+                "reply_to_session_id",
+                "partition_key",
+            )
+        }
+        | {
+            "time_to_live": st.timedeltas(timedelta(seconds=1), timedelta(days=49)),
+            "scheduled_enqueue_time_utc": st.datetimes(datetime(2000, 1, 1)),
+        },
+    ),
+)
+def test_any_message_has_the_bytes_of_the_sdk(body, properties, fields):
+    if "session_id" in fields:
+        fields.pop("partition_key", None)
+    message = ServiceBusMessage(body, application_properties=properties, **fields)
+    outgoing = PyamqpTransport.to_outgoing_amqp_message(message.raw_amqp_message)
+    assert encoded(outgoing) == encode_payload(bytearray(), outgoing)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"value": "text"},
+        {"sequence": [[1, 2]]},
+        {"footer": {"a": 1}, "data": [b"x"]},
+        {"delivery_annotations": {"a": 1}, "data": [b"x"]},
+        {"properties": Properties(message_id=7, user_id=b"u", group_sequence=3), "data": [b"x"]},
+        {"properties": Properties(message_id=uuid4()), "data": []},
+        {"header": Header(durable=True, priority=4), "data": [b"x" * 256, b""]},
+        {"application_properties": {1: "a"}, "data": [b""]},
+        {"application_properties": {f"n{number}": number for number in range(200)}, "data": [b""]},
+    ],
+)
+def test_other_sections_are_left_to_the_sdk(section):
+    assert encoded(Message(**section)) == encode_payload(bytearray(), Message(**section))
+
+
+@pytest.mark.parametrize(
+    "properties", [{"a": 2**31}, {"a": object()}, {"a": "\ud800"}, {"\ud800": "a"}]
+)
+def test_a_value_that_the_sdk_refuses_is_refused_alike(properties):
+    message = Message(application_properties=properties, data=[b""])
+    with pytest.raises(Exception) as sdks:  # whatever the SDK raises
+        encode_payload(bytearray(), message)
+    with pytest.raises(sdks.type):
+        encoded(message)
 
 
 def test_a_message_that_does_not_fit_is_refused_and_not_in_the_batch():
