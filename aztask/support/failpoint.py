@@ -79,6 +79,7 @@ STEPS = (
     "uploaded",
     "loaded",
     "result-stored",
+    "copied",
     "removed",
     "graph-parts",
     "graph-root",

@@ -12,7 +12,7 @@ import pytest
 from azurite import account_of, running, storing
 from bus import bus_site
 from harness import Site, site_in, wait_until
-from unique_app import VALUES
+from unique_app import LARGE, VALUES
 
 from aztask.brokers.base import QueueOptions
 from aztask.results.base import Provisioned, State
@@ -25,12 +25,14 @@ SHORT = "CHAOS_TASKS" not in os.environ
 STEPS = ["unique-taken", "claimed", "recorded", "bit-set", "followed", "settled"]
 
 
-def send(site: Site, failpoint: str = "") -> int:
+def send(
+    site: Site, failpoint: str = "", holders: str = "hold_keys()", graph: str = "conflicts()"
+) -> int:
     """Take the keys, then start the workflow in a process of its own; returns its exit code."""
     program = "from unique_app import *\n"
     for code, step in (
-        ("hold_keys()", ""),
-        ("conflicts().delay(workflow_id='w')", failpoint),
+        (holders, ""),
+        (f"{graph}.delay(workflow_id='w')", failpoint),
     ):
         done = subprocess.run(
             [sys.executable, "-c", program + code],
@@ -87,6 +89,27 @@ def test_a_worker_is_killed_at_each_step(step: str, joint: bool, tmp_path: Path)
         last = site.worker(*ARGUMENTS)
         ended_right(site)
         assert set(site.counts("end").values()) <= {1, 2, 3, 4}
+        assert last.stop() == 0, last.log
+
+
+def test_a_worker_is_killed_after_it_has_copied_a_large_result(tmp_path: Path) -> None:
+    """The copy that no record names harms nobody; the member gets a copy of its own."""
+    extra = {**FAST, "LEDGER_OPTIONS": '{"payload_threshold": 1000}'}
+    with site_in(tmp_path / "site", joint=False, module="unique_app", extra=extra) as site:
+        holder = "large.with_options(delay=1.0, task_id='holder').delay('k')"
+        assert send(site, holders=holder, graph="adopting()") == 0
+        worker = site.worker(*ARGUMENTS, AZTASK_FAILPOINT="copied:KILL")
+        assert worker.wait(90) == -signal.SIGKILL, worker.log
+        app = site.app()
+        stored = app.payloads.store.list  # type: ignore[union-attr]
+        assert len(list(stored())) == 2, "the holder's result, and the copy of the dead worker"
+        last = site.worker(*ARGUMENTS)
+        result = app.workflows.result("w")
+        assert result.get(timeout=90) == ["k" * LARGE]
+        assert site.counts("end") == {"k": 1}, "the member adopted; it did not run"
+        assert len(list(stored())) == 3
+        app.result("holder").forget()
+        assert result.get(timeout=0) == ["k" * LARGE]
         assert last.stop() == 0, last.log
 
 

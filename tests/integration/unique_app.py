@@ -6,7 +6,7 @@ import time
 
 from ledger_app import app, gather, kinds, note, work
 
-from aztask import RetryPolicy, chain, chord
+from aztask import RetryPolicy, chain, chord, group
 from aztask.canvas.graphs import Graph
 from aztask.uniqueness import engine
 from aztask.worker.pipeline import memberkeys
@@ -15,6 +15,7 @@ engine.UNSENT_SECONDS = 1.0
 memberkeys.LONGEST_WAIT = 1.0
 
 NEVER = RetryPolicy(max_retries=0)
+LARGE = 3_000
 
 
 @app.task(unique="arguments", retry=NEVER)
@@ -23,6 +24,13 @@ def single(key: str, seconds: float = 0.0) -> str:
     time.sleep(seconds)
     note("end", key)
     return key
+
+
+@app.task(unique="arguments", retry=NEVER)
+def large(key: str) -> str:
+    """Its result is stored apart."""
+    note("end", key)
+    return key * LARGE
 
 
 @app.task(unique=lambda key, n: key, debounce=1.0, retry=NEVER)
@@ -53,6 +61,11 @@ def raised(key: str) -> str:
 def replaced(key: str) -> str:
     note("start", key)
     return key
+
+
+def adopting() -> Graph:
+    """A group whose only member has the same call as a task that was sent before."""
+    return group(large.s("k"))
 
 
 LONG = 3600.0

@@ -42,6 +42,7 @@ from aztask.payloads.store import Kind
 from aztask.results.base import Outcome, RunRecord, State
 from aztask.settlement import Complete, DeadLetter
 from aztask.support.clock import Clock
+from aztask.support.failpoint import hit
 from aztask.task import Task
 from aztask.uniqueness.engine import Blocked, UniqueEngine
 from aztask.uniqueness.keys import key_of
@@ -227,6 +228,7 @@ class MemberKeys:
         if stored is None or payloads is None:
             return value
         copy = payloads.keep(Kind.RESULT, payloads.load(stored))
+        hit("copied")
         return self._app.codec.encode_value(copy)
 
     def _refused(self, rules: UniqueRules, task: str, holder: str) -> Outcome:
