@@ -52,7 +52,7 @@ class Hook(Generic[T]):
 
     def around(self, value: T) -> AbstractContextManager[None]:
         """Run the hooks around a ``with`` block. Raises what a hook raises before the block."""
-        return _Entered(self._name, self._hooks, value, harmless=self._harmless)
+        return _Entered(self._name, tuple(self._hooks), value, harmless=self._harmless)
 
 
 class _Entered(AbstractContextManager[None], Generic[T]):

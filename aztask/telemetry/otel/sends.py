@@ -58,7 +58,7 @@ class SendSpans:
         span = self._started(sending, alone, common, began)
         within = set_span_in_context(span)
         own = span.get_span_context()
-        if alone or self._unsampled.nothing_below(own):
+        if alone or not own.is_valid or self._unsampled.nothing_below(own):
             write_context(sending.headers, own, within, also_old=self._attributes.is_service_bus)
         else:
             self._create(sending, span, within)
