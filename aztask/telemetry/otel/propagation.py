@@ -90,7 +90,7 @@ def context_of(message: TaskMessage, span: SpanContext | None = None) -> Context
 class _UnsampledSender(NonRecordingSpan):
     """Stands for an unsampled span that sent a message; its ids are read when they are needed.
 
-    Most tasks start no span and send nothing, so nobody asks.
+    Most tasks start no span and send nothing, so they never need the ids.
     """
 
     def __init__(self, traceparent: str) -> None:
