@@ -93,7 +93,7 @@ def test_a_worker_is_killed_at_each_step(step: str, joint: bool, tmp_path: Path)
 
 
 def test_a_worker_is_killed_after_it_has_copied_a_large_result(tmp_path: Path) -> None:
-    """The copy that no record names harms nobody; the member gets a copy of its own."""
+    """The copy that no record names does no harm; the member gets a copy of its own."""
     extra = {**FAST, "LEDGER_OPTIONS": '{"payload_threshold": 1000}'}
     with site_in(tmp_path / "site", joint=False, module="unique_app", extra=extra) as site:
         holder = "large.with_options(delay=1.0, task_id='holder').delay('k')"
