@@ -1,7 +1,7 @@
 """Encodes the messages of a batch once, and faster than the SDK.
 
 `ServiceBusMessageBatch.add_message` encodes a message to learn its size, and encodes it again to
-add it ([seen] in azure-servicebus 7.10 to 7.15). It asks its transport for both, and encoding is
+add it ([seen] in azure-servicebus 7.15). It asks its transport for both, and encoding is
 most of what a send costs.
 
 Rules
@@ -9,7 +9,7 @@ Rules
 2. The sections that our messages have are encoded here. What they have rarely (header, annotations,
    times, values of other types) is left to the SDK.
 3. The bytes are those of the SDK, which a property test compares.
-4. An SDK without these two calls keeps its own transport.
+4. An SDK without these two calls, or whose messages have other properties, keeps its transport.
 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3, section 3.2 (messages).
 """
@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus._pyamqp._encode import encode_payload
-from azure.servicebus._pyamqp.message import Message
+from azure.servicebus._pyamqp.message import Message, Properties
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
 _PROPERTIES: Final = b"\x00\x53\x73"
@@ -62,7 +62,7 @@ class OnceEncoding(PyamqpTransport):
 
 @cache
 def _supported() -> bool:
-    """True if the SDK's batch asks its transport in the way that `OnceEncoding` answers."""
+    """True if the SDK's batch asks its transport as `OnceEncoding` answers, with our fields."""
     calls = {
         "get_message_encoded_size": ["message"],
         "add_batch": ["sb_message_batch", "outgoing_sb_message"],
@@ -71,7 +71,7 @@ def _supported() -> bool:
         function = getattr(PyamqpTransport, name, None)
         if function is None or list(inspect.signature(function).parameters) != parameters:
             return False
-    return True
+    return len(Properties._fields) == len(_FIELDS)
 
 
 def encode_once(batch: ServiceBusMessageBatch) -> ServiceBusMessageBatch:

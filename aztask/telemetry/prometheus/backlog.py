@@ -1,8 +1,8 @@
 """Events that wait to be counted.
 
 Counters are seen only when they are scraped. So the events of a worker are kept as they come and
-counted together: at a scrape, and every `MOST_WAITING` events. Counting a thousand at once takes a
-third of the CPU time of counting each one between two other steps of the worker.
+counted together: at a scrape, and every `MOST_WAITING` events. That takes less CPU time than to
+count each one between two other steps of the worker.
 """
 
 from __future__ import annotations

@@ -151,11 +151,18 @@ def test_a_message_whose_size_nobody_asked_for_is_encoded():
     assert PyamqpTransport.get_message_encoded_size(message._message) == len(batch._message[5][0])
 
 
-def test_an_sdk_that_asks_otherwise_encodes_twice(monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (PyamqpTransport, "add_batch", staticmethod(lambda batch: None)),
+        (encoding, "_FIELDS", encoding._FIELDS[:-1]),
+    ],
+)
+def test_an_sdk_of_another_shape_keeps_its_transport(monkeypatch, owner, name, value):
     encoding._supported.cache_clear()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(PyamqpTransport, "add_batch", staticmethod(lambda batch: None))
+            patch.setattr(owner, name, value)
             batch = encode_once(ServiceBusMessageBatch())
         assert batch._amqp_transport is PyamqpTransport
     finally:
