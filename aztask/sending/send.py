@@ -27,7 +27,7 @@ from aztask.message.codec import Codec
 from aztask.message.message import MESSAGE_DEFAULTS, TaskMessage
 from aztask.payloads.payloads import Payloads
 from aztask.results.base import RunKey, RunRecord, State
-from aztask.sending.hookheaders import with_headers
+from aztask.sending.hookheaders import with_headers, with_shared_headers
 from aztask.sending.ids import new_id, new_ids
 from aztask.sending.publication import Publication
 from aztask.sending.publisher import Publisher
@@ -62,7 +62,9 @@ class _Plan(NamedTuple):
 
     def ids(self, count: int) -> list[str]:
         """The task ids of `count` messages."""
-        return new_ids(count) if self.own_id is None else [self.own_id] * count
+        if self.own_id is not None:
+            return [self.own_id] * count
+        return new_ids(count) if count > 1 else [new_id()]
 
 
 class Sender:
@@ -289,10 +291,13 @@ class Sender:
         return _Plan(queue, own_id, delay, fields)
 
     def _messages(self, plan: _Plan, calls: Sequence[Invocation]) -> list[TaskMessage]:
-        if len(calls) > 1:
-            parts = zip(calls, plan.ids(len(calls)), strict=True)
-            return self._stored(self._message(plan.fields, *each) for each in parts)
-        message = self._message(plan.fields, calls[0], plan.own_id or new_id())
+        if len(calls) == 1:
+            return self._single(plan.fields, calls[0], plan.own_id or new_id())
+        parts = zip(calls, plan.ids(len(calls)), strict=True)
+        return self._stored(self._message(plan.fields, *each) for each in parts)
+
+    def _single(self, fields: dict[str, Any], call: Invocation, task_id: str) -> list[TaskMessage]:
+        message = self._message(fields, call, task_id)
         if len(message.body) <= self._threshold:
             return [message]
         return self._stored((message,))
@@ -301,6 +306,8 @@ class Sender:
         self, plan: _Plan, calls: Sequence[Invocation], sent: Sending
     ) -> list[TaskMessage]:
         """The messages of these calls, with the headers that hooks have set."""
+        if len(calls) == 1 and sent.each is None:
+            return self._single(with_shared_headers(plan.fields, sent), calls[0], sent.ids[0])
         fields = with_headers(plan.fields, sent)
         parts = zip(fields, calls, sent.ids, strict=True)
         return self._stored(self._message(*each) for each in parts)

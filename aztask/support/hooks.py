@@ -6,6 +6,8 @@ Rules
    hook can refuse it. An error that it raises afterwards is logged: the work is done. In a
    harmless hook, an error before the work is logged too, and the work goes on.
 3. A hook sees the error that the work raises and cannot swallow it.
+4. A hook is a function that returns a generator with one ``yield``, or None if it has nothing more
+   to do for this work. A generator function always returns the former.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Around: TypeAlias = Callable[[T], Generator[None, Any, Any]]
-"""A generator function with one ``yield``: the code before it runs before the work."""
+Around: TypeAlias = Callable[[T], Generator[None, Any, Any] | None]
+"""Mostly a generator function with one ``yield``: the code before it runs before the work."""
 
 Listener: TypeAlias = Callable[[T], None]
 
@@ -84,6 +86,8 @@ class _Entered(AbstractContextManager[None], Generic[T]):
     def _enter(self, hook: Around[T]) -> None:
         try:
             generator = hook(self._value)
+            if generator is None:
+                return
             if next(generator, _ENDED) is _ENDED:
                 raise RuntimeError(f"a hook of {self._name} ended without a yield")
         except Exception:

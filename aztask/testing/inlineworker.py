@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
 import os
@@ -21,7 +22,7 @@ from typing import Any, Final
 from aztask.app import App
 from aztask.brokers.base import ANY_SESSION, Receiver
 from aztask.brokers.local.broker import LocalBroker
-from aztask.context import TaskLease, current_context, set_current_context
+from aztask.context import TaskLease, set_current_context
 from aztask.events.sink import NullEventSink
 from aztask.hooks import HookedSink
 from aztask.lease.keeper import LeaseKeeper
@@ -231,11 +232,10 @@ class InlineWorker:
 
     def _run(self, item: WorkItem) -> None:
         """Run the task and decide. KeyboardInterrupt and the outcomes of pytest go through."""
-        outer = current_context()
         started = time.monotonic()
         self._nested.depth = self.depth + 1
         try:
-            answer = self._answer(item)
+            answer = contextvars.copy_context().run(self._answer, item)
         except BaseException:
             with self._lock:
                 item.decide(Complete())  # it must not run again in the same test
@@ -244,7 +244,6 @@ class InlineWorker:
             raise
         finally:
             self._nested.depth -= 1
-            set_current_context(outer)
             if item.run is not None:
                 item.run.started_at = self._clock.monotonic()
                 item.run.duration = time.monotonic() - started

@@ -381,6 +381,17 @@ def echo(value: object) -> object:
     return value
 
 
+SEEN: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="")
+
+
+@app.task
+def set_variable(value: str) -> str:
+    """Set a context variable; returns what it was before."""
+    before = SEEN.get()
+    SEEN.set(value)
+    return before
+
+
 if os.environ.get("LEDGER_GRAPH_SECONDS"):  # the times of housekeeping, shorter for tests
     seconds = float(os.environ["LEDGER_GRAPH_SECONDS"])
     for module in (starting, repair):

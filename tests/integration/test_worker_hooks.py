@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import Site, wait_until
-from ledger_app import flaky
+from ledger_app import flaky, set_variable
 
 from aztask.errors import TaskFailed
 
@@ -43,3 +43,13 @@ def test_hooks_run_around_what_they_name(site: Site, pool: str) -> None:
     assert len(processes) == (2 if pool == "processes" else 1)
     assert {line.pid for line in site.lines("process-ends")} == processes
     assert begins[0].at <= min(line.at for line in site.lines("process-begins"))
+
+
+@pytest.mark.parametrize("pool", ["processes", "threads"])
+def test_context_variables_of_a_run_are_gone_with_it(site: Site, pool: str) -> None:
+    app = site.app()
+    for task_id in ("a", "b", "c"):
+        app.send(set_variable.name, [task_id], task_id=task_id)
+    worker = site.worker("-Q", "default", "-c", "1", "--pool", pool, "--burst")
+    assert worker.process.wait(30) == 0, worker.log
+    assert [app.result(task_id).get(timeout=1) for task_id in ("a", "b", "c")] == ["", "", ""]

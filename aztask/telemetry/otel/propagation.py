@@ -67,7 +67,7 @@ def write_context(
     headers["traceparent"] = traceparent_of(span)
     if span.trace_state:
         headers["tracestate"] = span.trace_state.to_header()
-    if baggage.get_all(context):
+    if context and baggage.get_all(context):
         _baggage.inject(headers, context)
     if also_old and span.trace_flags.sampled:
         headers[DIAGNOSTIC_ID] = headers["traceparent"]

@@ -3,8 +3,8 @@
 Rules
 1. The span's parent is the span that sent the message, so a run is in the trace of its sender, and
    a link to the same span carries the time at which the message was enqueued.
-2. After a failed run its span stays current until the slot's next run: the log line about the
-   failure is written then, and belongs to the trace.
+2. After a failed run its span stays current: the log line about the failure is written then, and
+   belongs to the trace. Context variables that a run sets are gone with it, so no other run sees it.
 3. A pool process that is killed loses its open span. The worker then makes one in its place, see
    `aztask.telemetry.otel.deliveries`.
 """
@@ -47,14 +47,19 @@ class RunSpans:
         self._attributes = attributes
         self._unsampled = unsampled
 
-    def around_run(self, context: Context) -> Generator[None, Any, None]:
-        """Make the run's span the current one while the task runs."""
+    def around_run(self, context: Context) -> Generator[None, Any, None] | None:
+        """Make the run's span the current one while the task runs.
+
+        Where nothing would be recorded, the sender's span becomes the current one, and there is
+        nothing to do after the run.
+        """
         message = context.message
         if self._unsampled.skip(message):
-            token = contexts.attach(context_of_unsampled(message))
-            yield  # an error leaves it attached, too
-            contexts.detach(token)
-            return
+            contexts.attach(context_of_unsampled(message))
+            return None
+        return self._recorded(message, context)
+
+    def _recorded(self, message: TaskMessage, context: Context) -> Generator[None, Any, None]:
         span, parent = self.start(message, context.delivery_count, context.enqueued_at)
         token = contexts.attach(set_span_in_context(span, parent))
         try:

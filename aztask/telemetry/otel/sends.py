@@ -55,11 +55,12 @@ class SendSpans:
         began = time.time_ns()
         alone = len(sending.ids) == 1 or sending.workflow is not None
         common = self._attributes.of(sending.queue, "send", "send")
-        span = self._started(sending, alone, common, began)
-        within = set_span_in_context(span)
+        outside = contexts.get_current()
+        span = self._started(sending, alone, common, began, outside)
+        within = set_span_in_context(span, outside)
         own = span.get_span_context()
         if alone or not own.is_valid or self._unsampled.nothing_below(own):
-            write_context(sending.headers, own, within, also_old=self._attributes.is_service_bus)
+            write_context(sending.headers, own, outside, also_old=self._attributes.is_service_bus)
         else:
             self._create(sending, span, within)
         token = contexts.attach(within)
@@ -78,14 +79,21 @@ class SendSpans:
             self._instruments.sent(common, len(sending.ids), seconds, error_type)
 
     def _started(
-        self, sending: Sending, alone: bool, common: Mapping[str, str | int], began: int
+        self,
+        sending: Sending,
+        alone: bool,
+        common: Mapping[str, str | int],
+        began: int,
+        outside: contexts.Context,
     ) -> Span:
         """Start the ``send`` span; below an unsampled span, return one that stands for that."""
-        current = get_current_span().get_span_context()
-        if self._unsampled.nothing_below(current):
-            return NonRecordingSpan(current)
+        if outside:
+            current = get_current_span(outside).get_span_context()
+            if self._unsampled.nothing_below(current):
+                return NonRecordingSpan(current)
         span = self._tracer.start_span(
             f"send {sending.queue}",
+            context=outside,
             kind=SpanKind.PRODUCER if alone else SpanKind.CLIENT,
             attributes=common,
             start_time=began,

@@ -1,8 +1,8 @@
 """Events that wait to be counted.
 
 Counters are seen only when they are scraped. So the events of a worker are kept as they come and
-counted together: at a scrape, and every `MOST_WAITING` events. That takes less CPU time than to
-count each one between two other steps of the worker.
+counted together: at a scrape, and when there are many. That takes much less CPU time than to count
+each one between two other steps of the worker.
 """
 
 from __future__ import annotations
@@ -11,37 +11,43 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Final
+from typing import Final, TypeAlias
 
 from aztask.events.event import Event
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 1_000
+MANY: Final = 1_000
+
+Counting: TypeAlias = Callable[[Sequence[Event]], None]
 
 
 class Backlog:
-    """Passes events on to listeners, many at a time. Any thread may call."""
+    """Passes events on, many at a time. Any thread may call.
 
-    def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:
-        """`listeners`: each is called with each event, by one thread at a time."""
+    `add` keeps one event. It is the method of a queue, without a Python function around it: a
+    worker calls it several times for each task.
+    """
+
+    def __init__(self, listeners: Sequence[Counting]) -> None:
+        """`listeners`: each is called with all events, by one thread at a time."""
         self._listeners = listeners
         self._events: deque[Event] = deque()
         self._counting = Lock()
+        self.add: Callable[[Event], None] = self._events.append
 
-    def add(self, event: Event) -> None:
-        """Keep one event; count all if there are `MOST_WAITING`."""
-        self._events.append(event)
-        if len(self._events) >= MOST_WAITING:
+    def tidy(self) -> None:
+        """Count the events if there are `MANY`; to be called at least once a second."""
+        if len(self._events) >= MANY:
             self.count()
 
     def count(self) -> None:
-        """Pass all events on. A listener's error is logged, and the other events are counted."""
+        """Pass all events on. A listener's error is logged, and the others are still called."""
         with self._counting:
-            while self._events:
-                event = self._events.popleft()
-                for listener in self._listeners:
-                    try:
-                        listener(event)
-                    except Exception:
-                        logger.exception("an event was not counted: %s", event.event)
+            take = self._events.popleft
+            events = [take() for _ in range(len(self._events))]
+            for listener in self._listeners:
+                try:
+                    listener(events)
+                except Exception:
+                    logger.exception("%s events were not counted", len(events))

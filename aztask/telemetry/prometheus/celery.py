@@ -8,6 +8,7 @@ length comes from ``aztask exporter``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -61,8 +62,12 @@ class CeleryMetrics:
             "celery_worker_tasks_active", "Running tasks.", ["hostname"], registry=registry
         ).labels(worker)
 
-    def event(self, event: Event) -> None:
-        """Count one event of the worker."""
+    def events(self, events: Iterable[Event]) -> None:
+        """Count events of the worker."""
+        for event in events:
+            self._count(event)
+
+    def _count(self, event: Event) -> None:
         labels = (self._labels.task(event.task), self._worker, event.queue)
         name = COUNTED.get(event.event)
         if name is not None:

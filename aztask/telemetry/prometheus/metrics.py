@@ -3,25 +3,23 @@
 Rules
 1. All label values are bounded: queues are those of the worker, for the others see
    `aztask.telemetry.labels`. The worker's name is a label of one series only.
-2. Feeding costs a few dictionary look-ups for each event: the series of a queue and task are looked
-   up once and kept.
+2. Events are counted many at a time: those of one kind, queue and task are one sum, and one call
+   for each histogram.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Final, TypeAlias, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
 from aztask.telemetry.labels import TaskLabels, cleaned
 from aztask.telemetry.margins import share_left
-
-Metric = TypeVar("Metric", Counter, Gauge, Histogram)
-Listener: TypeAlias = Callable[[Event], None]
+from aztask.telemetry.prometheus.distribution import Distribution
 
 SECONDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 SHARES: Final = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 0.9)
@@ -33,9 +31,6 @@ OUTCOMES: Final = {
     "cancelled": "cancelled",
     "expired": "expired",
 }
-MOST_SERIES: Final = 10_000
-"""Looked-up series that are kept; their number is bounded by the app's tasks and queues."""
-
 
 class WorkerMetrics:
     """Registers the metrics with `registry` and updates them. Any thread may collect."""
@@ -46,9 +41,6 @@ class WorkerMetrics:
         self._make_task_metrics()
         self._make_lease_metrics()
         self._make_worker_metrics(worker)
-        keep = lru_cache(MOST_SERIES)
-        self._of_queue = keep(self._queue_series)
-        self._of_task = keep(self._task_series)
 
     def _make_task_metrics(self) -> None:
         registry = self._registry
@@ -73,26 +65,26 @@ class WorkerMetrics:
             ["queue", "task", "error"],
             registry=registry,
         )
-        self._duration = Histogram(
+        self._duration = Distribution(
+            self._registry,
             "aztask_task_duration_seconds",
             "Duration of runs.",
             ["queue", "task"],
-            buckets=SECONDS,
-            registry=registry,
+            SECONDS,
         )
-        self._wait = Histogram(
+        self._wait = Distribution(
+            self._registry,
             "aztask_task_wait_seconds",
             "From the time a message was available until its first run started.",
             ["queue"],
-            buckets=SECONDS,
-            registry=registry,
+            SECONDS,
         )
-        self._punctuality = Histogram(
+        self._punctuality = Distribution(
+            self._registry,
             "aztask_task_punctuality_seconds",
             "From the time a retry was due until it started.",
             ["queue"],
-            buckets=SECONDS,
-            registry=registry,
+            SECONDS,
         )
         self._dead = Counter(
             "aztask_dead_letters",
@@ -108,12 +100,12 @@ class WorkerMetrics:
         )
 
     def _make_lease_metrics(self) -> None:
-        self._margin = Histogram(
+        self._margin = Distribution(
+            self._registry,
             "aztask_lease_margin_ratio",
             "Share of the lease that was left when it was renewed or its task ended.",
             ["queue"],
-            buckets=SHARES,
-            registry=self._registry,
+            SHARES,
         )
         self._renewals = Counter(
             "aztask_lease_renewals", "Lease renewals.", ["queue"], registry=self._registry
@@ -149,41 +141,53 @@ class WorkerMetrics:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    def event(self, event: Event) -> None:
-        """Count one event of the worker."""
-        kind = event.event
-        queue = self._of_queue(event.queue)
-        if kind == "received":
-            queue.received.inc()
-            if event.delivery_count > 1:
-                queue.redelivered.inc()
-        elif kind == "started":
-            if event.wait_seconds is not None:
-                waits = queue.punctuality if event.resubmit_count else queue.wait
-                waits.observe(event.wait_seconds)
-        elif kind == "renewed":
-            queue.renewals.inc()
-            queue.left(event)
-        elif kind in OUTCOMES:
-            self._ended(event, queue)
-        elif kind == "put_off":
-            self._put_offs.labels(event.queue, self._labels.task(event.task)).inc()
-        elif kind in ("lease_lost", "settle_failed"):
-            self._losses.labels(event.queue, kind).inc()
-        elif kind == "dead_lettered":
-            task = self._labels.task(event.task)
-            self._dead.labels(event.queue, task, self._labels.reason(event.error_type)).inc()
+    def events(self, events: Iterable[Event]) -> None:
+        """Count events of the worker."""
+        groups: dict[tuple[str, str, str], list[Event]] = defaultdict(list)
+        for event in events:
+            groups[event.event, event.queue, event.task].append(event)
+        for (kind, queue, task), group in groups.items():
+            if kind == "received":
+                self._count_received(queue, group)
+            elif kind == "started":
+                self._count_started(queue, group)
+            elif kind in OUTCOMES:
+                self._count_ended(kind, queue, self._labels.task(task), group)
+            elif kind == "renewed":
+                self._renewals.labels(queue).inc(len(group))
+                self._observe_margins(queue, group)
+            elif kind == "put_off":
+                self._put_offs.labels(queue, self._labels.task(task)).inc(len(group))
+            elif kind in ("lease_lost", "settle_failed"):
+                self._losses.labels(queue, kind).inc(len(group))
+            elif kind == "dead_lettered":
+                for event in group:
+                    reason = self._labels.reason(event.error_type)
+                    self._dead.labels(queue, self._labels.task(task), reason).inc()
 
-    def _ended(self, event: Event, queue: _QueueSeries) -> None:
-        ended, duration = self._of_task(event.queue, self._labels.task(event.task), event.event)
-        ended.inc()
-        if event.duration_seconds is not None:
-            duration.observe(event.duration_seconds)
-            queue.left(event)
-            if event.event in ("failed", "resubmitted"):
+    def _count_received(self, queue: str, group: Sequence[Event]) -> None:
+        self._received.labels(queue).inc(len(group))
+        self._redelivered.labels(queue).inc(sum(event.delivery_count > 1 for event in group))
+
+    def _count_started(self, queue: str, group: Sequence[Event]) -> None:
+        known = [event for event in group if event.wait_seconds is not None]
+        for metric, retried in ((self._wait, False), (self._punctuality, True)):
+            waits = [e.wait_seconds or 0.0 for e in known if bool(e.resubmit_count) is retried]
+            metric.observe((queue,), waits)
+
+    def _count_ended(self, kind: str, queue: str, task: str, group: Sequence[Event]) -> None:
+        self._tasks.labels(queue, task, OUTCOMES[kind]).inc(len(group))
+        ran = [event for event in group if event.duration_seconds is not None]
+        self._duration.observe((queue, task), [event.duration_seconds or 0.0 for event in ran])
+        self._observe_margins(queue, ran)
+        if kind in ("failed", "resubmitted"):
+            for event in ran:
                 error = self._labels.error(event.error_type)
-                task = self._labels.task(event.task)
-                self._failures.labels(event.queue, task, error).inc()
+                self._failures.labels(queue, task, error).inc()
+
+    def _observe_margins(self, queue: str, group: Sequence[Event]) -> None:
+        shares = [share for event in group if (share := share_left(event)) is not None]
+        self._margin.observe((queue,), shares)
 
     def status(self, status: WorkerStatus) -> None:
         """Take over the worker's state."""
@@ -192,47 +196,3 @@ class WorkerMetrics:
         self._held.set(status.held)
         self._oldest.set(max(status.running, default=0.0))
         self._draining.set(status.draining)
-
-    # -- series ------------------------------------------------------------------------------
-
-    def _queue_series(self, queue: str) -> _QueueSeries:
-        return _QueueSeries(
-            self._received.labels(queue),
-            self._redelivered.labels(queue),
-            self._wait.labels(queue),
-            self._punctuality.labels(queue),
-            self._renewals.labels(queue),
-            self._margin.labels(queue),
-        )
-
-    def _task_series(self, queue: str, task: str, kind: str) -> tuple[Counter, Histogram]:
-        outcome = self._tasks.labels(queue, task, OUTCOMES[kind])
-        return outcome, self._duration.labels(queue, task)
-
-
-class _QueueSeries:
-    """The series of one queue."""
-
-    __slots__ = ("_margin", "punctuality", "received", "redelivered", "renewals", "wait")
-
-    def __init__(
-        self,
-        received: Counter,
-        redelivered: Counter,
-        wait: Histogram,
-        punctuality: Histogram,
-        renewals: Counter,
-        margin: Histogram,
-    ) -> None:
-        self.received = received
-        self.redelivered = redelivered
-        self.wait = wait
-        self.punctuality = punctuality
-        self.renewals = renewals
-        self._margin = margin
-
-    def left(self, event: Event) -> None:
-        """Note the share of the lease that is left."""
-        share = share_left(event)
-        if share is not None:
-            self._margin.observe(share)

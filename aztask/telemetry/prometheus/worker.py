@@ -39,8 +39,9 @@ def serving(
     if celery_names:
         listeners.append(CeleryMetrics(registry, labels, worker))
     health = Health.of(app, queues[0])
-    backlog = Backlog([each.event for each in listeners])
+    backlog = Backlog([each.events for each in listeners])
     app.hooks.event(backlog.add)
+    app.hooks.status(lambda _: backlog.tidy())
     for each in listeners:
         app.hooks.status(each.status)
     app.hooks.status(health.status)

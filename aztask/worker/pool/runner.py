@@ -17,6 +17,7 @@ Packets to the worker
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import os
 import socket
@@ -86,7 +87,10 @@ class Runner:
                 self._attempts.send(["late", packet[0]])
                 return
         delivery = self._begin(slot, packet)
-        answer = ["lost"] if delivery.lease.lost else self._attempt(slot, delivery)
+        if delivery.lease.lost:
+            answer = ["lost"]
+        else:  # context variables that a run sets are gone with it
+            answer = contextvars.copy_context().run(self._attempt, slot, delivery)
         self._end(slot, delivery, answer)
 
     async def run_coroutine(

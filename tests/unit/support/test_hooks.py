@@ -50,6 +50,14 @@ def test_an_order_goes_before_the_registration(hook, steps):
     assert [step.split()[0] for step in steps[:3]] == ["early", "late", "last"]
 
 
+def test_a_hook_without_a_generator_has_nothing_to_do_after_the_work(hook, steps):
+    hook(noting(steps, "a"))
+    hook(lambda value: steps.append(f"b before {value}"))
+    with hook.around(1):
+        steps.append("work")
+    assert steps == ["a before 1", "b before 1", "work", "a after"]
+
+
 def test_a_hook_sees_the_error_of_the_work_and_cannot_swallow_it(hook, steps):
     hook(noting(steps, "a"))
 

@@ -5,55 +5,56 @@ import threading
 import pytest
 
 from aztask.events.event import Event
-from aztask.telemetry.prometheus.backlog import MOST_WAITING, Backlog
+from aztask.telemetry.prometheus.backlog import MANY, Backlog
 
 
 def event(number):
     return Event("started", str(number), "shop.add", "default")
 
 
-def test_events_are_counted_when_that_is_asked_for():
-    counted = []
-    backlog = Backlog([counted.append])
+def test_events_are_counted_together_when_that_is_asked_for():
+    batches = []
+    backlog = Backlog([batches.append])
     for number in range(3):
         backlog.add(event(number))
-    assert counted == []
+    assert batches == []
     backlog.count()
     backlog.count()
-    assert counted == [event(number) for number in range(3)]
+    assert batches == [[event(number) for number in range(3)], []]
 
 
 def test_no_more_than_a_bounded_number_waits():
-    counted = []
-    backlog = Backlog([counted.append, lambda each: None])
-    for number in range(MOST_WAITING):
+    batches = []
+    backlog = Backlog([batches.append])
+    for number in range(MANY - 1):
         backlog.add(event(number))
-    assert len(counted) == MOST_WAITING
+    backlog.tidy()
+    assert batches == []
+    backlog.add(event(MANY))
+    backlog.tidy()
+    assert [len(batch) for batch in batches] == [MANY]
 
 
-def test_an_event_that_cannot_be_counted_harms_no_other(caplog):
-    counted = []
+def test_a_listener_that_fails_harms_no_other(caplog):
+    batches = []
 
-    def broken(each):
-        if each.task_id == "1":
-            raise ValueError("cannot be counted")
-        counted.append(each.task_id)
+    def broken(events):
+        raise ValueError("cannot be counted")
 
-    backlog = Backlog([broken])
-    for number in range(3):
-        backlog.add(event(number))
+    backlog = Backlog([broken, batches.append])
+    backlog.add(event(1))
     backlog.count()
-    assert counted == ["0", "2"]
-    assert "an event was not counted" in caplog.text
+    assert batches == [[event(1)]]
+    assert "1 events were not counted" in caplog.text
 
 
 @pytest.mark.parametrize("threads", [4])
 def test_each_event_of_each_thread_is_counted_once(threads):
     counted = []
-    backlog = Backlog([counted.append])
+    backlog = Backlog([counted.extend])
 
     def add(thread):
-        for number in range(3 * MOST_WAITING):
+        for number in range(3 * MANY):
             backlog.add(event(f"{thread}-{number}"))
             if number % 700 == 0:
                 backlog.count()
@@ -64,4 +65,4 @@ def test_each_event_of_each_thread_is_counted_once(threads):
     for thread in started:
         thread.join()
     backlog.count()
-    assert len(counted) == len(set(counted)) == threads * 3 * MOST_WAITING
+    assert len(counted) == len(set(counted)) == threads * 3 * MANY

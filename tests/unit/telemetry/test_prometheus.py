@@ -48,9 +48,8 @@ class Bench:
         self.celery = CeleryMetrics(self.registry, self.labels, "w\n1")
 
     def feed(self, *events):
-        for event in events:
-            self.metrics.event(event)
-            self.celery.event(event)
+        self.metrics.events(events)
+        self.celery.events(events)
 
     def value(self, name, /, **labels):
         return self.registry.get_sample_value(name, labels)

@@ -1,6 +1,7 @@
 """Inline mode: tasks run at the send, through the codec and the real pipeline."""
 
 import asyncio
+import contextvars
 import logging
 import os
 import subprocess
@@ -48,6 +49,22 @@ def test_a_task_runs_at_the_send_and_its_result_is_there(app):
         assert len(inline.sent_to("shop.add")) == 4
     assert "broker" not in vars(app)
     assert app.address == "servicebus://nowhere.invalid"
+
+
+def test_context_variables_of_a_run_are_gone_with_it(app):
+    tenant = contextvars.ContextVar("tenant", default="none")
+    tenant.set("of the caller")
+
+    @app.task
+    def change():
+        before = tenant.get()
+        tenant.set("of the task")
+        return before
+
+    with app.inline():
+        assert change.delay().get() == "of the caller"
+    assert tenant.get() == "of the caller"
+    assert current_context() is None
 
 
 def test_what_cannot_be_sent_or_returned_fails_there(app):
