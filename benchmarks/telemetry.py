@@ -1,7 +1,7 @@
 """What telemetry costs: CPU time per task with it, beside the same task without it.
 
-Usage: python benchmarks/telemetry.py [--check] [--parts tables,servicebus,local] [--pairs 15]
-           [--tasks N] [--variants bare,off,on,otel,all]
+Usage: python benchmarks/telemetry.py [--check] [--parts tables,servicebus,local,all-traces]
+           [--pairs N] [--turns 24] [--tasks 300] [--variants bare,off,on,otel,all]
 
 The task does nothing, so every microsecond counts. Each part is a configuration:
 
@@ -9,12 +9,11 @@ The task does nothing, so every microsecond counts. Each part is a configuration
                 the promises of aztask need a result store
     servicebus  Service Bus on the emulator, no results: the least that a task can cost there
     local       the embedded queue, no results
+    all-traces  as "servicebus", for the two dearest variants
 
 CPU time is that of the sender and of the worker with its pool processes, without their start, and
 without emulator and Azurite. A quarter of the tasks is sent with `.delay()`, the rest with `.map`.
-Each variant has processes and a queue of its own, which live for five pairs. In each pair every
-variant takes four turns, in random order; in a turn it sends and runs its tasks while the processes
-of the others are idle:
+The variants:
 
     bare      neither opentelemetry nor prometheus_client can be imported
     off       both are installed and not used
@@ -22,9 +21,17 @@ of the others are idle:
     otel      traces as in "on", and metrics of OpenTelemetry's SDK
     all       as "on", with every trace sampled
 
-Sampled spans and metrics go through the SDK's batch processor to an exporter that drops them. The
-bound for telemetry that is off is that of the cheapest task on Service Bus, the one for telemetry
-that is on that of a task with a result. The other ratios are shown without a bound.
+Sampled spans and metrics go through the SDK's batch processor to an exporter that drops them.
+
+Where a program's code and data lie in memory changes what it costs by some percent, and of two equal
+programs the one that is started first is often the cheaper one. So each pair starts its own
+processes, with a hash seed and queue names that are drawn for it, twice: in one order and in the
+opposite one. All variants then take short turns, in random order; in a turn a variant sends and
+runs its tasks while the processes of the others are idle. What other programs of the machine do can
+only add to a turn, so each variant's cost is the mean of the cheaper half of its turns.
+
+The bound for telemetry that is off is that of the cheapest task on Service Bus, the one for
+telemetry that is on that of BOUND_OF_ON. The other ratios are shown without a bound.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,29 +59,34 @@ from compare import Ratio
 from compare_round import emulator
 
 from aztask import App
+from aztask.results.base import Provisioned
 
 HERE = Path(__file__).parent
-VARIANTS = ("bare", "off", "on", "otel", "all")
 RATIOS = (("off", "bare"), ("on", "off"), ("otel", "off"), ("all", "off"))
 BOUNDS = {("servicebus", "off"): 1.01, ("tables", "on"): 1.05}
 """{(part, variant): the highest ratio that the whole interval may reach}"""
 
 
 class Part(NamedTuple):
-    """What one part measures by default: tasks of each variant in a pair, and the variants."""
+    """What one part measures by default.
 
-    tasks: int
-    variants: Sequence[str] = VARIANTS
+    * `pairs`: more where a smaller difference is asked for.
+    """
+
+    pairs: int
+    variants: Sequence[str]
 
 
-PARTS = {"tables": Part(3_000, ("off", "on")), "servicebus": Part(16_000), "local": Part(8_000)}
-"""Fewer tasks and variants where Azurite takes part: a task takes it ten times as long."""
-
+PARTS = {
+    "tables": Part(15, ("off", "on")),
+    "servicebus": Part(60, ("bare", "off", "on")),
+    "local": Part(60, ("bare", "off", "on")),
+    "all-traces": Part(15, ("off", "otel", "all")),
+}
 PATIENCE = 120.0
-PAIRS_OF_A_FLEET = 5
-WARM_UP = 1_000
-TURNS = 4
-"""Turns of each variant in a pair: the machine's speed changes within seconds."""
+TURNS = 24
+TASKS = 300
+"""Tasks of a turn: so few that the machine mostly stays as fast as in the turns beside it."""
 
 
 class Cost(NamedTuple):
@@ -93,6 +105,12 @@ class Cost(NamedTuple):
         """The mean of several measurements of equally many tasks."""
         return cls(*(statistics.fmean(each) for each in zip(*costs, strict=True)))
 
+    @classmethod
+    def undisturbed(cls, costs: Sequence[Cost]) -> Cost:
+        """The mean of the cheaper half."""
+        ordered = sorted(costs, key=lambda cost: cost.both)
+        return cls.mean(ordered[: (len(ordered) + 1) // 2])
+
 
 BLOCK = """
 import os, sys
@@ -110,7 +128,7 @@ results = os.environ["TELEMETRY_RESULTS"] or None
 app = App("bench", broker=os.environ["TELEMETRY_BROKER"], results=results)
 
 
-@app.task(queue=os.environ["TELEMETRY_VARIANT"])
+@app.task(queue=os.environ["TELEMETRY_QUEUE"])
 def noop() -> None:
     return None
 
@@ -168,29 +186,31 @@ for line in sys.stdin:
 class Fleet:
     """The sender and the worker of one variant, which stay until `close`."""
 
-    def __init__(self, folder: Path, variant: str, broker: str, results: str) -> None:
+    def __init__(self, folder: Path, variant: str, broker: str, results: str, seed: int) -> None:
+        """`seed`: of the hashes of both processes."""
         self._folder = folder
-        self.variant = variant
+        self._queue = f"telemetry-{random.randbytes(5).hex()}"
         for name, text in (
             ("sitecustomize", BLOCK),
             ("bench_app", APP),
             ("bench_sender", SENDER),
         ):
             (folder / f"{name}.py").write_text(text)
-        self._broker = broker.format(folder=folder)
+        broker = broker.format(folder=folder)
         self._environment = {
             **os.environ,
             "TELEMETRY_VARIANT": variant,
-            "TELEMETRY_BROKER": self._broker,
+            "TELEMETRY_QUEUE": self._queue,
+            "TELEMETRY_BROKER": broker,
             "TELEMETRY_RESULTS": results,
             "PYTHONPATH": os.pathsep.join([str(folder), str(HERE.parent)]),
-            "PYTHONHASHSEED": "0",
+            "PYTHONHASHSEED": str(seed),
         }
-        self._app = App("bench", broker=self._broker)
-        create = ["aztask", "-A", "bench_app:app", "queues", "create", variant]
-        if self._start(create, stdout=subprocess.DEVNULL).wait():
-            raise RuntimeError("the queue was not created")
-        command = ["-A", "bench_app:app", "worker", "-Q", variant, "-c", "4"]
+        self._app = App("bench", broker=broker, results=results or None)
+        self._app.broker.declare(self._queue, self._app.queue_options(self._queue))
+        if isinstance(self._app.results, Provisioned):
+            list(self._app.results.create())
+        command = ["-A", "bench_app:app", "worker", "-Q", self._queue, "-c", "4"]
         command += ["--log-tasks", "off", "--pool", "threads"]
         command += ["--http", "127.0.0.1:0"] if variant in ("on", "all") else []
         with (folder / "log").open("wb") as log:
@@ -216,13 +236,13 @@ class Fleet:
         """Wait until the queue is empty, and the last settlements are done."""
         give_up_at = time.monotonic() + PATIENCE
         while True:
-            stats = self._app.broker.stats(self.variant)
+            stats = self._app.broker.stats(self._queue)
             if not (stats.active or stats.leased):
                 break
             if self._worker.poll() is not None or time.monotonic() > give_up_at:
                 raise RuntimeError((self._folder / "log").read_text())
-            time.sleep(0.2)
-        time.sleep(0.2)
+            time.sleep(0.02)
+        time.sleep(0.05)
 
     def _used(self) -> float:
         return sum(map(processor_seconds, family(self._worker.pid)))
@@ -230,89 +250,118 @@ class Fleet:
     def close(self) -> None:
         """Stop both processes."""
         self._sender.stdin.close()
-        self._sender.wait(60)
         self._worker.terminate()
+        self._sender.wait(60)
         self._worker.wait(60)
         self._app.close()
 
 
 @contextmanager
-def fleets(part: str, variants: Sequence[str]) -> Iterator[dict[str, Fleet]]:
-    """Run the processes of all variants, warmed up."""
+def services(part: str) -> Iterator[tuple[str, str]]:
+    """Run what the part needs; yields the addresses of broker and results."""
     with ExitStack() as stack:
-
-        def folder() -> Path:
-            made = tempfile.TemporaryDirectory(prefix="aztask-telemetry-")
-            return Path(stack.enter_context(made))
-
         local = part == "local"
         broker = "local://{folder}/queues.db" if local else stack.enter_context(emulator())
         results = ""
         if part == "tables":
-            stored = azurite.storing(folder(), movable=False, in_memory=True)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aztask-tables-")))
+            stored = azurite.storing(folder, movable=False, in_memory=True)
             results = azurite.account_of(*stack.enter_context(stored))
+        yield broker, results
+
+
+@contextmanager
+def fleets(variants: Sequence[str], broker: str, results: str) -> Iterator[dict[str, Fleet]]:
+    """Run the processes of all variants, warmed up."""
+    seed = random.randrange(1, 2**32)
+    with ExitStack() as stack:
         made: dict[str, Fleet] = {}
         for variant in variants:
-            made[variant] = Fleet(folder(), variant, broker, results)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aztask-bench-")))
+            made[variant] = Fleet(folder, variant, broker, results, seed)
             stack.callback(made[variant].close)
         for fleet in made.values():
-            fleet.measure(WARM_UP)
+            fleet.measure(2 * TASKS)
         yield made
 
 
-def measured(part: str, pairs: int, tasks: int, variants: Sequence[str]) -> dict[str, list[Cost]]:
+def measured(
+    part: str, pairs: int, turns: int, tasks: int, variants: Sequence[str]
+) -> dict[str, list[Cost]]:
     """What a task costs, {variant: one value for each pair}."""
     found: dict[str, list[Cost]] = defaultdict(list)
-    dice = random.Random(part)
-    for first in range(0, pairs, PAIRS_OF_A_FLEET):
-        with fleets(part, variants) as running:
-            for _ in range(min(PAIRS_OF_A_FLEET, pairs - first)):
-                turns: dict[str, list[Cost]] = defaultdict(list)
-                for _ in range(TURNS):
-                    for variant in dice.sample(variants, len(variants)):
-                        turns[variant].append(running[variant].measure(tasks // TURNS))
-                for variant in variants:
-                    found[variant].append(Cost.mean(turns[variant]))
+    with services(part) as addresses:
+        for _ in range(pairs):
+            order = random.sample(variants, len(variants))
+            halves = [
+                in_turns(each, addresses, turns // 2, tasks) for each in (order, order[::-1])
+            ]
+            for variant in variants:
+                found[variant].append(Cost.mean([half[variant] for half in halves]))
     return found
+
+
+def in_turns(
+    order: Sequence[str], addresses: tuple[str, str], turns: int, tasks: int
+) -> dict[str, Cost]:
+    """What a task costs in processes that are started in this order."""
+    costs: dict[str, list[Cost]] = defaultdict(list)
+    with fleets(order, *addresses) as running:
+        for _ in range(turns):
+            for variant in random.sample(order, len(order)):
+                costs[variant].append(running[variant].measure(tasks))
+    return {variant: Cost.undisturbed(each) for variant, each in costs.items()}
+
+
+def show(part: str, costs: Mapping[str, Sequence[Cost]]) -> bool:
+    """Print what was measured; returns False if a bound is missed."""
+    fine = True
+    for variant, each in costs.items():
+        sender = statistics.median(cost.sender for cost in each)
+        worker = statistics.median(cost.worker for cost in each)
+        both = statistics.median(cost.both for cost in each)
+        print(
+            f"  {variant:<6} {figure(both):>8} us/task: "
+            f"sender {figure(sender)}, worker {figure(worker)}"
+        )
+    found = {variant: [cost.both for cost in each] for variant, each in costs.items()}
+    for new, old in RATIOS:
+        if not {new, old} <= found.keys():
+            continue
+        ratio, most = Ratio.of(found[new], found[old]), BOUNDS.get((part, new))
+        verdict = "" if most is None else "holds" if ratio.high <= most else "MISSED"
+        fine &= verdict != "MISSED"
+        bound = "" if most is None else f"(at most {most:g})"
+        print(
+            f"  {verdict:<7} {new}/{old}: {ratio.middle:.3f} "
+            f"({ratio.low:.3f} to {ratio.high:.3f}) {bound}".rstrip()
+        )
+    return fine
 
 
 def main() -> None:
     """Measure, print the table, and exit 1 with ``--check`` if telemetry costs too much."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--tasks", type=int, help="of each variant in a pair")
+    parser.add_argument("--pairs", type=int, help="interleaved pairs of each part")
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each variant in a pair")
+    parser.add_argument("--tasks", type=int, default=TASKS, help="of each turn")
     parser.add_argument("--variants", help="separated by commas")
     parser.add_argument("--check", action="store_true", help="exit 1 unless all bounds hold")
     options = parser.parse_args()
-    print(f"benchmark: CPU time per task with telemetry, {options.pairs} interleaved pairs")
-    print(machine(("opentelemetry-sdk", "prometheus-client", "azure-servicebus")))
+    print("benchmark: CPU time per task with telemetry")
+    print(machine(("opentelemetry-sdk", "prometheus-client", "azure-servicebus")), flush=True)
     fine = True
     for part in options.parts.split(","):
-        tasks = options.tasks or PARTS[part].tasks
+        pairs = options.pairs or PARTS[part].pairs
         variants = options.variants.split(",") if options.variants else PARTS[part].variants
-        costs = measured(part, options.pairs, tasks, variants)
-        print(f"\n{part}: a task that does nothing, {tasks} tasks in each pair")
-        for variant in variants:
-            sender = statistics.median(cost.sender for cost in costs[variant])
-            worker = statistics.median(cost.worker for cost in costs[variant])
-            both = statistics.median(cost.both for cost in costs[variant])
-            print(
-                f"  {variant:<6} {figure(both):>8} us/task: "
-                f"sender {figure(sender)}, worker {figure(worker)}"
-            )
-        found = {variant: [cost.both for cost in costs[variant]] for variant in variants}
-        for new, old in RATIOS:
-            if not {new, old} <= set(variants):
-                continue
-            ratio, most = Ratio.of(found[new], found[old]), BOUNDS.get((part, new))
-            verdict = "" if most is None else "holds" if ratio.high <= most else "MISSED"
-            fine &= verdict != "MISSED"
-            bound = "" if most is None else f"(at most {most:g})"
-            print(
-                f"  {verdict:<7} {new}/{old}: {ratio.middle:.3f} "
-                f"({ratio.low:.3f} to {ratio.high:.3f}) {bound}"
-            )
+        costs = measured(part, pairs, options.turns, options.tasks, variants)
+        print(
+            f"\n{part}: a task that does nothing, {pairs} pairs, in each {options.turns} turns of "
+            f"{options.tasks} tasks"
+        )
+        fine &= show(part, costs)
+        sys.stdout.flush()
     if options.check and not fine:
         sys.exit(1)
 

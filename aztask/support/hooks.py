@@ -37,7 +37,7 @@ class Hook(Generic[T]):
         """`name`: the hook's name in the log. `harmless`: no error of a hook stops the work."""
         self._name = name
         self._harmless = harmless
-        self._hooks: list[tuple[float, Around[T]]] = []
+        self._hooks: tuple[tuple[float, Around[T]], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
@@ -48,13 +48,13 @@ class Hook(Generic[T]):
 
     def add(self, function: Around[T], *, order: float = 0.0) -> Around[T]:
         """Register `function`; a hook with a smaller `order` (default 0) is further out."""
-        self._hooks.append((order, function))
-        self._hooks.sort(key=lambda pair: pair[0])
+        hooks = [*self._hooks, (order, function)]
+        self._hooks = tuple(sorted(hooks, key=lambda pair: pair[0]))
         return function
 
     def around(self, value: T) -> AbstractContextManager[None]:
         """Run the hooks around a ``with`` block. Raises what a hook raises before the block."""
-        return _Entered(self._name, tuple(self._hooks), value, harmless=self._harmless)
+        return _Entered(self._name, self._hooks, value, self._harmless)
 
 
 class _Entered(AbstractContextManager[None], Generic[T]):
@@ -67,7 +67,7 @@ class _Entered(AbstractContextManager[None], Generic[T]):
     __slots__ = ("_harmless", "_hooks", "_name", "_open", "_value")
 
     def __init__(
-        self, name: str, hooks: Sequence[tuple[float, Around[T]]], value: T, *, harmless: bool
+        self, name: str, hooks: Sequence[tuple[float, Around[T]]], value: T, harmless: bool
     ) -> None:
         self._name = name
         self._harmless = harmless
@@ -76,26 +76,20 @@ class _Entered(AbstractContextManager[None], Generic[T]):
         self._open: list[Generator[None, Any, Any]] = []
 
     def __enter__(self) -> None:
-        try:
-            for _, hook in self._hooks:
-                self._enter(hook)
-        except BaseException as error:
-            self._leave(error)
-            raise
-
-    def _enter(self, hook: Around[T]) -> None:
-        try:
-            generator = hook(self._value)
-            if generator is None:
-                return
-            if next(generator, _ENDED) is _ENDED:
-                raise RuntimeError(f"a hook of {self._name} ended without a yield")
-        except Exception:
-            if not self._harmless:
-                raise
-            logger.exception("a hook of %s failed; the work goes on", self._name)
-        else:
-            self._open.append(generator)
+        for _, hook in self._hooks:
+            try:
+                generator = hook(self._value)
+                if generator is None:
+                    continue
+                if next(generator, _ENDED) is _ENDED:
+                    raise RuntimeError(f"a hook of {self._name} ended without a yield")
+            except BaseException as error:
+                if not self._harmless or not isinstance(error, Exception):
+                    self._leave(error)
+                    raise
+                logger.exception("a hook of %s failed; the work goes on", self._name)
+            else:
+                self._open.append(generator)
 
     def __exit__(
         self,
@@ -103,7 +97,8 @@ class _Entered(AbstractContextManager[None], Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave(error)
+        if self._open:
+            self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
         trace = error.__traceback__ if error is not None else None

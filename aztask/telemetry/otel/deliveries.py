@@ -30,8 +30,9 @@ from aztask.telemetry.otel.instruments import Instruments
 from aztask.telemetry.otel.propagation import (
     context_of,
     link_to,
-    senders_of,
+    links_to,
     traceparent_of,
+    without_sender,
 )
 from aztask.telemetry.otel.runs import RunSpans
 from aztask.telemetry.otel.sampling import UnsampledParents
@@ -62,17 +63,16 @@ class DeliverySpans:
     def received(self, receiving: Receiving) -> None:
         """Make the span of a receive that brought messages."""
         common = self._attributes.of(receiving.queue, "receive", "receive")
-        links, without = senders_of(receiving.messages, receiving.deliveries)
         span = self._tracer.start_span(
             f"receive {receiving.queue}",
             context=contexts.Context(),
             kind=SpanKind.CLIENT,
             attributes={**common, "messaging.batch.message_count": receiving.received},
-            links=links,
+            links=links_to(receiving.messages, receiving.deliveries),
             start_time=_nanoseconds(receiving.asked_at),
         )
         own = span.get_span_context()
-        if own.is_valid and without:
+        if own.is_valid and (without := without_sender(receiving.messages)):
             receiving.traceparents.update(dict.fromkeys(without, traceparent_of(own)))
         span.end(_nanoseconds(receiving.received_at))
         seconds = max(0.0, receiving.received_at - receiving.asked_at)
@@ -141,7 +141,7 @@ class DeliverySpans:
         began: int,
         error: BaseException | None,
     ) -> None:
-        links, _ = senders_of(
+        links = links_to(
             [settling.messages[index] for index in indexes],
             [settling.deliveries[index] for index in indexes],
         )

@@ -37,6 +37,11 @@ PLAIN: Final = re.compile(IDS + "[0-9a-f]")
 UNSAMPLED: Final = re.compile(IDS + "[02468ace]")
 """The same without the flag of sampled traces; other flags may be set."""
 
+FLAGS: Final = slice(54, 55)
+UNSAMPLED_FLAGS: Final = frozenset("02468ace")
+"""The place of a ``traceparent``'s last digit, and its values for an unsampled trace; 55 characters
+are the least that a later version of the header may have."""
+
 USUAL_LENGTH: Final = 55
 """Characters of a ``traceparent`` of version 00, as `PLAIN` has them."""
 
@@ -155,29 +160,36 @@ def link(span: SpanContext, enqueued_at: float) -> list[Link]:
     return [Link(span, {ENQUEUED_TIME: int(1000 * enqueued_at)} if enqueued_at else None)]
 
 
-def senders_of(
+def links_to(
     messages: Sequence[TaskMessage | None], deliveries: Sequence[Delivery]
-) -> tuple[list[Link], list[int]]:
-    """(links to the senders of these messages, indexes of those without a valid context).
+) -> list[Link]:
+    """The links to the senders of these messages, at most `MOST_LINKS`, none to an unsampled one.
 
-    At most `MOST_LINKS` links, and none to an unsampled sender. None, which stands for a message
-    that could not be read, has neither.
+    None stands for a message that could not be read.
     """
     links: list[Link] = []
-    without: list[int] = []
-    is_unsampled = UNSAMPLED.fullmatch
-    for index, message in enumerate(messages):
+    for message, delivery in zip(messages, deliveries, strict=True):
         if message is None:
             continue
         parent = message.traceparent
-        if parent is not None and is_unsampled(parent):  # the usual case
+        if parent is not None and parent[FLAGS] in UNSAMPLED_FLAGS:  # the usual case
             continue
         sender = span_of(message)
-        if not sender.is_valid:
-            without.append(index)
-        elif sender.trace_flags.sampled and len(links) < MOST_LINKS:
-            links += link(sender, deliveries[index].enqueued_at)
-    return links, without
+        if sender.is_valid and sender.trace_flags.sampled:
+            links += link(sender, delivery.enqueued_at)
+            if len(links) == MOST_LINKS:
+                break
+    return links
+
+
+def without_sender(messages: Sequence[TaskMessage]) -> list[int]:
+    """The indexes of the messages that carry no valid trace context."""
+    return [
+        index
+        for index, message in enumerate(messages)
+        if (message.traceparent is None or PLAIN.fullmatch(message.traceparent) is None)
+        and not span_of(message).is_valid
+    ]
 
 
 def _text(value: object) -> str:

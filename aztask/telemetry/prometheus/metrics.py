@@ -10,7 +10,8 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -31,6 +32,11 @@ OUTCOMES: Final = {
     "cancelled": "cancelled",
     "expired": "expired",
 }
+KIND_QUEUE_TASK: Final[Callable[[Event], tuple[str, str, str]]] = itemgetter(
+    *map(Event._fields.index, ("event", "queue", "task"))
+)
+"""What events are grouped by. Reading the three by name takes twice as long."""
+
 
 class WorkerMetrics:
     """Registers the metrics with `registry` and updates them. Any thread may collect."""
@@ -145,7 +151,7 @@ class WorkerMetrics:
         """Count events of the worker."""
         groups: dict[tuple[str, str, str], list[Event]] = defaultdict(list)
         for event in events:
-            groups[event.event, event.queue, event.task].append(event)
+            groups[KIND_QUEUE_TASK(event)].append(event)
         for (kind, queue, task), group in groups.items():
             if kind == "received":
                 self._count_received(queue, group)
