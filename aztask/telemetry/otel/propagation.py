@@ -160,9 +160,7 @@ def link(span: SpanContext, enqueued_at: float) -> list[Link]:
     return [Link(span, {ENQUEUED_TIME: int(1000 * enqueued_at)} if enqueued_at else None)]
 
 
-def links_to(
-    messages: Sequence[TaskMessage | None], deliveries: Sequence[Delivery]
-) -> list[Link]:
+def links_to(messages: Sequence[TaskMessage | None], deliveries: Sequence[Delivery]) -> list[Link]:
     """The links to the senders of these messages, at most `MOST_LINKS`, none to an unsampled one.
 
     None stands for a message that could not be read.

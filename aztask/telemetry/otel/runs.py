@@ -4,7 +4,7 @@ Rules
 1. The span's parent is the span that sent the message, so a run is in the trace of its sender, and
    a link to the same span carries the time at which the message was enqueued.
 2. After a failed run its span stays current: the log line about the failure is written then, and
-   belongs to the trace. Context variables that a run sets are gone with it, so no other run sees it.
+   belongs to the trace. A run has context variables of its own, so no other run sees the span.
 3. A pool process that is killed loses its open span. The worker then makes one in its place, see
    `aztask.telemetry.otel.deliveries`.
 """
