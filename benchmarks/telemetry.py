@@ -81,9 +81,9 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "tables": Part(20, 300, ("off", "on")),
-    "servicebus": Part(60, 1_000, ("bare", "off", "on")),
-    "local": Part(20, 1_000, ("bare", "off", "on")),
+    "tables": Part(15, 200, ("off", "on")),
+    "servicebus": Part(40, 1_000, ("bare", "off", "on")),
+    "local": Part(15, 1_000, ("bare", "off", "on")),
     "all-traces": Part(15, 1_000, ("off", "otel", "all")),
 }
 PATIENCE = 120.0
