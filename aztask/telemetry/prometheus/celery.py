@@ -8,7 +8,7 @@ length comes from ``aztask exporter``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -62,23 +62,20 @@ class CeleryMetrics:
             "celery_worker_tasks_active", "Running tasks.", ["hostname"], registry=registry
         ).labels(worker)
 
-    def events(self, events: Iterable[Event]) -> None:
-        """Count events of the worker."""
-        for event in events:
-            self._count(event)
-
-    def _count(self, event: Event) -> None:
-        labels = (self._labels.task(event.task), self._worker, event.queue)
-        name = COUNTED.get(event.event)
+    def count(self, kind: str, queue: str, task: str, group: Sequence[Event]) -> None:
+        """Count events of the worker that have this kind, queue and task."""
+        labels = (self._labels.task(task), self._worker, queue)
+        name = COUNTED.get(kind)
         if name is not None:
-            self._counters[name].labels(*labels).inc()
-        elif event.event == "failed":
-            error = self._labels.error(event.error_type)
-            self._failed.labels(labels[0], self._worker, error, event.queue).inc()
-        if event.event == "started" and event.wait_seconds is not None:
-            self._wait.labels(*labels).observe(event.wait_seconds)
-        if event.event == "succeeded" and event.duration_seconds is not None:
-            self._runtime.labels(*labels).observe(event.duration_seconds)
+            self._counters[name].labels(*labels).inc(len(group))
+        for event in group:
+            if kind == "failed":
+                error = self._labels.error(event.error_type)
+                self._failed.labels(labels[0], self._worker, error, queue).inc()
+            elif kind == "started" and event.wait_seconds is not None:
+                self._wait.labels(*labels).observe(event.wait_seconds)
+            elif kind == "succeeded" and event.duration_seconds is not None:
+                self._runtime.labels(*labels).observe(event.duration_seconds)
 
     def status(self, status: WorkerStatus) -> None:
         """Take over the number of running tasks."""

@@ -6,7 +6,6 @@ together, so it has hundreds of values for the same series at a time.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -54,7 +53,7 @@ class Distribution(Collector):
             known = self._series.get(series)
             if known is None:
                 known = self._series[series] = _Series(len(added))
-            known.add(added, math.fsum(ordered))
+            known.add(added, sum(ordered))
 
     def describe(self) -> list[HistogramMetricFamily]:
         """The metric without values, from which the registry learns its name."""

@@ -3,15 +3,12 @@
 Rules
 1. All label values are bounded: queues are those of the worker, for the others see
    `aztask.telemetry.labels`. The worker's name is a label of one series only.
-2. Events are counted many at a time: those of one kind, queue and task are one sum, and one call
-   for each histogram.
+2. Events are counted many at a time, see `aztask.telemetry.prometheus.backlog`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -32,10 +29,6 @@ OUTCOMES: Final = {
     "cancelled": "cancelled",
     "expired": "expired",
 }
-KIND_QUEUE_TASK: Final[Callable[[Event], tuple[str, str, str]]] = itemgetter(
-    *map(Event._fields.index, ("event", "queue", "task"))
-)
-"""What events are grouped by. Reading the three by name takes twice as long."""
 
 
 class WorkerMetrics:
@@ -147,29 +140,25 @@ class WorkerMetrics:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    def events(self, events: Iterable[Event]) -> None:
-        """Count events of the worker."""
-        groups: dict[tuple[str, str, str], list[Event]] = defaultdict(list)
-        for event in events:
-            groups[KIND_QUEUE_TASK(event)].append(event)
-        for (kind, queue, task), group in groups.items():
-            if kind == "received":
-                self._count_received(queue, group)
-            elif kind == "started":
-                self._count_started(queue, group)
-            elif kind in OUTCOMES:
-                self._count_ended(kind, queue, self._labels.task(task), group)
-            elif kind == "renewed":
-                self._renewals.labels(queue).inc(len(group))
-                self._observe_margins(queue, group)
-            elif kind == "put_off":
-                self._put_offs.labels(queue, self._labels.task(task)).inc(len(group))
-            elif kind in ("lease_lost", "settle_failed"):
-                self._losses.labels(queue, kind).inc(len(group))
-            elif kind == "dead_lettered":
-                for event in group:
-                    reason = self._labels.reason(event.error_type)
-                    self._dead.labels(queue, self._labels.task(task), reason).inc()
+    def count(self, kind: str, queue: str, task: str, group: Sequence[Event]) -> None:
+        """Count events of the worker that have this kind, queue and task."""
+        if kind == "received":
+            self._count_received(queue, group)
+        elif kind == "started":
+            self._count_started(queue, group)
+        elif kind in OUTCOMES:
+            self._count_ended(kind, queue, self._labels.task(task), group)
+        elif kind == "renewed":
+            self._renewals.labels(queue).inc(len(group))
+            self._observe_margins(queue, group)
+        elif kind == "put_off":
+            self._put_offs.labels(queue, self._labels.task(task)).inc(len(group))
+        elif kind in ("lease_lost", "settle_failed"):
+            self._losses.labels(queue, kind).inc(len(group))
+        elif kind == "dead_lettered":
+            for event in group:
+                reason = self._labels.reason(event.error_type)
+                self._dead.labels(queue, self._labels.task(task), reason).inc()
 
     def _count_received(self, queue: str, group: Sequence[Event]) -> None:
         self._received.labels(queue).inc(len(group))

@@ -39,7 +39,7 @@ def serving(
     if celery_names:
         listeners.append(CeleryMetrics(registry, labels, worker))
     health = Health.of(app, queues[0])
-    backlog = Backlog([each.events for each in listeners])
+    backlog = Backlog([each.count for each in listeners])
     app.hooks.event(backlog.add)
     app.hooks.status(lambda _: backlog.tidy())
     for each in listeners:

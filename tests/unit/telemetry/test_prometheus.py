@@ -17,6 +17,7 @@ from aztask.events.event import Event
 from aztask.hooks import WorkerStatus
 from aztask.results.base import RunningTask, WorkerRecord
 from aztask.telemetry.labels import UNKNOWN, TaskLabels
+from aztask.telemetry.prometheus.backlog import Backlog
 from aztask.telemetry.prometheus.celery import CeleryMetrics
 from aztask.telemetry.prometheus.exporter import QueueDepths, exporting
 from aztask.telemetry.prometheus.metrics import WorkerMetrics
@@ -48,8 +49,10 @@ class Bench:
         self.celery = CeleryMetrics(self.registry, self.labels, "w\n1")
 
     def feed(self, *events):
-        self.metrics.events(events)
-        self.celery.events(events)
+        backlog = Backlog([self.metrics.count, self.celery.count])
+        for event in events:
+            backlog.add(event)
+        backlog.count()
 
     def value(self, name, /, **labels):
         return self.registry.get_sample_value(name, labels)
