@@ -294,7 +294,7 @@ def measured(
     found: dict[str, list[Cost]] = defaultdict(list)
     for _ in range(pairs):
         order = random.sample(variants, len(variants))
-        halves = [in_turns(part, each, turns // 2, tasks) for each in (order, order[::-1])]
+        halves = [in_turns(part, each, (turns + 1) // 2, tasks) for each in (order, order[::-1])]
         for variant in variants:
             found[variant].append(Cost.mean([half[variant] for half in halves]))
     return found

@@ -43,7 +43,11 @@ class Hook(Generic[T]):
         return bool(self._hooks)
 
     def __call__(self, function: Around[T]) -> Around[T]:
-        """Register `function`, a generator function with one ``yield``; as a decorator, mostly."""
+        """Register `function`; as a decorator, mostly.
+
+        It is a generator function with one ``yield``, or a function that returns None: then nothing
+        runs after the work.
+        """
         return self.add(function)
 
     def add(self, function: Around[T], *, order: float = 0.0) -> Around[T]:

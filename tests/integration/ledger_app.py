@@ -386,7 +386,7 @@ SEEN: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="")
 
 @app.task
 def set_variable(value: str) -> str:
-    """Set a context variable; returns what it was before."""
+    """Set a context variable, and return its former value."""
     before = SEEN.get()
     SEEN.set(value)
     return before

@@ -50,8 +50,8 @@ class RunSpans:
     def around_run(self, context: Context) -> Generator[None, Any, None] | None:
         """Make the run's span the current one while the task runs.
 
-        Where nothing would be recorded, the sender's span becomes the current one, and there is
-        nothing to do after the run.
+        Where nothing would be recorded, the sender's span becomes the current one and stays it:
+        the caller has to give each run context variables of its own.
         """
         message = context.message
         if self._unsampled.skip(message):
